@@ -150,15 +150,15 @@ def _volume(text: str) -> VolumeMount:
 
 
 def _servers(source: ExportSource, options: ClusterOptions, name: str) -> SharedServices:
-    """Return the servers: named ones; a NATS of its own where it is the store or has the queue."""
-    from dynaplan.fleet.servers.needed import has_prefill_queue
+    """Return the servers: named ones; a NATS of its own where it is the store, or has queue or events."""
+    from dynaplan.fleet.servers.needed import needs_nats
 
     store = options.store or (ETCD if options.etcd else NATS)
     if options.etcd and store != ETCD:
         raise ConfigError(
             f"--etcd {options.etcd} with --store {store}: there is one key-value store", hint="Leave one out."
         )
-    is_needed = store == NATS or has_prefill_queue(source.spec, source.config)
+    is_needed = store == NATS or needs_nats(source.spec, source.config)
     is_own = is_needed and not options.nats
     url = f"nats://{name}-nats:4222" if is_own else options.nats
     return SharedServices(store, url, options.etcd, is_own)

@@ -79,6 +79,12 @@ def routes_by_events(own: Mapping[str, Any]) -> bool:
     return settings.router == "kv" and settings.kv_events
 
 
+def uses_events(config: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tell whether frontends of this configuration follow engines' KV events, or each other's bookings."""
+    settings = read_settings([(name, section_options(config, name)) for name in SECTIONS], {})
+    return (settings.router == "kv" and settings.kv_events) or settings.router_replica_sync
+
+
 def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
     """The settings of this process: its own section first, then those of Router, Processor and the worker."""
     from dynaplan.config.settings.planner import PlannerSettings

@@ -1,1 +1,1 @@
-"""The event plane over NATS, over ZMQ without a broker, and in memory."""
+"""The event plane on NATS."""

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from dynaplan.events.envelope import payload_reader, written
 from dynaplan.events.port import EventPlane, EventPublisher, EventSubscription
 from dynaplan.events.subjects import NOW, Event, Start, Subject
+from dynaplan.events.wires import payload_reader, written
 from dynaplan.util.errors import QueueUnavailable
 from dynaplan.util.metrics import PREFIX
 

@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from dynaplan.events.sequences import Sequences
 from dynaplan.events.subjects import Event
 from dynaplan.util.errors import PermanentError
 
 MOST_ARRIVED = 16_384
 """Events that a subscriber may be behind; then the oldest are dropped, and are missed by it."""
+
+MOST_PUBLISHERS = 4096
+"""The number of publishers whose numbers are remembered: those heard last."""
 
 
 @dataclass
@@ -26,29 +28,45 @@ class EventCounts:
     unreadable: int = 0
 
 
+class Sequences:
+    """The next sequence number that is expected of each publisher."""
+
+    def __init__(self, most: int = MOST_PUBLISHERS) -> None:
+        self._most = most
+        self._next: dict[int, int] = {}
+
+    def missed(self, publisher: int, sequence: int) -> int | None:
+        """Note an event; return the number of events missed before it, or None when it was had already."""
+        expected = self._next.pop(publisher, 0)
+        self._next[publisher] = max(expected, sequence + 1)
+        if len(self._next) > self._most:
+            del self._next[next(iter(self._next))]
+        return sequence - expected if sequence >= expected else None
+
+
 class EventInbox:
     """A ``dynaplan.events.port.EventSubscription`` that its event plane puts events into.
 
-    It says of each event how many of its publisher's were missed before it. ``on_close`` is awaited once.
-    ``on_room`` is called when half of what had arrived is taken, by which a source that was
-    stopped goes on.
+    It says of each event how many of its publisher's were missed before it, unless it is a group's: then
+    ``acknowledge`` is awaited with each event that is done. ``on_close`` is awaited once.
     """
 
     def __init__(
         self,
         counts: EventCounts,
-        on_close: Callable[[], Awaitable[None]] | None = None,
+        acknowledge: Callable[[Event], Awaitable[None]] | None = None,
         most: int = MOST_ARRIVED,
     ) -> None:
         self._counts = counts
+        self._acknowledge = acknowledge
         self._most = most
         self._arrived: deque[Event] = deque()
         self._sequences = Sequences()
         self._filled = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._takers = 0
         self._is_closed = False
-        self._has_stopped = False
-        self.on_close = on_close
-        self.on_room: Callable[[], None] = _nothing
+        self.on_close: Callable[[], Awaitable[None]] | None = None
 
     def put(self, event: Event) -> None:
         """Append an event; the oldest goes when there are too many."""
@@ -57,10 +75,23 @@ class EventInbox:
             self._arrived.popleft()
         self._filled.set()
 
-    def stops(self) -> bool:
-        """Tell a source whether to stop for now; then ``on_room`` is called later."""
-        self._has_stopped = self._has_stopped or 2 * len(self._arrived) > self._most
-        return self._has_stopped
+    @property
+    def is_awaited(self) -> bool:
+        """True while somebody waits for an event that has not arrived."""
+        return self._takers > len(self._arrived)
+
+    async def room(self) -> int:
+        """Wait until events are wanted, and return how many.
+
+        Of a group's events those that somebody waits for; otherwise what there is room for, once that is half
+        of what may arrive.
+        """
+        while True:
+            wanted = (self._takers if self._acknowledge else self._most) - len(self._arrived)
+            if wanted >= (1 if self._acknowledge else self._most // 2):
+                return wanted
+            self._changed.clear()
+            await self._changed.wait()
 
     def __aiter__(self) -> EventInbox:
         """Return itself."""
@@ -68,19 +99,26 @@ class EventInbox:
 
     async def __anext__(self) -> Event:
         """Return the next event; raises StopAsyncIteration when the subscription is closed."""
-        while True:
-            while self._arrived and not self._is_closed:
-                event = self._taken()
-                if event is not None:
-                    return event
-            if self._is_closed:
-                raise StopAsyncIteration
-            self._filled.clear()
-            await self._filled.wait()
+        self._takers += 1
+        self._changed.set()
+        try:
+            while True:
+                while self._arrived and not self._is_closed:
+                    event = self._take()
+                    if event is not None:
+                        return event
+                if self._is_closed:
+                    raise StopAsyncIteration
+                self._filled.clear()
+                await self._filled.wait()
+        finally:
+            self._takers -= 1
 
     async def ack(self, event: Event) -> None:
-        """Refuse: raises PermanentError, since only a group's events are acknowledged."""
-        raise PermanentError("this subscription is of no group: its events need no acknowledgement")
+        """Tell that a group's event is done; raises PermanentError for an event of no group."""
+        if self._acknowledge is None or not event.receipt:
+            raise PermanentError("this event is of no group: it needs no acknowledgement")
+        await self._acknowledge(event)
 
     async def close(self) -> None:
         """End the subscription; what has arrived is dropped."""
@@ -90,12 +128,10 @@ class EventInbox:
             if self.on_close:
                 await self.on_close()
 
-    def _taken(self) -> Event | None:
+    def _take(self) -> Event | None:
         event = self._arrived.popleft()
-        if self._has_stopped and 4 * len(self._arrived) <= self._most:
-            self._has_stopped = False
-            self.on_room()
-        if event.publisher:
+        self._changed.set()
+        if event.publisher and not event.receipt:
             missed = self._sequences.missed(event.publisher, event.sequence)
             if missed is None:
                 return None
@@ -104,7 +140,3 @@ class EventInbox:
                 event = replace(event, missed=missed)
         self._counts.received += 1
         return event
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -9,15 +9,14 @@ from weakref import WeakSet
 
 from dynaplan.config.settings.events import MAX_AGE_S, max_age_s
 from dynaplan.events.inbox import EventCounts, EventInbox
-from dynaplan.events.nats_groups import ACK_WAIT_S, GroupSubscription
-from dynaplan.events.nats_reading import MessageReader, StreamReader
+from dynaplan.events.nats_reading import MessageReader, Source, StreamReader
 from dynaplan.events.nats_sending import NatsSender, StreamSender
 from dynaplan.events.nats_stream import stream_name
 from dynaplan.events.port import EventPublisher, EventSubscription
-from dynaplan.events.publishing import BoxedPublisher
-from dynaplan.events.subjects import NOW, Start, Subject
+from dynaplan.events.publishing import OutboxPublisher
+from dynaplan.events.subjects import NOW, Event, Start, Subject
 from dynaplan.events.wires import EventWire, SeedWire
-from dynaplan.store.nats_connection import FOR_EVER, NatsMessenger
+from dynaplan.store.nats_connection import FOR_EVER, NatsConnection
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 CLOSE_S = 1.0
+ACK_WAIT_S = 30.0
+"""Time after which an event of a group that was not acknowledged goes to a member again."""
+
 HEAD_BYTES = 512
 """Room in a message for what its wire form adds to the payload."""
 
@@ -34,12 +36,12 @@ class NatsEventPlane:
 
     def __init__(
         self,
-        messenger: NatsMessenger,
+        connection: NatsConnection,
         wire: EventWire,
         age_s: float = MAX_AGE_S,
         ack_wait_s: float = ACK_WAIT_S,
     ) -> None:
-        self._messenger = messenger
+        self._connection = connection
         self._wire = wire
         self._age_s = age_s
         self._ack_wait_s = ack_wait_s
@@ -48,7 +50,7 @@ class NatsEventPlane:
         self._senders: dict[str, NatsSender] = {}
         self._inboxes: WeakSet[EventSubscription] = WeakSet()
         self._connects = 0
-        messenger.on_reconnect(self._connected_again)
+        connection.on_reconnect(self._count_connect)
 
     @classmethod
     async def from_environment(
@@ -58,52 +60,40 @@ class NatsEventPlane:
         max_reconnects: int = FOR_EVER,
         ack_wait_s: float = ACK_WAIT_S,
     ) -> NatsEventPlane:
-        """Connected as ``NatsMessenger.from_environment`` does; raises what that raises, and ConfigError."""
+        """Connected as ``NatsConnection.from_environment`` does; raises what that raises, and ConfigError."""
         age_s = max_age_s(environ)
-        messenger = await NatsMessenger.from_environment(environ, max_reconnects)
-        return cls(messenger, wire or SeedWire(), age_s, ack_wait_s)
+        connection = await NatsConnection.from_environment(environ, max_reconnects)
+        return cls(connection, wire or SeedWire(), age_s, ack_wait_s)
 
     @property
     def is_connected(self) -> bool:
         """True while there is a connection, as far as is known."""
-        return self._messenger.is_connected
+        return self._connection.is_connected
 
     def publisher(self, subject: Subject, *, is_kept: bool) -> EventPublisher:
         """Return a publisher; kept events go to the component's stream."""
         sender = self._sender(stream_name(subject.namespace, subject.component) if is_kept else "")
-        return BoxedPublisher(
+        return OutboxPublisher(
             subject,
             self._wire,
             sender.outbox,
-            sender.filled,
             self._counts,
-            lambda: self._messenger.most_bytes - HEAD_BYTES,
+            lambda: self._connection.most_bytes - HEAD_BYTES,
         )
 
     async def subscribe(self, pattern: str, start: Start = NOW, group: str = "") -> EventSubscription:
         """Subscribe; for a group or from an earlier event on, to the events that are kept."""
         reader = MessageReader(self._wire, self._counts)
         if start.is_now and not group:
-            return await self._listening(pattern, reader)
-        stream, subject = self._stream_of(pattern)
+            return await self._subscribe_live(pattern, reader)
+        stream, written = self._stream_of(pattern)
+        source = Source(stream, written, self._age_s, start, group, self._ack_wait_s)
+        inbox = EventInbox(self._counts, self._acknowledge if group else None)
+        stream_reader = StreamReader(self._connection, source, reader, inbox)
         if group:
-            member = GroupSubscription(
-                self._messenger,
-                stream,
-                subject,
-                self._age_s,
-                group,
-                reader,
-                self._counts,
-                self._ack_wait_s,
-            )
-            await member.open(start)
-            self._inboxes.add(member)
-            return member
-        inbox = EventInbox(self._counts)
+            await stream_reader.ensure_consumer()
         self._inboxes.add(inbox)
-        source = StreamReader(self._messenger, stream, subject, self._age_s, start)
-        reading = self._tasks.spawn(source.run(inbox, reader), "event stream")
+        reading = self._tasks.spawn(stream_reader.run(), "event stream")
 
         async def stop() -> None:
             reading.cancel()
@@ -142,21 +132,24 @@ class NatsEventPlane:
         for inbox in list(self._inboxes):
             await inbox.close()
         await self._tasks.cancel()
-        await self._messenger.close()
+        await self._connection.close()
 
-    def _connected_again(self) -> None:
+    def _count_connect(self) -> None:
         self._connects += 1
 
     def _sender(self, stream: str) -> NatsSender:
         if stream not in self._senders:
-            sender = (
-                StreamSender(self._messenger, stream, self._age_s) if stream else NatsSender(self._messenger)
-            )
+            connection = self._connection
+            sender = StreamSender(connection, stream, self._age_s) if stream else NatsSender(connection)
             self._senders[stream] = sender
             self._tasks.spawn(sender.run(), "event sender")
         return self._senders[stream]
 
-    async def _listening(self, pattern: str, reader: MessageReader) -> EventInbox:
+    async def _acknowledge(self, event: Event) -> None:
+        async with self._connection.call() as client:
+            await client.publish(event.receipt, b"+ACK")
+
+    async def _subscribe_live(self, pattern: str, reader: MessageReader) -> EventInbox:
         """Subscribe to the events from now on; returns when the server knows."""
         inbox = EventInbox(self._counts)
         numbers: list[int] = []
@@ -168,10 +161,10 @@ class NatsEventPlane:
 
         async def stop() -> None:
             for number in numbers:
-                await self._messenger.unlisten(number)
+                await self._connection.unlisten(number)
 
         for each in self._wire.patterns(pattern):
-            numbers.append(await self._messenger.listen(each, take))
+            numbers.append(await self._connection.listen(each, take))
         inbox.on_close = stop
         self._inboxes.add(inbox)
         return inbox

@@ -1,16 +1,29 @@
-"""Reading the events that a stream keeps: from a position or a time on, without a gap, through outages."""
+"""Reading the events that a stream keeps, through outages: all of them, or a group's share of them.
+
+A reader has a pull consumer of JetStream: an ephemeral one that acknowledges nothing, or its group's durable
+one. It asks for as many messages as its inbox has room for, and takes them as they come. When anything is
+amiss (a lost connection, a consumer that is gone, a message that did not arrive) it begins anew behind the
+last message that it has read, and at the beginning of a stream that was made anew.
+
+nats-py's own means do not do this: its ordered consumer goes on at its old position in a stream that was made
+anew, and a ``fetch`` of several messages waits for all of them while a ``fetch`` of one costs a round trip
+each.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import secrets
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.events.inbox import EventCounts, EventInbox
 from dynaplan.events.nats_stream import find_stream
-from dynaplan.events.subjects import Event, Start
+from dynaplan.events.subjects import KEPT, Event, Start
 from dynaplan.events.wires import MESSAGE_ID, EventWire
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import QueueUnavailable
@@ -19,17 +32,24 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.js.api import ConsumerConfig
 
-    from dynaplan.store.nats_connection import NatsMessenger
+    from dynaplan.store.nats_connection import NatsConnection
 
 log = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.05
 RETRY_LONGEST_S = 1.0
-HEARTBEAT_S = 2.0
-SILENCE_S = 2.5 * HEARTBEAT_S
-"""A consumer that says nothing for this time is gone: the server's heartbeat has not come twice."""
+MOST_AT_ONCE = 256
+"""Messages that are asked for at once."""
 
-_FLOW = "FlowControl Request"
+PULL_S = 5.0
+GRACE_S = 1.0
+"""How much later than the server a request is given up here: its own word is better than our clock."""
+
+IDLE_S = 2 * PULL_S
+"""The server drops an ephemeral consumer that nobody has asked for anything for so long."""
+
+MOST_NAMED = 1000
+EMPTY_STATUSES = frozenset({"404", "408"})
 
 
 class MessageReader:
@@ -48,39 +68,48 @@ class MessageReader:
         except ValueError as error:
             self._counts.unreadable += 1
             fault = message.subject, str(error)
-            if fault not in self._named and len(self._named) < 1000:
+            if fault not in self._named and len(self._named) < MOST_NAMED:
                 self._named.add(fault)
                 log.warning("skipping what is no event on %s: %s", *fault)
             return None
 
 
-class StreamReader:
-    """Fills an inbox with the kept events of one subject or pattern of a component.
+@dataclass(frozen=True)
+class Source:
+    """The events of one subject, or pattern, of a component's stream, and the group that shares them, if any.
 
-    The server pushes them; when anything is amiss, the rest is asked for anew from the next position on.
+    ``age_s`` is for how long the stream keeps events. An event of a group that is not acknowledged within
+    ``ack_wait_s`` is delivered again.
     """
 
+    stream: str
+    pattern: str
+    age_s: float
+    start: Start
+    group: str = ""
+    ack_wait_s: float = 0.0
+
+
+class StreamReader:
+    """Fills an inbox with the kept events of a source."""
+
     def __init__(
-        self, messenger: NatsMessenger, stream: str, pattern: str, age_s: float, start: Start
+        self, connection: NatsConnection, source: Source, reader: MessageReader, inbox: EventInbox
     ) -> None:
-        self._messenger = messenger
-        self._stream = stream
-        self._pattern = pattern
-        self._age_s = age_s
-        self._start = start
-        self._next = start.position
+        self._connection = connection
+        self._source = source
+        self._start = source.start
+        self._reader = reader
+        self._inbox = inbox
         self._created = ""
-        self._consumer = ""
         self._delivered = 0
+        self._wanted = 0
         self._heard = asyncio.Event()
         self._fault = ""
-        self._flow = ""
 
-    async def run(self, inbox: EventInbox, reader: MessageReader) -> None:
-        """Fill the inbox until cancelled; after an outage go on behind the last message read."""
-        self._inbox, self._reader = inbox, reader
-        inbox.on_room = self._go_on
-        forget = self._messenger.on_reconnect(self._on_reconnect)
+    async def run(self) -> None:
+        """Fill the inbox until cancelled."""
+        forget = self._connection.on_reconnect(lambda: self._fail("the connection was lost"))
         backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S)
         try:
             while True:
@@ -88,119 +117,156 @@ class StreamReader:
                     await self._consume(backoff)
                 except QueueUnavailable as error:
                     if backoff.is_first:
-                        log.info("reading %s again: %s", self._pattern, error)
+                        log.info("reading %s again: %s", self._source.pattern, error)
                     await backoff.pause()
         finally:
             forget()
 
-    async def _consume(self, backoff: Backoff) -> None:
-        """Make a consumer, and take what it delivers until something is amiss: raises QueueUnavailable."""
-        self._fault, self._consumer, self._delivered, self._flow = "", secrets.token_hex(8), 0, ""
-        async with self._messenger.call() as client:
-            address = client.new_inbox()
-        number = await self._messenger.listen(address, self._on_message)
-        try:
-            await self._find_stream()
-            async with self._messenger.call() as client:
-                config = self._config(address)
-                await client.jsm().add_consumer(self._stream, config)
-            while not self._fault:
-                self._heard.clear()
-                async with asyncio.timeout(SILENCE_S):
-                    await self._heard.wait()
-                backoff.reset()
-            raise QueueUnavailable(self._fault)
-        except TimeoutError as error:
-            raise QueueUnavailable("the stream is silent") from error
-        finally:
-            await self._messenger.unlisten(number)
+    async def ensure_consumer(self) -> str:
+        """Make the consumer, unless the group has one; return its name. Raises QueueUnavailable."""
+        from nats.js.errors import NotFoundError
+
+        await self._find_stream()
+        source, config = self._source, self._config()
+        async with self._connection.call() as client:
+            manager = client.jsm()
+            try:
+                if not source.group:
+                    raise NotFoundError
+                await manager.consumer_info(source.stream, str(config.durable_name))
+            except NotFoundError:
+                await manager.add_consumer(source.stream, config)
+        if source.group:
+            # A group whose consumer has to be made anew has lost its place: it begins with all that is kept.
+            self._start = KEPT
+        return str(config.durable_name or config.name)
 
     async def _find_stream(self) -> None:
-        """Look whether the stream is the one that was read before; another one is read from its beginning."""
-        found = await find_stream(self._messenger, self._stream, self._pattern, self._age_s)
+        """Check whether the stream is the one that was read before; another is read from its beginning."""
+        source = self._source
+        found = await find_stream(self._connection, source.stream, source.pattern, source.age_s)
         created = str(found.created)
         if self._created and self._created != created:
-            log.warning("the stream %s was made anew: reading it from its beginning", self._stream)
-            self._next = 0
+            log.warning("the stream %s was made anew: reading it from its beginning", source.stream)
+            self._start = KEPT
         self._created = created
 
-    def _config(self, address: str) -> ConsumerConfig:
+    def _config(self) -> ConsumerConfig:
         from nats.js.api import AckPolicy, ConsumerConfig
 
+        source = self._source
+        shared = {"filter_subject": source.pattern, **_beginning(self._start)}
+        if source.group:
+            return ConsumerConfig(
+                durable_name=re.sub(r"[^A-Za-z0-9_-]", "_", source.group),
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=source.ack_wait_s,
+                inactive_threshold=source.age_s,
+                **shared,
+            )
         return ConsumerConfig(
-            name=self._consumer,
-            deliver_subject=address,
-            filter_subject=self._pattern,
+            name=secrets.token_hex(8),
             ack_policy=AckPolicy.NONE,
-            max_deliver=1,
-            flow_control=True,
-            idle_heartbeat=HEARTBEAT_S,
-            inactive_threshold=SILENCE_S,
+            inactive_threshold=IDLE_S,
             mem_storage=True,
             num_replicas=1,
-            **beginning(self._start, self._next),
+            **shared,
         )
 
+    async def _consume(self, backoff: Backoff) -> None:
+        """Make a consumer, and take what it delivers until something is amiss: raises QueueUnavailable."""
+        self._fault, self._delivered, self._wanted = "", 0, 0
+        async with self._connection.call() as client:
+            address = client.new_inbox()
+        number = await self._connection.listen(address, self._on_message)
+        try:
+            consumer = await self.ensure_consumer()
+            while True:
+                self._wanted = min(await self._inbox.room(), MOST_AT_ONCE)
+                await self._ask(consumer, address)
+                await self._answered()
+                backoff.reset()
+        finally:
+            await self._connection.unlisten(number)
+
+    async def _ask(self, consumer: str, address: str) -> None:
+        """Ask for as many messages as are wanted."""
+        body = json.dumps({"batch": self._wanted, "expires": int(PULL_S * 1e9)}).encode()
+        async with self._connection.call() as client:
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._source.stream}.{consumer}"
+            await client.publish(subject, body, reply=address)
+
+    async def _answered(self) -> None:
+        """Return when all have come, or the server says that no more do now; raises QueueUnavailable."""
+        try:
+            while self._wanted and not self._fault:
+                self._heard.clear()
+                async with asyncio.timeout(PULL_S + GRACE_S):
+                    await self._heard.wait()
+        except TimeoutError as error:
+            raise QueueUnavailable("the stream is silent") from error
+        if self._fault:
+            raise QueueUnavailable(self._fault)
+
     async def _on_message(self, message: Msg) -> None:
-        if message.headers and message.headers.get("Status"):
-            self._on_status(message)
+        headers = message.headers or {}
+        status = headers.get("Status")
+        if status is None:
+            self._take(message)
+        elif status in EMPTY_STATUSES:
+            self._wanted = 0
+        else:
+            self._fail(headers.get("Description") or f"the server answers with {status}")
+        self._heard.set()
+
+    def _take(self, message: Msg) -> None:
+        """Put the message's event into the inbox."""
+        if self._fault:
             return
-        parts = message.reply.split(".")
-        consumer, position, delivered = (parts[at] for at in (-6, -4, -3))
-        if consumer != self._consumer or self._fault:
-            return
+        self._wanted = max(0, self._wanted - 1)
+        if self._source.group:
+            self._take_share(message)
+        else:
+            self._take_next(message)
+
+    def _take_next(self, message: Msg) -> None:
+        """Take the message; notice when one before it did not arrive."""
+        sequence = message.metadata.sequence
         self._delivered += 1
-        if int(delivered) != self._delivered:
-            self._amiss("an event did not arrive")
+        if sequence.consumer != self._delivered:
+            self._fail("an event did not arrive")
             return
-        self._next = int(position) + 1
+        self._start = Start(position=sequence.stream + 1)
         event = self._reader.read(message)
         if event is not None:
-            self._inbox.put(placed(event, int(position)))
-        self._heard.set()
+            self._inbox.put(replace(event, position=sequence.stream))
 
-    def _on_status(self, message: Msg) -> None:
-        """Answer a request of flow control, unless the subscriber is behind; notice what did not arrive."""
-        headers = message.headers or {}
-        self._heard.set()
-        if headers.get("Description") == _FLOW:
-            self._flow = message.reply
+    def _take_share(self, message: Msg) -> None:
+        """Take a message of the group, or give it back to it when nobody waits here any more."""
+        if not self._inbox.is_awaited:
+            self._connection.send_soon(message.reply, b"-NAK")
+            return
+        event = self._reader.read(message)
+        if event is None:  # What cannot be read does not come again.
+            self._connection.send_soon(message.reply, b"+ACK")
         else:
-            self._flow = headers.get("Nats-Consumer-Stalled", self._flow)
-            last = headers.get("Nats-Last-Consumer")
-            if last is not None and int(last) > self._delivered:
-                self._amiss("an event did not arrive")
-        if not self._inbox.stops():
-            self._go_on()
+            position = message.metadata.sequence.stream
+            self._inbox.put(replace(event, position=position, receipt=message.reply))
 
-    def _go_on(self) -> None:
-        """Let the server send more."""
-        flow, self._flow = self._flow, ""
-        if flow:
-            self._messenger.tell(flow)
-
-    def _on_reconnect(self) -> None:
-        self._amiss("the connection was lost")
-
-    def _amiss(self, why: str) -> None:
-        self._fault = self._fault or why
+    def _fail(self, fault: str) -> None:
+        self._fault = self._fault or fault
         self._heard.set()
 
 
-def placed(event: Event, position: int, receipt: str = "") -> Event:
-    """Return the event with its position in a stream."""
-    return Event(event.subject, event.payload, event.publisher, event.sequence, position, 0, receipt)
-
-
-def beginning(start: Start, position: int | None) -> dict[str, Any]:
-    """Return the fields of a consumer that begins at the position, or else as ``start`` says."""
+def _beginning(start: Start) -> dict[str, Any]:
+    """Return the fields of a consumer that begins there."""
     from nats.js.api import DeliverPolicy
 
-    if position is None and start.unix_s is not None:
+    if start.position is not None and start.position >= 1:
+        return {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": start.position}
+    if start.position is not None:
+        return {"deliver_policy": DeliverPolicy.ALL}
+    if start.unix_s is not None:
         time = datetime.fromtimestamp(start.unix_s, UTC).isoformat()
         return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": time}
-    if position is None:
-        return {"deliver_policy": DeliverPolicy.NEW}
-    if position < 1:
-        return {"deliver_policy": DeliverPolicy.ALL}
-    return {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": position}
+    return {"deliver_policy": DeliverPolicy.NEW}

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dynaplan.events.nats_stream import DAMAGED, ensure_stream, remove_stream
-from dynaplan.events.outbox import Outbox, Outgoing
+from dynaplan.events.publishing import Outbox, Outgoing
 from dynaplan.events.wires import MESSAGE_ID
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import QueueUnavailable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-    from dynaplan.store.nats_connection import NatsMessenger
+    from dynaplan.store.nats_connection import NatsConnection
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,9 @@ WINDOW = 512
 class NatsSender:
     """Sends events to the present subscribers; what is on its way when the connection breaks is lost."""
 
-    def __init__(self, messenger: NatsMessenger) -> None:
+    def __init__(self, connection: NatsConnection) -> None:
         self.outbox = Outbox()
-        self.filled = asyncio.Event()
-        self._messenger = messenger
+        self._connection = connection
         self._busy = 0
 
     @property
@@ -48,8 +47,8 @@ class NatsSender:
         """Send what comes into the outbox, for ever."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S)
         while True:
-            await self.filled.wait()
-            self.filled.clear()
+            await self.outbox.filled.wait()
+            self.outbox.filled.clear()
             try:
                 while self.waiting:
                     await self.send()
@@ -57,17 +56,17 @@ class NatsSender:
             except QueueUnavailable as error:
                 if backoff.is_first:
                     log.warning("events wait for NATS: %s", error)
-                self.filled.set()
+                self.outbox.filled.set()
                 await backoff.pause()
 
     async def send(self) -> None:
         """Send a batch, and wait until the server has it; raises QueueUnavailable."""
         try:
-            async with self._messenger.call() as client:
+            async with self._connection.call() as client:
                 while self.outbox and self._busy < BATCH:
                     self._busy += 1
                     await self._publish(client, self.outbox.pop())
-                await self._messenger.round_trip()
+                await self._connection.round_trip()
         finally:
             self._busy = 0
 
@@ -92,8 +91,8 @@ class StreamSender(NatsSender):
     later one is stored: then it is given up, since what is stored has to be in order.
     """
 
-    def __init__(self, messenger: NatsMessenger, stream: str, age_s: float) -> None:
-        super().__init__(messenger)
+    def __init__(self, connection: NatsConnection, stream: str, age_s: float) -> None:
+        super().__init__(connection)
         self._stream = stream
         self._age_s = age_s
         self._inbox = ""
@@ -104,7 +103,7 @@ class StreamSender(NatsSender):
         self._fault: Exception | None = None
         self._subjects: set[str] = set()
         self._is_damaged = False
-        messenger.on_reconnect(self._on_reconnect)
+        connection.on_reconnect(self._on_reconnect)
 
     @property
     def waiting(self) -> int:
@@ -118,7 +117,7 @@ class StreamSender(NatsSender):
         window, self._fault = 1, None  # One at first: the next ones only when the stream is surely there.
         try:
             while self.waiting:
-                async with self._messenger.call() as client:
+                async with self._connection.call() as client:
                     while self.outbox and len(self._open) < window:
                         await self._send_next(client)
                 await self._progress()
@@ -127,9 +126,9 @@ class StreamSender(NatsSender):
             self._take_back()
 
     async def _listen(self) -> None:
-        async with self._messenger.call() as client:
+        async with self._connection.call() as client:
             inbox = client.new_inbox()
-        await self._messenger.listen(f"{inbox}.*", self._on_answer)
+        await self._connection.listen(f"{inbox}.*", self._on_answer)
         self._inbox = inbox
 
     async def _send_next(self, client: Client) -> None:
@@ -143,9 +142,9 @@ class StreamSender(NatsSender):
 
     async def _ensure(self, subject: str) -> None:
         if self._is_damaged:
-            await remove_stream(self._messenger, self._stream, self._fault)
+            await remove_stream(self._connection, self._stream, self._fault)
             self._is_damaged = False
-        await ensure_stream(self._messenger, self._stream, subject, self._age_s)
+        await ensure_stream(self._connection, self._stream, subject, self._age_s)
         self._subjects.add(subject)
 
     async def _progress(self) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nats.js import JetStreamManager
     from nats.js.api import StreamConfig, StreamInfo
 
-    from dynaplan.store.nats_connection import NatsMessenger
+    from dynaplan.store.nats_connection import NatsConnection
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +28,14 @@ def stream_name(namespace: str, component: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", f"{namespace}_{component}_events")
 
 
-async def ensure_stream(messenger: NatsMessenger, name: str, subject: str, age_s: float) -> StreamInfo:
+async def ensure_stream(connection: NatsConnection, name: str, subject: str, age_s: float) -> StreamInfo:
     """Return the stream, made or widened so that it keeps the subject.
 
     Two processes that widen it at once may undo each other's work: a publisher notices, and comes again.
     """
     from nats.js.errors import APIError, NotFoundError
 
-    async with messenger.call() as client:
+    async with connection.call() as client:
         manager = client.jsm()
         try:
             found = await manager.stream_info(name)
@@ -53,17 +53,17 @@ async def ensure_stream(messenger: NatsMessenger, name: str, subject: str, age_s
         return await manager.update_stream(config)
 
 
-async def find_stream(messenger: NatsMessenger, name: str, pattern: str, age_s: float) -> StreamInfo:
+async def find_stream(connection: NatsConnection, name: str, pattern: str, age_s: float) -> StreamInfo:
     """Return the stream for a pattern: made when the pattern is a subject, else only found."""
     if not {"*", ">"} & set(pattern):
-        return await ensure_stream(messenger, name, pattern, age_s)
-    async with messenger.call() as client:
+        return await ensure_stream(connection, name, pattern, age_s)
+    async with connection.call() as client:
         return await client.jsm().stream_info(name)
 
 
-async def remove_stream(messenger: NatsMessenger, name: str, why: object) -> None:
+async def remove_stream(connection: NatsConnection, name: str, why: object) -> None:
     """Delete a stream that is damaged, to be made anew."""
-    async with messenger.call() as client:
+    async with connection.call() as client:
         await _remove(client.jsm(), name, why)
 
 

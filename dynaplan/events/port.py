@@ -60,10 +60,7 @@ class EventPlane(Closable, Protocol):
         ...
 
     def continuity(self) -> int | None:
-        """Return a number that changes whenever a connection was lost, and events with it; None while away.
-
-        Where each publisher has a connection of its own it stays the same.
-        """
+        """Return a number that changes when a connection was lost, and events with it; None while away."""
         ...
 
     def counts(self) -> Mapping[str, int]:

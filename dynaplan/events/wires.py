@@ -3,15 +3,17 @@
 Ours is the seed's: the subject ``{namespace}.{component}.{event}``, the payload as it is, and the header
 ``Nats-Msg-Id: {publisher in hex}-{sequence}``, by which the server drops what it gets twice. The original's
 (Dynamo 1.6) is ``namespace.{namespace}.component.{component}.endpoint.{endpoint}.{topic}``, or without the
-endpoint, and an envelope.
+endpoint, and an envelope: a msgpack map of ``publisher_id``, ``sequence``, ``published_at`` (Unix,
+milliseconds), ``topic`` and ``payload``. What payloads hold is msgpack too, unless their publisher has bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
-from dynaplan.events.envelope import Envelope, envelope_bytes, read_envelope
+import msgspec
+
 from dynaplan.events.subjects import PARTS, Event, Subject
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -24,6 +26,54 @@ TOPICS: Mapping[str, str] = {"kv_cache_update": "kv-events"}
 
 _EVENTS = {topic: event for event, topic in TOPICS.items()}
 _MOST_NUMBER = 2**64
+
+
+T = TypeVar("T")
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """An event with where it comes from; its field names are those on the wire."""
+
+    publisher_id: int
+    sequence: int
+    published_at: int
+    topic: str
+    payload: bytes
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Envelope)
+
+
+def envelope_bytes(envelope: Envelope) -> bytes:
+    """Write the envelope as Dynamo does: a msgpack map of its fields."""
+    return _ENCODER.encode(envelope)
+
+
+def read_envelope(data: bytes) -> Envelope:
+    """Read an envelope; raises ValueError, and nothing else."""
+    return _read(_DECODER, data)
+
+
+def written(value: object) -> bytes:
+    """Return the msgpack form of a value: what msgpack has, dataclasses and ``msgspec.Struct``.
+
+    Raises TypeError for any other.
+    """
+    return _ENCODER.encode(value)
+
+
+def payload_reader(kind: type[T]) -> Callable[[bytes], T]:
+    """Return a reader of msgpack payloads as values of that type; it raises ValueError, and nothing else."""
+    decoder = msgspec.msgpack.Decoder(kind)
+    return lambda payload: _read(decoder, payload)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error) or type(error).__name__) from None
 
 
 class EventWire(Protocol):

@@ -28,7 +28,7 @@ before."""
 
 THEN = (
     "dynaplan.events.messaging.jetstream",
-    "dynaplan.store.nats_connection",
+    "dynaplan.events.messaging.nats",
     "dynaplan.worker.engine_worker.service",
     "dynaplan.engines.common.holds",
     "dynaplan.engines.sim.api",

@@ -1,4 +1,9 @@
-"""Messages and durable work queues on a NATS server with JetStream."""
+"""One connection to a NATS server, which messages, the work queue, events and the key-value store share.
+
+nats-py connects again by itself after most losses; this adds what it leaves out: subscriptions that outlive a
+connection that it has given up, an error at once for a call while the server is away, and in two seconds for
+one that is frozen.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,8 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from dynaplan.events.messaging_port import WorkQueue
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -28,14 +32,12 @@ RECONNECT_WAIT_S = 0.15
 PING_INTERVAL_S = 3
 FOR_EVER = -1
 
-Receive = Callable[[str, bytes], None]
 
-
-class NatsMessenger:
-    """``dynaplan.events.messaging_port.Messenger`` on NATS; made by ``from_environment``.
+class NatsConnection:
+    """A connection to NATS; made by ``from_environment``.
 
     After an outage it connects again by itself, for ever unless ``max_reconnects`` is 0 or more: then it
-    gives up after that many attempts. Its subscriptions and queues go on. While the server is away, calls
+    gives up after that many attempts. Its subscriptions go on. While the server is away, calls
     raise QueueUnavailable at once; when it is frozen, within two seconds. Nothing that failed is sent later.
     """
 
@@ -54,17 +56,15 @@ class NatsMessenger:
         self._last_error = ""
 
     @classmethod
-    async def from_environment(
-        cls, environ: Mapping[str, str], max_reconnects: int = FOR_EVER
-    ) -> NatsMessenger:
+    async def from_environment(cls, environ: Mapping[str, str], max_reconnects: int = FOR_EVER) -> Self:
         """Connected to ``NATS_SERVER``, with ``NATS_AUTH_TOKEN`` or ``NATS_AUTH_USERNAME`` and ``_PASSWORD``.
 
         Raises QueueUnavailable when it cannot be reached within five seconds, PermanentError when it does
         not let us in.
         """
-        messenger = cls(options_of(environ), max_reconnects)
-        await messenger.connect()
-        return messenger
+        connection = cls(options_of(environ), max_reconnects)
+        await connection.connect()
+        return connection
 
     async def connect(self) -> None:
         """Connect, and subscribe to everything subscribed to before."""
@@ -120,17 +120,6 @@ class NatsMessenger:
             await client.publish(subject, payload)
             await self._round_trip(client)
 
-    async def subscribe(self, subject: str, receive: Receive) -> None:
-        """Call ``receive(subject, payload)`` for every message from now on, also after an outage."""
-
-        async def handle(message: Msg) -> None:
-            try:
-                receive(message.subject, message.data)
-            except Exception:
-                log.exception("the receiver of %s failed", subject)
-
-        await self.listen(subject, handle)
-
     async def listen(self, subject: str, handler: Callable[[Msg], Awaitable[None]]) -> int:
         """Subscribe with a handler of whole NATS messages; return the number by which to ``unlisten``."""
         async with self.call() as client:
@@ -153,12 +142,6 @@ class NatsMessenger:
         """Return when the server has got everything sent so far."""
         async with self.call() as client:
             await self._round_trip(client)
-
-    async def queue(self, stream: str, taker: str = "") -> WorkQueue:
-        """The durable work queue of that stream, or a lane in it, made (or adopted) when not ours yet."""
-        from dynaplan.events.messaging.jetstream import JetStreamQueue
-
-        return await JetStreamQueue.opened(self, stream, taker)
 
     async def close(self) -> None:
         """End every subscription and the connection; when this returns, the server sends us nothing more.
@@ -191,7 +174,7 @@ class NatsMessenger:
         self._on_reconnect.append(callback)
         return lambda: self._on_reconnect.remove(callback)
 
-    def tell(self, subject: str, payload: bytes = b"") -> None:
+    def send_soon(self, subject: str, payload: bytes = b"") -> None:
         """Send the payload soon; nothing happens when the server is away."""
 
         async def send() -> None:

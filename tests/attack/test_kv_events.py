@@ -19,7 +19,7 @@ from dynaplan.engines.kv_events.wire import (
     read_kv_payload,
 )
 from dynaplan.events.engine_batches import read_engine_events
-from dynaplan.events.envelope import payload_reader, written
+from dynaplan.events.wires import payload_reader, written
 from tests.attack.fuzzing import anything, bytes_of, mutated, total
 from tests.fakes.kv_recordings import recorded
 

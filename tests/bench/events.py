@@ -1,4 +1,4 @@
-"""Events side by side over NATS and ZMQ: how many in a second, the CPU of each, and how late they come.
+"""Events over NATS: how many in a second, the CPU of each side, and how late they come.
 
 Publisher and subscriber are processes of their own: ``python -m tests.bench.events publish|subscribe ...``.
 """
@@ -31,31 +31,23 @@ PACE_S = 0.0025
 
 
 def rows(repeats: int) -> Iterator[Row]:
-    """Measure each way, kept and not."""
-    for plane in ("nats", "zmq"):
-        for kept in ("kept", "not kept"):
-            fast = [_measured(plane, kept, EVENTS, 0.0) for _ in range(repeats)]
-            paced = [_measured(plane, kept, PACED_EVENTS, PACE_S) for _ in range(repeats)]
-            name = f"events over {plane}, {kept}"
-            yield Row(
-                f"{name}: as fast as it goes", "1/s", [each["rate"] for each in fast], more_is_better=True
-            )
-            yield Row(f"{name}: CPU of the publisher", "us", [each["publisher_us"] for each in fast])
-            yield Row(f"{name}: CPU of the subscriber", "us", [each["subscriber_us"] for each in fast])
-            yield Row(f"{name}: latency at 400/s", "ms", [each["latency_ms"] for each in paced])
+    """Measure events that are kept, and others."""
+    for kept in ("kept", "not kept"):
+        fast = [_measured(kept, EVENTS, 0.0) for _ in range(repeats)]
+        paced = [_measured(kept, PACED_EVENTS, PACE_S) for _ in range(repeats)]
+        name = f"events over nats, {kept}"
+        rates = [each["rate"] for each in fast]
+        yield Row(f"{name}: as fast as it goes", "1/s", rates, more_is_better=True)
+        yield Row(f"{name}: CPU of the publisher", "us", [each["publisher_us"] for each in fast])
+        yield Row(f"{name}: CPU of the subscriber", "us", [each["subscriber_us"] for each in fast])
+        yield Row(f"{name}: latency at 400/s", "ms", [each["latency_ms"] for each in paced])
 
 
-def _measured(plane: str, kept: str, events: int, pace_s: float) -> dict[str, float]:
+def _measured(kept: str, events: int, pace_s: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="dp-") as directory:
-        nats = start_nats(Path(directory)) if plane == "nats" else None
+        nats = start_nats(Path(directory))
         try:
-            environ = {
-                **os.environ,
-                "DYN_EVENT_PLANE": plane,
-                "DYN_DISCOVERY_BACKEND": "file",
-                "DYN_FILE_KV": f"{directory}/store",
-                **(nats.environment if nats else {}),
-            }
+            environ = {**os.environ, **nats.environment}
 
             def run(what: str) -> subprocess.Popen[str]:
                 command = [sys.executable, "-m", "tests.bench.events", what, kept, str(events), str(pace_s)]
@@ -72,20 +64,16 @@ def _measured(plane: str, kept: str, events: int, pace_s: float) -> dict[str, fl
             publisher.communicate(timeout=300)
             return found
         finally:
-            if nats:
-                nats.kill()
+            nats.kill()
 
 
 @asynccontextmanager
 async def _connected() -> AsyncIterator[EventPlane]:
     from dynaplan.events import event_connections
-    from dynaplan.store import connections
 
-    store = connections.connect_store()
-    plane = await event_connections.connect_events(store)
+    plane = await event_connections.connect_events()
     yield plane
     await plane.close()
-    await store.close()
 
 
 async def publish(is_kept: bool, events: int, pace_s: float) -> None:

@@ -87,7 +87,7 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
     from dynaplan.engines.kv_events.wire import CacheSnapshot, kv_payload, read_kv_payload
     from dynaplan.events.engine_batches import read_engine_events
-    from dynaplan.events.envelope import payload_reader, written
+    from dynaplan.events.wires import payload_reader, written
     from dynaplan.gateway.kv_routing.kv_following import KvFollowing
     from dynaplan.gateway.kv_routing.kv_index import KvIndex
 

@@ -16,13 +16,13 @@ from statistics import mean
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.events.memory import MemoryEventPlane
 from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, shares
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
 from tests.bench.table import Row
+from tests.fakes.memory_events import MemoryEventPlane
 
 WORKERS = 8
 CONVERSATIONS = 96

@@ -18,8 +18,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dynaplan.events.messaging.nats import NatsMessenger
 from dynaplan.events.prefill_requests import prefill_stream
-from dynaplan.store.nats_connection import NatsMessenger
 from tests.chaos.deployment_faults import VICTIMS, Chaos
 from tests.chaos.history import Request, drawn, told
 from tests.chaos.judging import Judge

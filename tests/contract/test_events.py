@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.events.memory import MemoryEventPlane
+from dynaplan.events.messaging.nats import NatsMessenger
 from dynaplan.events.nats_plane import NatsEventPlane
 from dynaplan.events.port import EventPlane, EventPublisher, EventSubscription
 from dynaplan.events.subjects import KEPT, Event, Start, Subject
-from dynaplan.events.zmq_plane import ZmqEventPlane
-from dynaplan.store.memory import MemoryStore
-from dynaplan.store.nats_connection import NatsMessenger
-from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, PermanentError
+from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server, start_nats
 
@@ -34,18 +31,15 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(params=["memory", "nats", "zmq"])
-async def connect(request: pytest.FixtureRequest, runtime_dir: Path) -> AsyncIterator[Connect]:
+@pytest.fixture(params=["memory", "nats"])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     """Makes one more connection to the same event plane."""
     first = MemoryEventPlane(ack_wait_s=ACK_WAIT_S)
-    store = MemoryStore(SystemClock())
     made: list[EventPlane] = []
 
     async def connect() -> EventPlane:
         if request.param == "memory":
             made.append(first.peer())
-        elif request.param == "zmq":
-            made.append(ZmqEventPlane(store, runtime_dir))
         else:
             server: Server = request.getfixturevalue("shared_nats")
             made.append(await NatsEventPlane.from_environment(server.environment, ack_wait_s=ACK_WAIT_S))
@@ -105,10 +99,6 @@ async def publish(publisher: EventPublisher, *payloads: bytes) -> None:
 
 def payloads(events: list[Event]) -> list[bytes]:
     return [event.payload for event in events]
-
-
-def is_without(plane: EventPlane, what: str) -> bool:
-    return what == "groups" and isinstance(plane, ZmqEventPlane)
 
 
 # What comes
@@ -257,11 +247,7 @@ async def test_a_subscriber_that_reads_nothing_for_a_while_gets_all_that_is_kept
 async def test_an_event_goes_to_one_of_a_group_and_is_acknowledged(
     connect: Connect, subject: Subject
 ) -> None:
-    publisher = (plane := await connect()).publisher(subject, is_kept=True)
-    if is_without(plane, "groups"):
-        with pytest.raises(ConfigError, match="Groups need NATS"):
-            await plane.subscribe(str(subject), KEPT, "indexers")
-        return
+    publisher = (await connect()).publisher(subject, is_kept=True)
     members = [await (await connect()).subscribe(str(subject), KEPT, "indexers") for _ in range(2)]
     await publish(publisher, *(b"%d" % number for number in range(20)))
     heard: list[int] = []
@@ -282,8 +268,6 @@ async def test_an_event_goes_to_one_of_a_group_and_is_acknowledged(
 
 async def test_an_event_that_was_not_acknowledged_comes_again(connect: Connect, subject: Subject) -> None:
     plane = await connect()
-    if is_without(plane, "groups"):
-        return
     first = await plane.subscribe(str(subject), KEPT, "indexers")
     await publish(plane.publisher(subject, is_kept=True), b"work")
     assert payloads(await taken(first, 1)) == [b"work"]
@@ -320,6 +304,5 @@ async def test_an_event_that_is_too_large_is_refused(plane: EventPlane, subject:
 
 
 async def test_kept_events_are_read_from_one_component(plane: EventPlane, namespace: str) -> None:
-    if not isinstance(plane, ZmqEventPlane):
-        with pytest.raises(ConfigError, match="without wildcards"):
-            await plane.subscribe(f"{namespace}.*.stored", KEPT)
+    with pytest.raises(ConfigError, match="without wildcards"):
+        await plane.subscribe(f"{namespace}.*.stored", KEPT)

@@ -1,30 +1,21 @@
-"""Event planes whose server is killed, frozen, wiped; and ZMQ whose store, sockets or publishers are gone."""
+"""Event planes whose server is killed, frozen or wiped."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
-import shutil
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
-import zmq
 
-from dynaplan.events.envelope import Envelope, frames_of
-from dynaplan.events.event_channels import EventChannel
-from dynaplan.events.memory import MemoryEventPlane
-from dynaplan.events.nats_plane import NatsEventPlane
+from dynaplan.events.messaging.nats import NatsMessenger
+from dynaplan.events.nats_plane import ACK_WAIT_S, NatsEventPlane
 from dynaplan.events.port import EventPlane, EventSubscription
 from dynaplan.events.subjects import KEPT, Event, Start, Subject
 from dynaplan.events.wires import OriginalWire
-from dynaplan.events.zmq_plane import ZmqEventPlane
-from dynaplan.events.zmq_sockets import curve_keys
-from dynaplan.store.memory import MemoryStore
-from dynaplan.store.nats_connection import NatsMessenger
-from dynaplan.util.clock import SystemClock
-from dynaplan.util.errors import ConfigError, QueueUnavailable
+from dynaplan.util.errors import QueueUnavailable
+from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server
 
@@ -231,6 +222,19 @@ async def test_a_group_goes_on_after_a_restart_and_a_wipe(
         await member.ack(event)
 
 
+async def test_an_event_that_a_member_waits_for_no_more_goes_to_another_at_once(
+    planes: Callable[..., object],
+) -> None:
+    first = await (await planes()).subscribe(str(SUBJECT), KEPT, "indexers")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await anext(first)
+    second = await (plane := await planes()).subscribe(str(SUBJECT), KEPT, "indexers")
+    await plane.publisher(SUBJECT, is_kept=True).publish(b"work")
+    async with asyncio.timeout(ACK_WAIT_S / 2):
+        assert (await anext(second)).payload == b"work"
+
+
 async def test_a_plain_message_of_another_program_is_an_event_without_a_number(
     nats: Server, planes: Callable[..., object]
 ) -> None:
@@ -279,228 +283,6 @@ async def test_after_the_attempts_that_are_allowed_a_server_is_given_up(
             await messenger.publish("a", b"")
         await messenger.close()
     await patient.close()
-
-
-# ZMQ
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore(SystemClock())
-
-
-@pytest.fixture
-async def zmq_planes(store: MemoryStore, runtime_dir: Path) -> AsyncIterator[Callable[..., ZmqEventPlane]]:
-    made: list[ZmqEventPlane] = []
-
-    def connect(directory: Path | None = runtime_dir, **options: object) -> ZmqEventPlane:
-        made.append(plane := ZmqEventPlane(store, directory, **options))  # type: ignore[arg-type]
-        return plane
-
-    yield connect
-    for each in made:
-        await each.close()
-
-
-async def test_a_store_that_is_away_or_wiped_costs_no_event(
-    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane]
-) -> None:
-    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
-    publisher = zmq_planes().publisher(SUBJECT, is_kept=True)
-    await publisher.publish(b"0")
-    await eventually(lambda: reader.payloads == [b"0"])
-    store.is_available = False
-    await publisher.publish(b"1")
-    await eventually(lambda: reader.payloads == [b"0", b"1"])
-    store.is_available = True
-    store.wipe()
-    await publisher.publish(b"2")
-    await eventually(lambda: reader.payloads == [b"0", b"1", b"2"])
-    late = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
-    await eventually(lambda: late.payloads == [b"0", b"1", b"2"])
-    assert {event.missed for event in reader.events + late.events} == {0}
-    await reader.stop()
-    await late.stop()
-
-
-async def test_a_publisher_that_ends_takes_its_announcement_back(
-    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane], runtime_dir: Path
-) -> None:
-    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
-    ending = zmq_planes(prefix="ns_VllmWorker")
-    await ending.publisher(SUBJECT, is_kept=True).publish(b"last")
-    await eventually(lambda: reader.payloads == [b"last"])
-    assert {name.partition(".")[0] for name in os.listdir(runtime_dir)} == {"ns_VllmWorker"}
-    await ending.close()
-    assert await store.list("v1/event_channels/") == ()
-    assert os.listdir(runtime_dir) == []
-    await zmq_planes().publisher(SUBJECT, is_kept=True).publish(b"next")
-    await eventually(lambda: reader.payloads == [b"last", b"next"])
-    await reader.stop()
-
-
-async def test_a_directory_whose_path_is_too_long_for_sockets_is_used_as_any_other(
-    zmq_planes: Callable[..., ZmqEventPlane], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / ("long" * 30) / "s"
-    directory.mkdir(mode=0o700, parents=True)
-    monkeypatch.setattr("dynaplan.events.zmq_plane.RESTORE_S", 0.1)
-    reader = Reader(await zmq_planes(directory).subscribe(str(SUBJECT), KEPT))
-    publisher = zmq_planes(directory, prefix="ns_VllmWorker").publisher(SUBJECT, is_kept=True)
-    await publisher.publish(b"0")
-    await eventually(lambda: reader.payloads == [b"0"])
-    assert {name.partition(".")[0] for name in os.listdir(directory)} == {"ns_VllmWorker"}
-    shutil.rmtree(directory)
-    directory.mkdir(mode=0o700)
-    await eventually(lambda: os.listdir(directory))
-    await publisher.publish(b"1")
-    await eventually(lambda: reader.payloads == [b"0", b"1"])
-    late = Reader(await zmq_planes(directory).subscribe(str(SUBJECT), KEPT))
-    await eventually(lambda: late.payloads == [b"0", b"1"])
-    await reader.stop()
-    await late.stop()
-
-
-async def test_sockets_whose_directory_was_removed_are_opened_anew(
-    zmq_planes: Callable[..., ZmqEventPlane], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / "s"
-    directory.mkdir(mode=0o700)
-    monkeypatch.setattr("dynaplan.events.zmq_plane.RESTORE_S", 0.1)
-    publisher = zmq_planes(directory).publisher(SUBJECT, is_kept=True)
-    await publisher.publish(b"0")
-    for name in os.listdir(directory):
-        os.unlink(directory / name)
-    await eventually(lambda: len(os.listdir(directory)) == 2)
-    late = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
-    await publisher.publish(b"1")
-    await eventually(lambda: late.payloads == [b"0", b"1"])
-    await late.stop()
-
-
-async def test_without_a_directory_events_are_kept_until_there_is_one(
-    zmq_planes: Callable[..., ZmqEventPlane],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dynaplan.events.zmq_publishing.REOPEN_S", 0.05)
-    publisher = zmq_planes(tmp_path / "gone").publisher(SUBJECT, is_kept=True)
-    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
-    assert await publisher.publish(b"0") == 0
-    assert "no socket for events" in caplog.text
-    (tmp_path / "gone").mkdir(mode=0o700)
-
-    async def published() -> bool:
-        await publisher.publish(b"more")
-        return reader.payloads[:1] == [b"0"]
-
-    await eventually(published)
-    await reader.stop()
-
-
-async def test_a_directory_that_others_can_enter_is_refused(
-    zmq_planes: Callable[..., ZmqEventPlane], tmp_path: Path
-) -> None:
-    os.chmod(tmp_path, 0o755)
-    with pytest.raises(ConfigError, match="is not private"):
-        await zmq_planes(tmp_path).publisher(SUBJECT, is_kept=True).publish(b"0")
-
-
-async def test_a_replay_buffer_that_was_overrun_is_told_as_missed(
-    zmq_planes: Callable[..., ZmqEventPlane],
-) -> None:
-    publisher = zmq_planes(most_kept=100).publisher(SUBJECT, is_kept=True)
-    for number in range(300):
-        await publisher.publish(b"%d" % number)
-    late = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
-    await eventually(lambda: len(late.events) == 100)
-    assert late.numbers == list(range(200, 300))
-    assert late.events[0].missed == 200
-    await late.stop()
-
-
-async def test_over_tcp_only_a_process_with_the_token_reads_and_none_without_it_is_heard(
-    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane], caplog: pytest.LogCaptureFixture
-) -> None:
-    publisher = zmq_planes(None, host="127.0.0.1", token="secret").publisher(SUBJECT, is_kept=True)
-    await publisher.publish(b"0")
-    friend = Reader(await zmq_planes(None, token="secret").subscribe(str(SUBJECT), KEPT))
-    await eventually(lambda: friend.payloads == [b"0"])
-    stranger = Reader(await zmq_planes(None, token="guess").subscribe(str(SUBJECT), KEPT))
-    nobody = Reader(await zmq_planes(None).subscribe(str(SUBJECT), KEPT))
-    await eventually(lambda: "cannot be read without the deployment's token" in caplog.text)
-    ((item,),) = [await store.list("v1/event_channels/")]
-    address = EventChannel.from_json(item.value).address
-    with zmq.Context() as context, context.socket(zmq.SUB) as plain, context.socket(zmq.SUB) as wrong:
-        plain.linger = wrong.linger = 0
-        wrong.curve_publickey, wrong.curve_secretkey = zmq.curve_keypair()
-        wrong.curve_serverkey = curve_keys("another")[0]
-        for socket in (plain, wrong):
-            socket.subscribe(b"")
-            socket.connect(address)
-        for number in range(1, 10):
-            await publisher.publish(b"%d" % number)
-            await lasting(0.05)
-        assert not plain.poll(0)
-        assert not wrong.poll(0)
-    await eventually(lambda: friend.numbers == list(range(10)))
-    assert stranger.events == nobody.events == []
-    for reader in (friend, stranger, nobody):
-        await reader.stop()
-
-
-async def test_tcp_without_a_token_is_refused(store: MemoryStore) -> None:
-    with pytest.raises(ConfigError, match="events over TCP need a token"):
-        ZmqEventPlane(store, host="127.0.0.1")
-
-
-async def test_over_zmq_what_is_no_event_or_of_another_publisher_is_named_once_and_skipped(
-    store: MemoryStore,
-    zmq_planes: Callable[..., ZmqEventPlane],
-    runtime_dir: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    address = f"ipc://{runtime_dir}/other"
-    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-        socket.linger = 0
-        socket.bind(address)
-        channel = EventChannel("outage", "backend", "generate", "kv_cache_update", 7, address)
-        await store.put(channel.key, channel.to_json())
-        await store.put("v1/event_channels/namespace/outage/component/backend/x", "no channel")
-        reader = Reader(await zmq_planes().subscribe(str(SUBJECT)))
-
-        def heard() -> bool:
-            topic = b"kv_cache_update"
-            socket.send_multipart([topic, b"garbage"])
-            socket.send_multipart(frames_of(Envelope(8, 0, 0, topic.decode(), b"forged")))
-            socket.send_multipart(frames_of(Envelope(7, 0, 0, topic.decode(), b"event")))
-            return bool(reader.events)
-
-        await eventually(heard)
-        await eventually(lambda: set(reader.payloads) == {b"event"})
-    assert "no channel" not in caplog.text
-    assert caplog.text.count("it has 2 frames") == 1
-    assert caplog.text.count("it is of another publisher") == 1
-    assert caplog.text.count("ignoring an event channel") == 1
-    await reader.stop()
-
-
-async def test_a_request_that_is_none_does_not_disturb_a_publisher(
-    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane]
-) -> None:
-    publisher = zmq_planes().publisher(SUBJECT, is_kept=True)
-    await publisher.publish(b"0")
-    await eventually(lambda: store.list("v1/event_channels/"))
-    ((item,),) = [await store.list("v1/event_channels/")]
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.connect(EventChannel.from_json(item.value).replay)
-        for frames in ([b""], [b"", b"\xff"], [b"", b"\x81\xa4from\xa1x"], [b"x"] * 9):
-            socket.send_multipart(frames)
-    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
-    await eventually(lambda: reader.payloads == [b"0"])
-    await reader.stop()
 
 
 # Memory

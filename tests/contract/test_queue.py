@@ -11,12 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.events.messaging import jetstream, memory
-from dynaplan.events.messaging.memory import MemoryMessenger
+from dynaplan.events.messaging import jetstream
+from dynaplan.events.messaging.nats import NatsMessenger
 from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
-from dynaplan.store.nats_connection import NatsMessenger
+from dynaplan.store.nats_connection import options_of
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import PermanentError, QueueUnavailable
+from tests.fakes import memory_messenger
+from tests.fakes.memory_messenger import MemoryMessenger
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server, start_nats
 
@@ -89,7 +91,7 @@ def now_s() -> float:
 async def test_work_that_nobody_has_acknowledged_for_long_is_dropped(
     messenger: Messenger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for twin in (jetstream, memory):
+    for twin in (jetstream, memory_messenger):
         monkeypatch.setattr(twin, "LONGEST_IN_QUEUE_S", 0.2)
     queue = await messenger.queue("queue_of_old_work")
     await queue.put(b"old")
@@ -353,6 +355,67 @@ async def test_a_server_that_comes_back_empty_gets_its_queue_again(nats: Server)
     await queue.put(b"new")
     assert (await taken(queue)).payload == b"new"
     await messenger.close()
+
+
+async def test_a_queue_that_somebody_deleted_is_made_again(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    async with messenger.call() as client:
+        await client.jsm().delete_stream("q")
+    await queue.put(b"work")
+    assert (await taken(queue)).payload == b"work"
+    await messenger.close()
+
+
+async def test_work_whose_consumer_is_gone_can_be_acknowledged(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    await queue.put(b"work")
+    item = await taken(queue)
+    async with messenger.call() as client:
+        await client.jsm().delete_consumer("q", jetstream.CONSUMER)
+    await item.ack()
+    assert await queue.depth() == 0
+    await messenger.close()
+
+
+async def test_a_connection_that_the_client_has_given_up_is_made_again_with_its_subscriptions(
+    nats: Server,
+) -> None:
+    heard: list[bytes] = []
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    await messenger.subscribe("news", lambda subject, payload: heard.append(payload))
+    async with messenger.call() as client:
+        given_up = client
+    await given_up.close()
+    await eventually(lambda: messenger.is_connected)
+    await messenger.publish("news", b"again")
+    await eventually(lambda: heard == [b"again"])
+    await messenger.close()
+
+
+async def test_a_receiver_that_fails_gets_the_next_message_all_the_same(
+    nats: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[int] = []
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    await messenger.subscribe("numbers", lambda subject, payload: heard.append(int(payload)))
+    for payload in (b"no number", b"7"):
+        await messenger.publish("numbers", payload)
+    await eventually(lambda: heard == [7])
+    assert "the receiver of numbers failed" in caplog.text
+    await messenger.close()
+
+
+def test_servers_and_credentials_are_those_of_the_environment() -> None:
+    environ = {
+        "NATS_SERVER": "nats://one:4222, nats://two:4222",
+        "NATS_AUTH_USERNAME": "user",
+        "NATS_AUTH_PASSWORD": "secret",
+    }
+    servers = ["nats://one:4222", "nats://two:4222"]
+    assert options_of(environ) == {"servers": servers, "user": "user", "password": "secret"}
+    assert options_of({}) == {"servers": ["nats://localhost:4222"]}
 
 
 async def test_a_frozen_nats_is_an_error_in_time_and_afterwards_all_goes_on(

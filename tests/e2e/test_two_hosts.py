@@ -74,7 +74,7 @@ async def test_over_tls_a_worker_serves_another_host_is_cut_off_comes_back_and_d
         return samples(await here.run(read), name)
 
     assert (await here.run(answered)).is_complete
-    # Its events have come over ZMQ, encrypted by CURVE.
+    # Its events have come over the NATS server that both can reach.
     await eventually(lambda: scraped(f"{own_url(frontend)}/metrics", "dynaplan:kv_index_blocks"))
     assert worker.pid in pids(here, frontend)
 

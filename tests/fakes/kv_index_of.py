@@ -19,7 +19,7 @@ async def kv_index_of(deployment: Deployment) -> AsyncIterator[KvCacheFollower]:
     environment = deployment.clients_environment()
     token = environment["DYNAPLAN_WORKER_TOKEN"]
     store = connections.connect_store(environment)
-    plane = await event_connections.connect_events(store, environment, token=token)
+    plane = await event_connections.connect_events(environment)
     discovery = Discovery(store, deployment.namespace)
     await discovery.start()
     client = SnapshotClient(token)

@@ -13,7 +13,7 @@ from dynaplan.util.http_routes import Route
 
 
 class PlainEngine:
-    """``dynaplan.ports.Engine`` that answers on the worker's own server and holds nothing."""
+    """``dynaplan.engines.port.Engine`` that answers on the worker's own server and holds nothing."""
 
     url = ""
     awaits_release = False

@@ -26,7 +26,7 @@ from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
-from dynaplan.util.errors import PermanentError
+from dynaplan.util.errors import ConfigError, PermanentError
 from dynaplan.util.sockets import bound_socket
 from dynaplan.worker.engine_worker.service import start_decode_worker
 from dynaplan.worker.life import HostedService, WorkerLife
@@ -43,9 +43,8 @@ FIRST, SECOND = "once upon a time there was a router " * 20, "the sky is blue an
 class Deployment:
     """Workers with simulated engines, and frontends' followers, in this process; sockets are real."""
 
-    def __init__(self, environment: Mapping[str, str], directory: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, environment: Mapping[str, str], stack: AsyncExitStack) -> None:
         self.environment = environment
-        self.directory = directory
         self.stack = stack
         self.store = MemoryStore(SystemClock())
         self.lives: dict[str, asyncio.Task[Any]] = {}
@@ -70,15 +69,7 @@ class Deployment:
             discovery=discovery,
             settings=settings,
             connect_messenger=no_messenger,
-            connect_events=partial(
-                event_connections.connect_events,
-                self.store,
-                self.environment,
-                directory=str(self.directory),
-                prefix=name,
-                token=TOKEN,
-            ),
-            scratch_dir=str(self.directory),
+            connect_events=partial(event_connections.connect_events, self.environment),
         )
 
     async def worker(self, name: str, **settings: Any) -> WorkerRuntime:
@@ -147,19 +138,8 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 @pytest.fixture
-def over_zmq(runtime_dir: Path, stack: AsyncExitStack) -> Deployment:
-    return Deployment({}, runtime_dir, stack)
-
-
-@pytest.fixture
-def over_nats(nats: Server, runtime_dir: Path, stack: AsyncExitStack) -> Deployment:
-    return Deployment(nats.environment, runtime_dir, stack)
-
-
-@pytest.fixture(params=["ZMQ", "NATS"])
-def here(request: pytest.FixtureRequest, runtime_dir: Path, stack: AsyncExitStack) -> Deployment:
-    is_zmq = request.param == "ZMQ"
-    return Deployment({} if is_zmq else request.getfixturevalue("nats").environment, runtime_dir, stack)
+def here(nats: Server, stack: AsyncExitStack) -> Deployment:
+    return Deployment(nats.environment, stack)
 
 
 async def test_what_engines_compute_is_in_every_frontends_index_and_leaves_it_with_them(
@@ -182,38 +162,38 @@ async def test_what_engines_compute_is_in_every_frontends_index_and_leaves_it_wi
         assert len(each.overlaps(hashes(SECOND))) == 1
 
 
-async def test_evicted_blocks_leave_the_index(over_zmq: Deployment) -> None:
-    follower = await over_zmq.follower()
-    worker = await over_zmq.worker("VllmWorker", **{"num-gpu-blocks-override": 16, "max-model-len": 256})
-    await over_zmq.ask(worker, FIRST)
+async def test_evicted_blocks_leave_the_index(here: Deployment) -> None:
+    follower = await here.follower()
+    worker = await here.worker("VllmWorker", **{"num-gpu-blocks-override": 16, "max-model-len": 256})
+    await here.ask(worker, FIRST)
     await until_known(follower, worker, FIRST)
-    await over_zmq.ask(worker, SECOND)
+    await here.ask(worker, SECOND)
     await until_known(follower, worker, SECOND)
     # 16 blocks hold the second prompt's 12; what is left of the first one's is its beginning.
     await eventually(lambda: follower.overlaps(hashes(FIRST)).get(worker.instance_id, 0) <= 4)
 
 
 @pytest.mark.parametrize("router", ["round-robin", "kv"])
-async def test_a_worker_that_is_not_to_tell_publishes_nothing(over_zmq: Deployment, router: str) -> None:
-    worker = await over_zmq.worker("VllmWorker", router=router, **{"kv-events": False})
-    await over_zmq.ask(worker, FIRST)
+async def test_a_worker_that_is_not_to_tell_publishes_nothing(here: Deployment, router: str) -> None:
+    worker = await here.worker("VllmWorker", router=router, **{"kv-events": False})
+    await here.ask(worker, FIRST)
     assert "kv_events" not in worker.card
-    assert not await over_zmq.store.list("v1/event_channels/")
-    assert not list(over_zmq.directory.iterdir())
+    assert "dynaplan:kv_block_events_total" not in worker.metrics
+    assert "dynamo_component_events_published_total" not in worker.metrics
 
 
 @pytest.mark.parametrize("is_wiped", [False, True])
 async def test_while_nats_is_away_nothing_is_current_and_then_everything_is_again(
-    over_nats: Deployment, nats: Server, is_wiped: bool
+    here: Deployment, nats: Server, is_wiped: bool
 ) -> None:
-    follower = await over_nats.follower()
-    worker = await over_nats.worker("VllmWorker")
-    await over_nats.ask(worker, FIRST)
+    follower = await here.follower()
+    worker = await here.worker("VllmWorker")
+    await here.ask(worker, FIRST)
     await until_known(follower, worker, FIRST)
     nats.kill()
     await eventually(lambda: not follower.is_current(worker.instance_id))
     assert follower.overlaps(hashes(FIRST))
-    await over_nats.ask(worker, SECOND)
+    await here.ask(worker, SECOND)
     if is_wiped:
         nats.wipe()
     await nats.start_again()
@@ -401,3 +381,9 @@ async def test_garbage_is_counted_and_the_rest_is_read(engine: Make) -> None:
     published.publish(recorded()[1])
     await eventually(lambda: follower.messages == 2)
     assert follower.events.metrics()["dynaplan:kv_engine_messages_unreadable_total"] == 2
+
+
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="is not private"):
+        publishing(EngineContext("ns_VllmWorker", scratch_dir=str(tmp_path)))

@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dynaplan.events.messaging.nats import NatsMessenger
 from dynaplan.events.messaging_port import WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.nats_connection import NatsMessenger
 from dynaplan.util.errors import QueueUnavailable
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server

@@ -1,6 +1,6 @@
 """The event plane of ``ai-dynamo-runtime`` in a process of its own.
 
-``python dynamo_events.py publish|subscribe NAMESPACE PLANE`` publishes KV events until its input ends, or
+``python dynamo_events.py publish|subscribe NAMESPACE`` publishes KV events until its input ends, or
 prints the forward-pass metrics that it hears, in hex, a line each.
 """
 
@@ -26,8 +26,8 @@ async def subscribe(runtime: DistributedRuntime, namespace: str) -> None:
         print((await asyncio.to_thread(subscriber.recv)).hex(), flush=True)
 
 
-async def main(what: str, namespace: str, plane: str) -> None:
-    runtime = DistributedRuntime(asyncio.get_running_loop(), "etcd", "tcp", event_plane=plane)
+async def main(what: str, namespace: str) -> None:
+    runtime = DistributedRuntime(asyncio.get_running_loop(), "etcd", "tcp", event_plane="nats")
     await {"publish": publish, "subscribe": subscribe}[what](runtime, namespace)
 
 

@@ -1,4 +1,4 @@
-"""The event plane of Dynamo 1.6.1 and ours hear each other: over ZMQ, through one etcd, and over NATS."""
+"""The event plane of Dynamo 1.6.1 and ours hear each other over NATS."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ import pytest
 
 from dynaplan.engines.kv_events.wire import Change, Cleared, KvEvent, Removed, Stored
 from dynaplan.engines.timing_model.block_hashes import chained, own_hashes
-from dynaplan.events.envelope import payload_reader
 from dynaplan.events.nats_plane import NatsEventPlane
 from dynaplan.events.port import EventPlane
 from dynaplan.events.subjects import Subject
-from dynaplan.events.wires import OriginalWire
-from dynaplan.events.zmq_plane import ZmqEventPlane
+from dynaplan.events.wires import OriginalWire, payload_reader
 from dynaplan.fleet.servers.embedded import find_etcd
-from dynaplan.store.etcd import EtcdStore
 from dynaplan.util.sockets import free_port
 from tests.fakes.polling import eventually, wait_until
 from tests.fakes.servers import Server
@@ -69,26 +66,16 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(params=["zmq", "nats"])
-async def plane(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[EventPlane]:
+@pytest.fixture
+async def plane(nats: Server) -> AsyncIterator[EventPlane]:
     """Our event plane, with the original's subjects and forms."""
-    if request.param == "nats":
-        server: Server = request.getfixturevalue("nats")
-        made: EventPlane = await NatsEventPlane.from_environment(server.environment, OriginalWire(), -1)
-        yield made
-        await made.close()
-        return
-    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
-    made = ZmqEventPlane(store, is_original=True)
+    made = await NatsEventPlane.from_environment(nats.environment, OriginalWire(), -1)
     yield made
     await made.close()
-    await store.close()
 
 
 @pytest.fixture
-def start(
-    request: pytest.FixtureRequest, plane: EventPlane, endpoints: str, tmp_path: Path
-) -> Iterator[Start]:
+def start(nats: Server, endpoints: str, tmp_path: Path) -> Iterator[Start]:
     """Starts ``dynamo_events.py``; returns the file of its output. Skipped where there is no Dynamo."""
     python = os.environ.get("DYNAPLAN_DYNAMO_EVENTS_PYTHON")
     if not python:
@@ -99,11 +86,8 @@ def start(
 
     def start(what: str) -> Path:
         output = tmp_path / what
-        way = "zmq" if isinstance(plane, ZmqEventPlane) else "nats"
-        command = [python, str(Path(__file__).with_name("dynamo_events.py")), what, NAMESPACE, way]
-        environ = {**os.environ, "ETCD_ENDPOINTS": endpoints, "DYN_LOG": "error"}
-        if way == "nats":
-            environ |= request.getfixturevalue("nats").environment
+        command = [python, str(Path(__file__).with_name("dynamo_events.py")), what, NAMESPACE]
+        environ = {**os.environ, "ETCD_ENDPOINTS": endpoints, "DYN_LOG": "error", **nats.environment}
         with output.open("wb") as file:
             processes.append(subprocess.Popen(command, env=environ, stdout=file))
         return output

@@ -1,25 +1,21 @@
-"""The event plane of a deployment, as the environment of its processes names it."""
+"""What the environment of a deployment's processes says of events: all of them travel over NATS."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynaplan.config.settings.servers import NATS, NATS_VARIABLE
-from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.config.settings.servers import NATS
+from dynaplan.util.errors import ConfigError
 
 PLANE_VARIABLE = "DYN_EVENT_PLANE"
 MAX_AGE_VARIABLE = "DYN_NATS_STREAM_MAX_AGE"
 
 HOST_VARIABLE = "DYNAPLAN_ADVERTISE_HOST"
-"""The name or address by which other hosts reach this one, as ``--advertise-host``; for ZMQ, too."""
-
+"""The name or address by which other hosts reach this one, as ``--advertise-host``."""
 
 COMPAT_VARIABLE = "DYNAPLAN_COMPAT"
 """The original whose modules can be imported, and whose events are spoken; empty for none. A deployment's
 processes inherit it."""
-
-ZMQ = "zmq"
-PLANES = (NATS, ZMQ)
 
 MAX_AGE_S = 3600.0
 """Time for which events are kept, unless ``DYN_NATS_STREAM_MAX_AGE`` says another."""
@@ -27,25 +23,20 @@ MAX_AGE_S = 3600.0
 _ORIGINAL = "dynamo"
 
 
-def event_plane(environ: Mapping[str, str]) -> str:
-    """Return how events travel: ``nats`` or ``zmq``; unless it is said, by NATS where there is a NATS server.
+def is_nats_wanted(environ: Mapping[str, str]) -> bool:
+    """Tell whether a NATS server is to run for the events of a graph's own services.
 
-    Raises ConfigError for any other word.
+    Raises ConfigError for anything that the environment says wrongly of events.
     """
-    text = environ.get(PLANE_VARIABLE, "").strip()
-    word = text.lower()
-    if word and word not in PLANES:
-        raise ConfigError(
-            f"{PLANE_VARIABLE} is {text!r}: there is no such event plane", hint=nearest(word, PLANES)
-        )
-    return word or (NATS if environ.get(NATS_VARIABLE) else ZMQ)
-
-
-def checked_event_plane(environ: Mapping[str, str]) -> str:
-    """Return ``event_plane``, once all that the environment says of events is right; raises ConfigError."""
     max_age_s(environ)
     is_original(environ)
-    return event_plane(environ)
+    text = environ.get(PLANE_VARIABLE, "").strip()
+    if text.lower() not in ("", NATS):
+        raise ConfigError(
+            f"{PLANE_VARIABLE} is {text!r}: events travel over NATS alone",
+            hint=f"Unset it; {NATS} starts a NATS server for the events of your own services.",
+        )
+    return bool(text)
 
 
 def max_age_s(environ: Mapping[str, str]) -> float:

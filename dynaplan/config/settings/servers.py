@@ -68,7 +68,6 @@ _OF_CLIENTS = (
     "ETCD_AUTH_",
     NATS_VARIABLE,
     "NATS_AUTH_",
-    "DYN_EVENT_PLANE",
     LEASE_TTL_VARIABLE,
 )
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -19,7 +21,6 @@ from dynaplan.engines.kv_events.block_translation import BlockTranslation
 from dynaplan.engines.kv_events.wire import Cleared
 from dynaplan.engines.port import BlocksChanged
 from dynaplan.events.engine_batches import END_OF_REPLAY, SEQUENCE_BYTES, read_engine_events, sequence_of
-from dynaplan.events.zmq_sockets import IPC, LONGEST_PATH_BYTES, SocketReader, check_private
 from dynaplan.util.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,13 @@ MOST_IN_VAIN = 3
 
 MOST_NAMED = 100
 
+IPC = "ipc://"
+LONGEST_PATH_BYTES = 107
+"""sun_path is 108 bytes long, with the closing zero."""
+
+MOST_AT_ONCE = 1000
+"""Messages that are read from a socket before the event loop gets its turn."""
+
 
 def publishing(context: EngineContext) -> dict[str, object]:
     """Return ``kv-events-config`` of an engine that publishes to its worker."""
@@ -51,7 +59,7 @@ def addresses(context: EngineContext) -> tuple[str, str]:
     if not context.scratch_dir:
         raise ConfigError("this worker has no scratch directory", hint="Set DYNAPLAN_SCRATCH_DIR.")
     directory = Path(context.scratch_dir)
-    check_private(directory)
+    _check_private(directory)
     paths = [directory / f"{context.worker_name}.kv{suffix}" for suffix in ("", "-again")]
     if max(len(os.fsencode(path)) for path in paths) > LONGEST_PATH_BYTES:
         raise ConfigError(
@@ -183,7 +191,7 @@ class BlockEvents:
         self._asked_from = self._next
         self._wait_for_replay()
         self._asking.send_multipart([b"", self._next.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
-        self._readers[1].look()
+        self._readers[1].read_soon()
 
     def _wait_for_replay(self) -> None:
         if self._timer:
@@ -224,3 +232,45 @@ class BlockEvents:
         if str(error) not in self._named and len(self._named) < MOST_NAMED:
             self._named.add(str(error))
             log.warning("a message about KV blocks cannot be read: %s", error)
+
+
+class SocketReader:
+    """Calls ``receive(frames)`` with each message of a ZMQ socket, in the event loop."""
+
+    def __init__(self, socket: zmq.Socket[bytes], receive: Callable[[list[bytes]], None]) -> None:
+        self._socket = socket
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._drain)
+        self.read_soon()
+
+    def read_soon(self) -> None:
+        """Read what is there: to be called after each other use of the socket, which may take its signal."""
+        self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        """Close the socket at once; what it has not sent is thrown away."""
+        self._loop.remove_reader(self._descriptor)
+        self._socket.close(linger=0)
+
+    def _drain(self) -> None:
+        for _ in range(MOST_AT_ONCE):
+            if self._socket.closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(frames)
+        self.read_soon()
+
+
+def _check_private(directory: Path) -> None:
+    """Raise ConfigError unless the directory is ours alone; OSError when it is not there."""
+    found = directory.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigError(
+            f"{directory} is not private: other users could read and forge events there",
+            hint=f"chmod 700 {directory}, or choose another directory.",
+        )

@@ -1,1 +1,1 @@
-"""Work queues and messages: NATS JetStream, and a twin in memory."""
+"""Messages and the work queue on NATS."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dynaplan.events.messaging.pulling import PullRequests
 from dynaplan.events.messaging_port import LONGEST_IN_QUEUE_S
 from dynaplan.util.errors import QueueUnavailable
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.js.api import ConsumerConfig, StreamConfig
 
-    from dynaplan.store.nats_connection import NatsMessenger
+    from dynaplan.store.nats_connection import NatsConnection
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,19 @@ RETRY_S = 0.1
 NO_SUCH_MESSAGE = frozenset({10037, 10043, 10057})
 # A message, or the consumer's state, cannot be stored: the stream's files are damaged or gone.
 DAMAGED = frozenset({10012, 10077, 10104})
+# How much later than the server a request is given up here: its own word is better than our clock.
+GRACE_S = 1.0
+# The server's consumer learns of a put a moment after it was answered, and would say that there is nothing.
+SHORTEST_WAIT_S = 0.1
+EMPTY_STATUSES = frozenset({"404", "408"})
 
 
 class NatsWorkItem:
     """One delivery of one piece of work; see ``dynaplan.events.messaging_port.WorkItem``."""
 
-    def __init__(self, messenger: NatsMessenger, message: Msg, queue: JetStreamQueue) -> None:
+    def __init__(self, connection: NatsConnection, message: Msg, queue: JetStreamQueue) -> None:
         self.payload: bytes = message.data
-        self._messenger = messenger
+        self._connection = connection
         self._message = message
         self._queue = queue
 
@@ -65,7 +71,7 @@ class NatsWorkItem:
         from nats.errors import NoRespondersError
         from nats.errors import TimeoutError as NoAnswer
 
-        async with self._messenger.call() as client:
+        async with self._connection.call() as client:
             try:
                 await client.request(self._message.reply, b"+ACK", timeout=CALL_TIMEOUT_S / 2)
                 return
@@ -75,7 +81,7 @@ class NatsWorkItem:
 
     async def in_progress(self) -> None:
         """Tell the queue that the work goes on: the time allowed for it starts anew."""
-        await self._messenger.publish(self._message.reply, b"+WPI")
+        await self._connection.publish(self._message.reply, b"+WPI")
 
 
 class JetStreamQueue:
@@ -87,20 +93,20 @@ class JetStreamQueue:
     time to run out.
     """
 
-    def __init__(self, messenger: NatsMessenger, stream: str, taker: str = "") -> None:
+    def __init__(self, connection: NatsConnection, stream: str, taker: str = "") -> None:
         self.stream, self._taker = _token(stream), _token(taker)
         self._shared = f"{self.stream}.queue"
         self._subject = f"{self._shared}.{self._taker}" if taker else self._shared
         self._consumer = f"lane-{self._taker}" if taker else CONSUMER
-        self._messenger = messenger
+        self._connection = connection
         self._keeps_what_is_done = False
         self._last_unanswered = -1
-        self._pulls = PullRequests(messenger, self.stream, self._consumer)
+        self._pulls = PullRequests(connection, self.stream, self._consumer)
 
     @classmethod
-    async def opened(cls, messenger: NatsMessenger, stream: str, taker: str = "") -> JetStreamQueue:
+    async def opened(cls, connection: NatsConnection, stream: str, taker: str = "") -> JetStreamQueue:
         """The queue of that stream, made or adopted, or a lane of it."""
-        queue = cls(messenger, stream, taker)
+        queue = cls(connection, stream, taker)
         await queue._ensure()
         if not taker:  # most who open a lane only put work into it
             await queue._pulls.open()
@@ -109,7 +115,7 @@ class JetStreamQueue:
     async def put(self, payload: bytes) -> int:
         """Append the work; its sequence number."""
         for may_ensure in (True, False):
-            async with self._messenger.call() as client:
+            async with self._connection.call() as client:
                 from nats.errors import TimeoutError as NoAnswer
                 from nats.js.errors import APIError, NoStreamResponseError
 
@@ -143,7 +149,7 @@ class JetStreamQueue:
                 if message is None:
                     return None
                 if message.reply:
-                    return NatsWorkItem(self._messenger, message, self)
+                    return NatsWorkItem(self._connection, message, self)
                 # A status: stream or consumer are gone, or the server is about to go.
                 await self._ensure()
             except QueueUnavailable:
@@ -158,7 +164,7 @@ class JetStreamQueue:
         """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
         from nats.js.errors import APIError, NotFoundError
 
-        async with self._messenger.call() as client:
+        async with self._connection.call() as client:
             try:
                 await client.jsm().delete_msg(self.stream, sequence)
             except NotFoundError:
@@ -169,7 +175,7 @@ class JetStreamQueue:
 
     async def depth(self) -> int:
         """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
-        async with self._messenger.call() as client:
+        async with self._connection.call() as client:
             if not self._keeps_what_is_done:
                 # The consumer's own count can be a moment behind a put.
                 only = self._subject if self._taker else None
@@ -181,13 +187,13 @@ class JetStreamQueue:
 
     async def clear(self) -> None:
         """Withdraw all work of the lane, taken or not; of the shared queue that in all lanes too."""
-        async with self._messenger.call() as client:
+        async with self._connection.call() as client:
             await client.jsm().purge_stream(self.stream, subject=self._subject if self._taker else None)
 
     async def _ensure(self) -> None:
         from nats.js.errors import APIError
 
-        async with self._messenger.call() as client:
+        async with self._connection.call() as client:
             self._keeps_what_is_done = not await self._ensure_work_queue(client)
             try:
                 await self._ensure_consumers(client)
@@ -255,6 +261,83 @@ class JetStreamQueue:
         subjects = found.subjects or []
         if self._lanes not in subjects:
             await client.jsm().update_stream(found.evolve(subjects=[*subjects, self._lanes]))
+
+
+class PullRequests:
+    """Asks a consumer for messages, one each; work whose ``pull`` was cancelled goes back at once.
+
+    nats-py's ``fetch`` keeps such work until its time has run out, and waits through a lost connection for
+    an answer that cannot come.
+    """
+
+    def __init__(self, connection: NatsConnection, stream: str, consumer: str) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._consumer = consumer
+        self._inbox = ""
+        self._tokens = itertools.count(1)
+        # Requests that the server has not answered yet, in the order in which it will.
+        self._open: dict[str, asyncio.Future[Msg | None]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """True once answers are listened for."""
+        return bool(self._inbox)
+
+    async def open(self) -> None:
+        """Listen on an inbox of its own, to which the server sends; raises QueueUnavailable."""
+        async with self._connection.call() as client:
+            inbox = client.new_inbox()
+        await self._connection.listen(f"{inbox}.*", self._on_message)
+        self._inbox = inbox
+        self._connection.on_reconnect(self._on_reconnect)
+
+    async def pull(self, timeout_s: float) -> Msg | None:
+        """Ask for one message: the message, None when there is none, or a status without reply subject.
+
+        A request that is given up stays open here, as it does at the server, until that has answered it.
+        """
+        token = str(next(self._tokens))
+        future: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
+        wait_s = max(timeout_s, SHORTEST_WAIT_S)
+        self._open[token] = future
+        try:
+            async with self._connection.call() as client:
+                ask = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+                body = json.dumps({"batch": 1, "expires": int(wait_s * 1e9)}).encode()
+                await client.publish(ask, body, reply=f"{self._inbox}.{token}")
+            async with asyncio.timeout(wait_s + GRACE_S):
+                return await future
+        except TimeoutError as error:
+            self._open.pop(token, None)
+            raise QueueUnavailable("NATS did not answer a request for work") from error
+        except QueueUnavailable:
+            self._open.pop(token, None)
+            raise
+
+    async def _on_message(self, message: Msg) -> None:
+        """Hand an arrived message to the request that waits for it; give work back when none waits any more.
+
+        A status comes to the request's own subject; work comes under the stream's subject, to the requests
+        in their order.
+        """
+        status = (message.headers or {}).get("Status")
+        token = message.subject.rpartition(".")[2] if status else next(iter(self._open), "")
+        future = self._open.pop(token, None)
+        if future is not None and not future.done():
+            future.set_result(None if status in EMPTY_STATUSES else message)
+        elif status is None:
+            try:
+                await self._connection.publish(message.reply, b"-NAK")
+            except QueueUnavailable:
+                return  # it comes back by itself when its time has run out
+
+    def _on_reconnect(self) -> None:
+        """The new connection gets no answers to what was asked on the old one."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(QueueUnavailable("the connection was lost; asking again"))
+        self._open.clear()
 
 
 def _token(name: str) -> str:

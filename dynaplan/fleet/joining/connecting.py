@@ -34,7 +34,6 @@ STORE_ANSWER_S = 5.0
 DEFAULT_NAMESPACE = "dynamo"
 TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
 NAMESPACE_VARIABLE = "DYN_NAMESPACE"
-SCRATCH_VARIABLE = "DYNAPLAN_SCRATCH_DIR"
 
 _TOKEN_OF_THIS_PROCESS = secrets.token_urlsafe(32)
 
@@ -96,13 +95,7 @@ def _runtime(
         clock=SystemClock(),
         token=environ[TOKEN_VARIABLE],
         connect_messenger=lambda: event_connections.connect_messenger(environ),
-        connect_events=lambda: event_connections.connect_events(
-            connection,
-            environ,
-            directory=environ.get(SCRATCH_VARIABLE, ""),
-            prefix=f"program_{os.getpid()}",
-            token=environ[TOKEN_VARIABLE],
-        ),
+        connect_events=lambda: event_connections.connect_events(environ),
         network=process_table.network(),
         owner=local_host.this_process(),
         drain_deadline_s=drain_deadline_s,

@@ -1,7 +1,7 @@
 """The servers that a deployment needs: what is not needed is not started.
 
-etcd runs when it is the key-value store, and NATS when it is, when prompts go through the prefill queue, or
-when ``DYN_EVENT_PLANE`` says that events travel by it.
+etcd runs when it is the key-value store, and NATS when it is, when prompts go through the prefill queue, when
+frontends route by events or share their bookings by them, and when ``DYN_EVENT_PLANE`` asks for it.
 A server that the environment names is used in the place of one of our own.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.frontend import SECTIONS
+from dynaplan.config.frontend import SECTIONS, uses_events
 from dynaplan.config.service_config import section_options
-from dynaplan.config.settings.events import checked_event_plane
+from dynaplan.config.settings.events import is_nats_wanted
 from dynaplan.config.settings.servers import (
     BACKEND_VARIABLE,
     ETCD,
@@ -83,15 +83,14 @@ def shared_servers(
             hint="Use file, which needs no server; on Kubernetes each component is a pod of its own: "
             "`dynaplan export kubernetes --store kubernetes`.",
         )
-    plane = checked_event_plane(os.environ)
+    is_wanted = is_nats_wanted(os.environ)
     lease_ttl_s(os.environ)
     store_outlives = bool(os.environ.get(PLACES[backend]))
     has_own_nats = not os.environ.get(NATS_VARIABLE)
     if store_outlives:
         asyncio.run(check_external_store(os.environ, graph.namespace))
-    has_queue = has_prefill_queue(graph, config)
     if not has_own_nats:
-        stream = prefill_stream(graph.namespace) if has_queue else ""
+        stream = prefill_stream(graph.namespace) if has_prefill_queue(graph, config) else ""
         asyncio.run(check_external_nats(os.environ, stream))
     started, environment = [], {BACKEND_VARIABLE: backend}
     if backend == ETCD and not store_outlives:
@@ -100,11 +99,16 @@ def shared_servers(
         environment[FILE_VARIABLE] = str(_store_directory(places))
     if has_own_nats:
         environment[NATS_VARIABLE] = ""
-        if has_queue or NATS in (backend, plane):
+        if backend == NATS or is_wanted or needs_nats(graph, config):
             started.append(embedded_nats(places.runtime_dir))
     for server in started:
         environment |= server.environment
     return SharedServers(tuple(started), environment, store_outlives)
+
+
+def needs_nats(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tell whether the graph and its configuration have a prefill queue, or events."""
+    return has_prefill_queue(graph, config) or uses_events(config)
 
 
 def has_prefill_queue(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -25,8 +25,8 @@ from dynaplan.engines.kv_events.wire import (
     read_kv_payload,
 )
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.events.envelope import payload_reader
 from dynaplan.events.subjects import Event
+from dynaplan.events.wires import payload_reader
 from dynaplan.gateway.kv_routing.kv_following import KvFollowing
 from dynaplan.gateway.kv_routing.kv_index import KvIndex
 from dynaplan.store.discovery import Discovery

@@ -15,19 +15,15 @@ new readers out. A lock cannot be made the other kind while it is held: release 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from dynaplan.config.settings.servers import LEASE_TTL_S
-from dynaplan.store.coordination.held_lock import HeldLock
 from dynaplan.store.coordination.kept_lease import KeptLease
-from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string
-from dynaplan.store.model import KeyValue, Transaction
+from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
 from dynaplan.store.port import KeyValueStore, LeaseKeeper
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.clock import Clock
-from dynaplan.util.errors import ConfigError, LockNotFree, PermanentError, StoreUnavailable
+from dynaplan.util.errors import ConfigError, LockLost, LockNotFree, PermanentError, StoreUnavailable
 
 WRITING, READING = "writing", "reading"
 """The keys' values, as the original writes them."""
@@ -36,87 +32,95 @@ RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 2.0
 
 
-@dataclass(frozen=True)
 class LockKeys:
-    """The keys of the locks of one prefix, which is one or more names with ``/`` between."""
+    """The keys of the locks of one prefix, which is one or more names with ``/`` between.
 
-    prefix: str
+    ``all`` is their common prefix, ``writer`` the key that the one writer holds, and ``readers`` the prefix
+    of the readers' keys.
+    """
 
-    def __post_init__(self) -> None:
-        names = self.prefix.split("/")
+    def __init__(self, prefix: str) -> None:
+        names = prefix.split("/")
         if not all(names) or {"writer", "readers"} & set(names):
             raise ConfigError(
-                f"{self.prefix!r} cannot be locked: it has an empty name, or the name writer or readers",
+                f"{prefix!r} cannot be locked: it has an empty name, or the name writer or readers",
                 hint="Take one name or more with / between, as in models/llama.",
             )
+        self.prefix = prefix
+        self.all = f"v1/{prefix}/"
+        self.writer = f"{self.all}writer"
+        self.readers = f"{self.all}readers/"
+
+
+class HeldLock:
+    """A read or write lock from its acquisition to ``release``: ``async with lock: ...``.
+
+    It is lost when its lease is, and when its key is deleted: then ``is_held`` is False, ``lost`` is set, and
+    ``async with`` raises LockLost at its end. Only ``fence`` protects from a holder that stands still for
+    longer than its lease lives, and then goes on: pass it on, and let the receiver refuse what is lower than
+    the highest writer's that it has seen.
+    """
+
+    def __init__(self, store: KeyValueStore, prefix: str, item: KeyValue, lease: KeptLease) -> None:
+        self._lease = lease
+        self._is_released = False
+        self._watching = asyncio.create_task(self._watch(store), name=f"lock {prefix}")
+        self._watching.add_done_callback(self._stopped_watching)
+        self.prefix = prefix
+        self.key = item.key
+        """The lock's key in the store."""
+        self.fence = item.revision
+        """The fencing number, higher than that of every writer before; until the store loses its data."""
 
     @property
-    def all(self) -> str:
-        """The prefix that the keys of writer, readers and waiters have in common."""
-        return f"v1/{self.prefix}/"
+    def is_held(self) -> bool:
+        """True while nobody else can hold the lock."""
+        return not self._is_released and self._lease.is_alive
 
     @property
-    def writer(self) -> str:
-        """The key that the one writer holds under its lease."""
-        return f"{self.all}writer"
+    def lost(self) -> asyncio.Event:
+        """Set when the lock is lost, but not by ``release``."""
+        return self._lease.lost
 
-    @property
-    def readers(self) -> str:
-        """The prefix of the readers' keys."""
-        return f"{self.all}readers/"
+    async def release(self) -> None:
+        """Give the lock up; nothing happens the second time, or when it is lost.
 
-    def reader(self, lease: int) -> str:
-        """The key of the reader with that lease."""
-        return f"{self.readers}{lease:x}"
+        Bounded: when the store is away the lock's lease is left to expire.
+        """
+        self._is_released = True
+        self._watching.cancel()
+        await self._lease.end()
 
-
-class _Attempt:
-    """One attempt to get a lock, under a lease that ends with it unless it leads to a lock."""
-
-    def __init__(self, store: KeyValueStore, prefix: str, lease: KeptLease) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._key = ""
-        self._has_led_to_a_lock = False
-        self.lease = lease
-
-    async def __aenter__(self) -> _Attempt:
+    async def __aenter__(self) -> HeldLock:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if not self._has_led_to_a_lock:
-            await self.lease.end()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_lost = not self._is_released and not self.is_held
+        await self.release()
+        if is_lost and kind is None:
+            raise LockLost(f"the lock on {self.prefix} was lost while it was in use")
 
-    async def create(self, key: str, value: str) -> bool:
-        """Create the key; False when it is another's, or the lease is lost."""
-        self._key = key
-        try:
-            transaction = Transaction({key: 0}, {key: value}, lease=self.lease.number)
-            return await self._store.commit(transaction) or await self._own() is not None
-        except PermanentError as error:
-            self.lease.lose(str(error))
-            return False
+    async def _watch(self, store: KeyValueStore) -> None:
+        """Lose the lease as soon as the key is not ours any more."""
+        async for event in store.watch(self.key):
+            lease = _lease_of(self.key, event)
+            if lease is not None and lease != self._lease.number:
+                self._lease.lose(f"{self.key} was deleted")
 
-    async def lock(self) -> HeldLock | None:
-        """Return the lock; None when the own key is gone meanwhile, or the lease is lost."""
-        item = await self._own()
-        if item is None or not self.lease.is_alive:
-            return None
-        self._has_led_to_a_lock = True
-        return HeldLock(self._store, self._prefix, item, self.lease)
+    def _stopped_watching(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._lease.lose(f"its key cannot be watched: {error}")
 
-    async def _own(self) -> KeyValue | None:
-        item = await self._store.get(self._key)
-        return item if item and item.lease == self.lease.number else None
 
-    async def until(self, changed: asyncio.Event) -> None:
-        """Wait for a change, or for the loss of the lease."""
-        waits = [asyncio.create_task(event.wait()) for event in (changed, self.lease.lost)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
+def _lease_of(key: str, event: WatchEvent) -> int | None:
+    """Return the lease of the key after the event, 0 without one; None for an event of another key."""
+    match event:
+        case Snapshot(items):
+            return next((item.lease for item in items if item.key == key), 0)
+        case Put(item):
+            return item.lease if item.key == key else None
+        case Deleted(deleted):
+            return 0 if deleted == key else None
 
 
 class Locks:
@@ -138,117 +142,126 @@ class Locks:
     async def try_write_lock(self, prefix: str) -> HeldLock | None:
         """Return the write lock, or None when somebody reads or writes, or tries to at this moment."""
         keys = LockKeys(prefix)
-        if await self._store.get(keys.writer):
-            return None
-        async with await self._attempt(keys) as attempt:
-            if await attempt.create(keys.writer, WRITING) and not await self._store.list(keys.readers):
-                return await attempt.lock()
-        return None
+        return None if await self._store.get(keys.writer) else await self._attempt(keys, is_writer=True)
 
     async def try_read_lock(self, prefix: str) -> HeldLock | None:
         """Return a read lock, or None when somebody writes, or waits or tries to."""
         keys = LockKeys(prefix)
-        return None if await self._store.get(keys.writer) else await self._enter(keys)
+        return None if await self._store.get(keys.writer) else await self._attempt(keys, is_writer=False)
 
     async def write_lock_with_wait(self, prefix: str, timeout_s: float | None = None) -> HeldLock:
         """Return the write lock when it is free; new readers are kept out as soon as no other writes.
 
         Raises LockNotFree when it is not free in time.
         """
-        return await self._waiting(LockKeys(prefix), self._write, timeout_s)
+        return await self._wait(LockKeys(prefix), is_writer=True, timeout_s=timeout_s)
 
     async def read_lock_with_wait(self, prefix: str, timeout_s: float | None = None) -> HeldLock:
         """Return a read lock when nobody writes, or waits to; raises LockNotFree when that is not in time."""
-        return await self._waiting(LockKeys(prefix), self._read, timeout_s)
+        return await self._wait(LockKeys(prefix), is_writer=False, timeout_s=timeout_s)
 
-    async def _waiting(
-        self,
-        keys: LockKeys,
-        acquire: Callable[[LockKeys, asyncio.Event], Awaitable[HeldLock]],
-        timeout_s: float | None,
-    ) -> HeldLock:
+    async def _wait(self, keys: LockKeys, *, is_writer: bool, timeout_s: float | None) -> HeldLock:
         changed = asyncio.Event()
-        watcher = PrefixWatcher(self._store, keys.all, full_key_string, _whole)
-        watcher.on_change(changed.set)
-        following = asyncio.create_task(watcher.run())
-        acquiring = asyncio.create_task(self._persistently(keys, changed, acquire))
+
+        async def watch() -> None:
+            async for _ in self._store.watch(keys.all):
+                changed.set()
+            raise StoreUnavailable("the store was closed")
+
+        watching = asyncio.create_task(watch())
+        acquiring = asyncio.create_task(self._acquire(keys, changed, is_writer=is_writer))
         is_returned = False
         try:
-            tasks = {acquiring, following}
+            tasks = {acquiring, watching}
             await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if acquiring.done():
-                lock = acquiring.result()
-                is_returned = True
-                return lock
-            if following.done():
-                following.result()
-                raise StoreUnavailable("the store was closed")
-            raise LockNotFree(f"{keys.prefix} was not free within {timeout_s:g} s")
+            if not acquiring.done() and not watching.done():
+                raise LockNotFree(f"{keys.prefix} was not free within {timeout_s:g} s")
+            if not acquiring.done():
+                await watching  # It raises the reason for which it has ended.
+            lock = await acquiring
+            is_returned = True
+            return lock
         finally:
-            following.cancel()
+            watching.cancel()
             if not is_returned:
                 acquiring.cancel()
                 (left,) = await asyncio.gather(acquiring, return_exceptions=True)
                 if isinstance(left, HeldLock):
                     await left.release()
 
-    async def _persistently(
-        self,
-        keys: LockKeys,
-        changed: asyncio.Event,
-        acquire: Callable[[LockKeys, asyncio.Event], Awaitable[HeldLock]],
-    ) -> HeldLock:
-        """Acquire, again and again while the store is away."""
+    async def _acquire(self, keys: LockKeys, changed: asyncio.Event, *, is_writer: bool) -> HeldLock:
+        """Try after each change, and again and again while the store is away."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, self._clock.sleep)
         while True:
+            changed.clear()
             try:
-                return await acquire(keys, changed)
+                if await self._store.get(keys.writer):
+                    # No longer than a dead holder's lease lives: its end might not be reported.
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), self._ttl_s)
+                elif lock := await self._attempt(keys, changed, is_writer=is_writer):
+                    return lock
             except StoreUnavailable:
                 await backoff.pause()
 
-    async def _write(self, keys: LockKeys, changed: asyncio.Event) -> HeldLock:
-        while True:
-            changed.clear()
-            if await self._store.get(keys.writer):
-                await self._news(changed)
-                continue
-            async with await self._attempt(keys) as attempt:
-                is_ours = await attempt.create(keys.writer, WRITING)
-                while is_ours and attempt.lease.is_alive:
-                    changed.clear()
-                    if await self._store.list(keys.readers):
-                        await attempt.until(changed)
-                    elif lock := await attempt.lock():
-                        return lock
-                    else:
-                        break
+    async def _attempt(
+        self, keys: LockKeys, changed: asyncio.Event | None = None, *, is_writer: bool
+    ) -> HeldLock | None:
+        """Create the own key, and check for others' afterwards; None, and it is gone, when there are any.
 
-    async def _news(self, changed: asyncio.Event) -> None:
-        """Wait for a change, but no longer than a dead holder's lease lives."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._ttl_s):
-                await changed.wait()
-
-    async def _read(self, keys: LockKeys, changed: asyncio.Event) -> HeldLock:
-        while True:
-            changed.clear()
-            if await self._store.get(keys.writer):
-                await self._news(changed)
-            elif lock := await self._enter(keys):
-                return lock
-
-    async def _enter(self, keys: LockKeys) -> HeldLock | None:
-        """Create a reader's key, and take it away again when there is a writer."""
-        async with await self._attempt(keys) as attempt:
-            is_ours = await attempt.create(keys.reader(attempt.lease.number), READING)
-            if is_ours and not await self._store.get(keys.writer):
-                return await attempt.lock()
-        return None
-
-    async def _attempt(self, keys: LockKeys) -> _Attempt:
+        With ``changed`` a writer keeps its key meanwhile, and waits until the readers have gone.
+        """
         lease = await KeptLease.granted(self._leases, self._clock, self._ttl_s)
-        return _Attempt(self._store, keys.prefix, lease)
+        key = keys.writer if is_writer else f"{keys.readers}{lease.number:x}"
+        lock = None
+        try:
+            is_ours = await self._create(key, WRITING if is_writer else READING, lease)
+            if is_ours and await self._is_alone(keys, lease, changed, is_writer=is_writer):
+                lock = await self._held(keys, key, lease)
+            return lock
+        finally:
+            if lock is None:
+                await lease.end()
+
+    async def _create(self, key: str, value: str, lease: KeptLease) -> bool:
+        """Create the key; False when it is another's, or the lease is lost."""
+        try:
+            transaction = Transaction({key: 0}, {key: value}, lease=lease.number)
+            return await self._store.commit(transaction) or await self._own(key, lease) is not None
+        except PermanentError as error:
+            lease.lose(str(error))
+            return False
+
+    async def _is_alone(
+        self, keys: LockKeys, lease: KeptLease, changed: asyncio.Event | None, *, is_writer: bool
+    ) -> bool:
+        if not is_writer:
+            return await self._store.get(keys.writer) is None
+        while lease.is_alive:
+            if changed:
+                changed.clear()
+            if not await self._store.list(keys.readers):
+                return True
+            if changed is None:
+                return False
+            await _any_of(changed, lease.lost)
+        return False
+
+    async def _held(self, keys: LockKeys, key: str, lease: KeptLease) -> HeldLock | None:
+        """Return the lock; None when the own key is gone meanwhile, or the lease is lost."""
+        item = await self._own(key, lease)
+        return HeldLock(self._store, keys.prefix, item, lease) if item and lease.is_alive else None
+
+    async def _own(self, key: str, lease: KeptLease) -> KeyValue | None:
+        item = await self._store.get(key)
+        return item if item and item.lease == lease.number else None
 
 
-def _whole(item: KeyValue) -> KeyValue:
-    return item
+async def _any_of(*events: asyncio.Event) -> None:
+    """Wait until one of them is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynaplan.store.nats_connection import NatsMessenger
+from dynaplan.events.messaging.nats import NatsMessenger
 from dynaplan.store.nats_kv.messages import Draft, Entry
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import PermanentError, QueueUnavailable, StoreUnavailable

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
 
-from dynaplan.events.messaging.memory import MemoryMessenger
 from dynaplan.store.memory import MemoryStore
 from dynaplan.store.model import Transaction, WatchEvent
 from dynaplan.util.errors import DynaplanError, QueueUnavailable, StoreUnavailable
 from tests.chaos.schedules.virtual_time import Process
 from tests.fakes.clock import LoopClock
+from tests.fakes.memory_messenger import MemoryMessenger
 
 EXPIRE_EVERY_S = 0.5
 LOOK_AGAIN_S = 0.1

@@ -9,7 +9,6 @@ from random import Random
 from signal import SIGTERM
 from typing import Any
 
-from dynaplan.events.messaging.memory import MemoryMessenger
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import ArbiterBusy, StatefileUnwritable
 from tests.chaos.judging import Judge
@@ -18,6 +17,7 @@ from tests.chaos.schedules.network import Network
 from tests.chaos.schedules.virtual_time import Process, VirtualLoop
 from tests.fakes.circus import FakeCircus
 from tests.fakes.clock import LoopClock
+from tests.fakes.memory_messenger import MemoryMessenger
 
 Main = Callable[[Process], Coroutine[Any, Any, None]]
 KILLED = -9

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.events.memory import MemoryEventPlane
 from dynaplan.events.subjects import KEPT
 from dynaplan.util.errors import ConfigError
+from tests.fakes.memory_events import MemoryEventPlane
 
 
 @dataclass

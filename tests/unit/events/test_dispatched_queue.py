@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dynaplan.events.dispatched_queue import LATE_LANE, LOOK_S, DispatchedQueue
-from dynaplan.events.messaging.memory import MemoryMessenger
 from dynaplan.events.messaging_port import WorkQueue
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import QueueUnavailable
 from tests.fakes.clock import LoopClock
+from tests.fakes.memory_messenger import MemoryMessenger
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.events.outbox import Outbox, Outgoing
+from dynaplan.events.publishing import Outbox, Outgoing
 
 
 def message(number: int, size: int = 1) -> Outgoing:

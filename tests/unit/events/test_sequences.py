@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.events.sequences import Sequences
+from dynaplan.events.inbox import Sequences
 
 
 def test_the_events_between_two_numbers_were_missed() -> None:

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.events.envelope import Envelope, envelope_bytes
 from dynaplan.events.subjects import Event, Subject, matches
-from dynaplan.events.wires import EventWire, OriginalWire, SeedWire, event_of, message_id, parse_message_id
+from dynaplan.events.wires import (
+    Envelope,
+    EventWire,
+    OriginalWire,
+    SeedWire,
+    envelope_bytes,
+    event_of,
+    message_id,
+    parse_message_id,
+)
 
 SUBJECT = Subject("vllm-agg", "backend", "kv_cache_update")
 OTHER = Subject("vllm-agg", "backend", "load")

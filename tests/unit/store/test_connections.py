@@ -49,11 +49,11 @@ def test_a_store_in_memory_is_nobody_else_s_and_another_one_is_named() -> None:
 
 
 async def test_a_deployment_without_nats_says_so_instead_of_trying() -> None:
-    without = {"NATS_SERVER": "", "DYN_EVENT_PLANE": "nats"}
+    without = {"NATS_SERVER": ""}
     with pytest.raises(QueueUnavailable, match="has no NATS server"):
         await connect_messenger(without)
     with pytest.raises(QueueUnavailable, match="no NATS server for events"):
-        await connect_events(empty_store(), without)
+        await connect_events(without)
 
 
 def test_a_collector_s_address_is_one_of_http() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dynaplan.events.memory import MemoryEventPlane
 from dynaplan.events.port import EventPlane
 from dynaplan.store.discovery import Discovery
 from dynaplan.util.errors import QueueUnavailable
 from dynaplan.worker.process import WorkerRuntime
 from tests.fakes.clock import ManualClock
+from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.store import FakeStore
 
 

@@ -1,34 +1,25 @@
-"""The event plane that the environment names."""
+"""What the environment says of events."""
 
 from __future__ import annotations
 
 import pytest
 
-from dynaplan.config.settings.events import checked_event_plane, event_plane, is_original, max_age_s
+from dynaplan.config.settings.events import is_nats_wanted, is_original, max_age_s
 from dynaplan.util.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("environ", "plane"),
-    [
-        ({}, "zmq"),
-        ({"NATS_SERVER": ""}, "zmq"),
-        ({"NATS_SERVER": "nats://x"}, "nats"),
-        ({"NATS_SERVER": "nats://x", "DYN_EVENT_PLANE": " ZMQ "}, "zmq"),
-        ({"DYN_EVENT_PLANE": "nats"}, "nats"),
-    ],
+    ("environ", "is_wanted"),
+    [({}, False), ({"NATS_SERVER": "nats://x"}, False), ({"DYN_EVENT_PLANE": " NATS "}, True)],
 )
-def test_events_travel_by_nats_where_there_is_one_unless_it_is_said(
-    environ: dict[str, str], plane: str
-) -> None:
-    assert event_plane(environ) == plane
-    assert checked_event_plane(environ) == plane
+def test_a_nats_server_for_events_is_asked_for(environ: dict[str, str], is_wanted: bool) -> None:
+    assert is_nats_wanted(environ) is is_wanted
 
 
 @pytest.mark.parametrize(
     ("environ", "fault"),
     [
-        ({"DYN_EVENT_PLANE": "nat"}, "DYN_EVENT_PLANE is 'nat'"),
+        ({"DYN_EVENT_PLANE": "zmq"}, "DYN_EVENT_PLANE is 'zmq': events travel over NATS alone"),
         ({"DYN_NATS_STREAM_MAX_AGE": "1h"}, "DYN_NATS_STREAM_MAX_AGE is '1h'"),
         ({"DYN_NATS_STREAM_MAX_AGE": "0"}, "is '0'"),
         ({"DYN_NATS_STREAM_MAX_AGE": "nan"}, "is 'nan'"),
@@ -37,7 +28,7 @@ def test_events_travel_by_nats_where_there_is_one_unless_it_is_said(
 )
 def test_what_is_wrong_is_named(environ: dict[str, str], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        checked_event_plane(environ)
+        is_nats_wanted(environ)
 
 
 def test_events_are_kept_for_an_hour_unless_it_is_said() -> None:

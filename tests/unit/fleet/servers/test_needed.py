@@ -77,8 +77,17 @@ def test_frontends_that_use_the_prefill_queue_need_it_without_workers_of_the_gra
     assert started(AGGREGATED, tmp_path, **{section: {key: False}}) == ["etcd"]
 
 
-@pytest.mark.parametrize(("plane", "names"), [("nats", ["etcd", "nats"]), ("zmq", ["etcd"]), ("", ["etcd"])])
-def test_nats_is_started_for_events_that_are_to_travel_by_it(
+@pytest.mark.parametrize("section", ["VllmWorker", "Frontend", "Router", "Processor"])
+def test_nats_is_started_for_the_events_that_frontends_route_by(tmp_path: Path, section: str) -> None:
+    by_events, by_prediction = {"router": "kv"}, {"router": "kv", "kv-events": False}
+    assert started(AGGREGATED, tmp_path, **{section: by_events}) == ["etcd", "nats"]
+    assert started(AGGREGATED, tmp_path, **{section: by_prediction}) == ["etcd"]
+    shared = {**by_prediction, "router_replica_sync": True}
+    assert started(AGGREGATED, tmp_path, **{section: shared}) == ["etcd", "nats"]
+
+
+@pytest.mark.parametrize(("plane", "names"), [("nats", ["etcd", "nats"]), ("", ["etcd"])])
+def test_nats_is_started_where_the_environment_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plane: str, names: list[str]
 ) -> None:
     monkeypatch.setenv("DYN_EVENT_PLANE", plane)

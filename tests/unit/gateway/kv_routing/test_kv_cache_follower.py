@@ -14,13 +14,13 @@ import pytest
 from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
 from dynaplan.engines.kv_events.wire import TOPIC, CacheSnapshot, Change, Removed, Stored, kv_payload
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.events.memory import MemoryEventPlane
 from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import PermanentError, QueueUnavailable
+from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import consistently, eventually
 
 

@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 import pytest
 
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.events.memory import MemoryEventPlane
 from dynaplan.gateway.kv_routing import replica_sync
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, WorkerShare, shares
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
 from dynaplan.util.errors import QueueUnavailable
+from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import eventually
 
 WORKER = 7

@@ -13,7 +13,6 @@ from typing import cast
 import pytest
 
 from dynaplan.config.settings.routing import DisaggregationSettings
-from dynaplan.events.messaging.memory import MemoryMessenger
 from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks
@@ -29,6 +28,7 @@ from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.tasks import BackgroundTasks
+from tests.fakes.memory_messenger import MemoryMessenger
 from tests.fakes.polling import PATIENCE_S, eventually
 
 ON = DisaggregationSettings(is_on=True)

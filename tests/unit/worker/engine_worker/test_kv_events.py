@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from dynaplan.engines.kv_events.wire import CacheSnapshot, Cleared, KvEvent, Removed, Stored, read_kv_payload
-from dynaplan.events.envelope import payload_reader
-from dynaplan.events.memory import MemoryEventPlane
 from dynaplan.events.port import EventPlane, EventSubscription
+from dynaplan.events.wires import payload_reader
 from dynaplan.store.discovery import Discovery
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 from dynaplan.worker.engine_worker import kv_events
 from dynaplan.worker.engine_worker.kv_events import QUIET_S, RETRY_FIRST_S, KvEventPublisher
 from dynaplan.worker.process import WorkerRuntime
 from tests.fakes.clock import LoopClock
+from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]

@@ -1,4 +1,4 @@
-"""Messages and work queues in this process: for tests and for trying things out."""
+"""Messages and work queues in one process, in place of ``NatsMessenger``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event plane in one process: for tests and for trying things out."""
+"""The event plane in one process, in place of ``NatsEventPlane``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
 from dynaplan.events.inbox import EventCounts, EventInbox
-from dynaplan.events.outbox import Outbox, Outgoing
 from dynaplan.events.port import EventPublisher, EventSubscription
-from dynaplan.events.publishing import BoxedPublisher, unix_ms
+from dynaplan.events.publishing import Outbox, OutboxPublisher, Outgoing, unix_ms
 from dynaplan.events.subjects import NOW, Event, Start, Subject, matches
 from dynaplan.events.wires import SeedWire, parse_message_id
 from dynaplan.util.errors import ConfigError, QueueUnavailable
@@ -70,7 +69,6 @@ class MemoryEventPlane:
         self._counts = EventCounts()
         self._tasks = BackgroundTasks()
         self._boxes: dict[bool, Outbox] = {}
-        self._filled = asyncio.Event()
         self._own: WeakSet[EventSubscription] = WeakSet()
 
     def peer(self) -> MemoryEventPlane:
@@ -96,7 +94,7 @@ class MemoryEventPlane:
             self._boxes[is_kept] = Outbox()
             self._tasks.spawn(self._send(self._boxes[is_kept], is_kept), "event sender")
         outbox = self._boxes[is_kept]
-        return BoxedPublisher(subject, SeedWire(), outbox, self._filled, self._counts, lambda: MOST_BYTES)
+        return OutboxPublisher(subject, SeedWire(), outbox, self._counts, lambda: MOST_BYTES)
 
     async def subscribe(self, pattern: str, start: Start = NOW, group: str = "") -> EventSubscription:
         """Subscribe to what matches; raises QueueUnavailable, and ConfigError for a pattern."""
@@ -109,14 +107,7 @@ class MemoryEventPlane:
             )
         broker = self._broker
         if group:
-            known = broker.groups.get((pattern, group))
-            if known is None:
-                known = broker.groups[pattern, group] = _Group(broker.ack_wait_s)
-                for event in broker.since(pattern, start):
-                    known.offer(event)
-            member = _Member(known, self._counts)
-            self._own.add(member)
-            return member
+            return self._join(pattern, start, group)
         inbox = EventInbox(self._counts)
         self._own.add(inbox)
         for event in broker.since(pattern, start):
@@ -126,6 +117,24 @@ class MemoryEventPlane:
 
         async def stop() -> None:
             broker.inboxes.remove(entry)
+
+        inbox.on_close = stop
+        return inbox
+
+    def _join(self, pattern: str, start: Start, group: str) -> EventInbox:
+        """Return a new member of the group, which is made when nobody has joined it before."""
+        broker = self._broker
+        known = broker.groups.get((pattern, group))
+        if known is None:
+            known = broker.groups[pattern, group] = _Group(broker.ack_wait_s)
+            for event in broker.since(pattern, start):
+                known.offer(event)
+        inbox = EventInbox(self._counts, known.done)
+        self._own.add(inbox)
+        filling = self._tasks.spawn(known.fill(inbox), "event group")
+
+        async def stop() -> None:
+            filling.cancel()
 
         inbox.on_close = stop
         return inbox
@@ -162,9 +171,9 @@ class MemoryEventPlane:
         while True:
             while outbox and self.is_available:
                 self._broker.take(outbox.pop(), is_kept)
-            self._filled.clear()
+            outbox.filled.clear()
             self._broker.changed.clear()
-            waits = [asyncio.ensure_future(each.wait()) for each in (self._filled, self._broker.changed)]
+            waits = [asyncio.ensure_future(each.wait()) for each in (outbox.filled, self._broker.changed)]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -185,47 +194,23 @@ class _Group:
         self._offered.append(replace(event, receipt=f"{event.position}"))
         self._filled.set()
 
-    async def taken(self) -> Event:
-        while not self._offered:
-            self._filled.clear()
-            await self._filled.wait()
-        event = self._offered.popleft()
-        self._open.add(event.receipt)
-        asyncio.get_running_loop().call_later(self._ack_wait_s, self._again, event)
-        return event
+    async def fill(self, inbox: EventInbox) -> None:
+        """Give a member what it waits for, until cancelled."""
+        while await inbox.room():
+            while not self._offered:
+                self._filled.clear()
+                await self._filled.wait()
+            if not inbox.is_awaited:
+                continue
+            event = self._offered.popleft()
+            self._open.add(event.receipt)
+            asyncio.get_running_loop().call_later(self._ack_wait_s, self._again, event)
+            inbox.put(event)
 
-    def done(self, event: Event) -> None:
+    async def done(self, event: Event) -> None:
         self._open.discard(event.receipt)
 
     def _again(self, event: Event) -> None:
         if event.receipt in self._open:
             self._open.discard(event.receipt)
             self.offer(event)
-
-
-class _Member(EventInbox):
-    """One member of a group."""
-
-    def __init__(self, group: _Group, counts: EventCounts) -> None:
-        super().__init__(counts)
-        self._group = group
-        self._closed = asyncio.Event()
-
-    async def __anext__(self) -> Event:
-        taking = asyncio.ensure_future(self._group.taken())
-        closed = asyncio.ensure_future(self._closed.wait())
-        try:
-            await asyncio.wait({taking, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not taking.done() or closed.done():
-                raise StopAsyncIteration
-            self._counts.received += 1
-            return taking.result()
-        finally:
-            taking.cancel()
-            closed.cancel()
-
-    async def close(self) -> None:
-        self._closed.set()
-
-    async def ack(self, event: Event) -> None:
-        self._group.done(event)
