@@ -1,7 +1,7 @@
 """The distributed runtime: what every process of a deployment uses, a user's own included.
 
-``connect`` joins a deployment, and ``dynamo_worker`` does it for a program of the original's kind. They are
-made in ``dynaplan.fleet.joining``, and have their names here: docs/decisions/0034 says why.
+``connect`` joins a deployment. It is made in ``dynaplan.fleet.joining``, and has its name here:
+docs/decisions/0034 says why.
 ``VirtualConnectorClient`` is for a program that carries a planner's decisions out.
 """
 
@@ -9,15 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dynaplan.fleet.joining import connect, dynamo_worker
+    from dynaplan.fleet.joining import connect
     from dynaplan.planner.virtual.client import VirtualConnectorClient
 
-__all__ = ["VirtualConnectorClient", "connect", "dynamo_worker"]
+__all__ = ["VirtualConnectorClient", "connect"]
 
 _HOMES = {
     "VirtualConnectorClient": "dynaplan.planner.virtual.client",
     "connect": "dynaplan.fleet.joining",
-    "dynamo_worker": "dynaplan.fleet.joining",
 }
 
 

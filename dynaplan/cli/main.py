@@ -40,7 +40,7 @@ COMMANDS = {
     "doctor": ("box.doctor", "Say what this box has and lacks."),
     "report": ("box.report", "Write one masked file for a bug report."),
     "pull": ("pull", "Fetch a small model to serve."),
-    "compat": ("compat", "Run a program of the original's API."),
+    "compat": ("compat", "Run a program that imports Dynamo's modules."),
 }
 """Each command in the order of the help page: the module that has it as ``command``, and its purpose."""
 

@@ -30,10 +30,10 @@ from circus.watcher import Watcher
 from tornado.ioloop import IOLoop
 
 from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
-from dynaplan.fleet.enduring import EnduringWatcher
 from dynaplan.fleet.plugin import PROGRAM
 from dynaplan.fleet.reattach.making_way import MAKE_WAY
 from dynaplan.fleet.reattach.processes import HeldFleet
+from dynaplan.fleet.retrying_watcher import RetryingWatcher
 from dynaplan.fleet.rules.operator_commands import CommandAnswer, answer
 from dynaplan.fleet.watchers import WatcherSpec, service_of
 from dynaplan.util.documents import object_field, parse_object, text_field
@@ -118,7 +118,7 @@ class ServeArbiter(Arbiter):
         self._public_socket = public_socket
         self._listeners = listeners
         self._held = held
-        watchers = [EnduringWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
+        watchers = [RetryingWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
         for watcher in watchers:
             self._prepare(watcher)
         self._on_quit = on_quit
@@ -153,7 +153,7 @@ class ServeArbiter(Arbiter):
         watcher.cmd = shlex.join([*PROGRAM, *shlex.split(watcher.cmd)[3:]])  # circus has ``python -c CODE``
         watcher.env = dict(os.environ)  # without circus' PYTHONPATH
         watcher.priority = -1
-        watcher.__class__ = EnduringWatcher
+        watcher.__class__ = RetryingWatcher
         if self._held:
             self._held.attach(watcher, ends_with_serve=True)
 

@@ -3,8 +3,6 @@
 One small file per claim in a directory that everybody may write to and where nobody may remove the
 files of others (mode 1777). A claim belongs to the user that its file belongs to, and counts as long as the
 arbiter it names runs; so nothing has to be cleaned up after a crash, and nobody can end another's claim.
-Beside the claims lies a file of each deployment that shares its GPUs with others of its user: what it says
-of itself (``GpuShare``). It counts as long, and for its user only.
 What it cannot prevent: another user of the machine may claim GPUs that it does not use, and the owner of
 the directory, the first user or root, may remove claims. Containers keep off each other's GPUs only
 if they share the directory and the pids of the machine.
@@ -18,13 +16,12 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dynaplan.fleet.gpus import GpuShare, NodeGpus
 from dynaplan.fleet.host.port_holders import user_name
 from dynaplan.fleet.statefile_store import state_dir
 from dynaplan.process.identity import ProcessIdentity
@@ -39,11 +36,8 @@ log = logging.getLogger(__name__)
 LONGEST_NAMESPACE = 80
 """The most characters of a namespace that are shown: another user may have written it."""
 
-LONGEST_CLAIM, LONGEST_SHARE = 4096, 65536
+LONGEST_CLAIM = 4096
 """The most bytes of a file that are read."""
-
-SHARE = "share-"
-"""The beginning of the names of files in which deployments say what they share."""
 
 
 class NodeClaims:
@@ -95,45 +89,6 @@ class NodeClaims:
             self._claim_lost_ones(directory, held)
         return {uuid: held[uuid] for uuid in uuids if uuid in held}
 
-    def publish(self, share: Callable[[NodeGpus], GpuShare]) -> None:
-        """Call ``share`` with what all have published and claimed, and publish its result, in one step."""
-        with self._locked() as directory:
-            record = {**asdict(self._arbiter), **share(self._node_gpus(directory)).to_record()}
-            name = _share_name(self._arbiter)
-            if _share_in(directory, name) != record:
-                _replace(directory, name, record)
-
-    def withdraw(self) -> None:
-        """Publish nothing more; nothing happens when nothing was published."""
-        with self._locked() as directory:
-            if _share_in(directory, _share_name(self._arbiter)) is not None:
-                os.unlink(_share_name(self._arbiter), dir_fd=directory)
-
-    def _node_gpus(self, directory: int) -> NodeGpus:
-        """The living arbiters' claims, and what those of our user say; what a dead one said is removed."""
-        claimed: set[str] = set()
-        held: dict[ProcessIdentity, set[str]] = {}
-        shares: dict[ProcessIdentity, Mapping[str, Any]] = {}
-        for name in os.listdir(directory):
-            if (document := _read(directory, name)) and is_alive(arbiter := _arbiter(document)):
-                claimed.add(document["uuid"])
-                if document["uid"] == os.getuid():  # another user may name our arbiter
-                    held.setdefault(arbiter, set()).add(document["uuid"])
-            elif record := _share_in(directory, name):
-                if is_alive(arbiter := _arbiter(record)):
-                    shares[arbiter] = record
-                else:
-                    os.unlink(name, dir_fd=directory)
-        return NodeGpus(
-            frozenset(held.get(self._arbiter, ())),
-            frozenset(claimed),
-            tuple(
-                GpuShare.from_record(record, frozenset(held.get(arbiter, ())))
-                for arbiter, record in shares.items()
-                if arbiter != self._arbiter
-            ),
-        )
-
     def _claim_lost_ones(self, directory: int, held: Mapping[str, str]) -> None:
         """Write claims of ours again that have vanished, and say so."""
         there = {
@@ -171,7 +126,12 @@ class NodeClaims:
         document = {"uuid": uuid, "namespace": self._namespace, "uid": os.getuid(), **asdict(self._arbiter)}
         if self._worker:
             document["worker"] = self._worker
-        _replace(directory, name, document)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
+        with open(fd, "w") as file:
+            os.fchmod(fd, 0o644)
+            file.write(json.dumps(document))
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -233,25 +193,9 @@ def _file_name(uuid: str, uid: int) -> str:
     return f"{uuid.replace('/', '_')}.{uid}.json"
 
 
-def _share_name(arbiter: ProcessIdentity) -> str:
-    return f"{SHARE}{arbiter.pid}.{os.getuid()}.json"
-
-
-def _replace(directory: int, name: str, document: Mapping[str, Any]) -> None:
-    """Replace a file of ours by this document, for all to read."""
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        pass
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
-    with open(fd, "w") as file:
-        os.fchmod(fd, 0o644)
-        file.write(json.dumps(document))
-
-
 def _read(directory: int, name: str) -> dict[str, Any] | None:
     """The claim in that file; None when it is none, or is not by the user that it says."""
-    text, uid = _text_of(directory, name, LONGEST_CLAIM)
+    text, uid = _text_of(directory, name)
     try:
         document = parse_object(text)
         _arbiter(document)
@@ -261,21 +205,7 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
     return {**document, "uid": uid} if is_own else None
 
 
-def _share_in(directory: int, name: str) -> dict[str, Any] | None:
-    """Read the share of an arbiter of our user in that file; None when it is none, or another user's."""
-    if not name.startswith(SHARE):
-        return None
-    text, uid = _text_of(directory, name, LONGEST_SHARE)
-    try:
-        record = parse_object(text)
-        GpuShare.from_record(record, frozenset())
-        is_own = uid == os.getuid() and name == _share_name(_arbiter(record))
-    except ValueError:
-        return None
-    return record if is_own else None
-
-
-def _text_of(directory: int, name: str, most_bytes: int) -> tuple[bytes, int]:
+def _text_of(directory: int, name: str) -> tuple[bytes, int]:
     """The beginning of a file, and the user that it belongs to; nothing of what is no plain file."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
@@ -283,7 +213,7 @@ def _text_of(directory: int, name: str, most_bytes: int) -> tuple[bytes, int]:
         return b"", -1
     try:
         status = os.fstat(fd)
-        return (os.read(fd, most_bytes) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
+        return (os.read(fd, LONGEST_CLAIM) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
     finally:
         os.close(fd)
 

@@ -6,6 +6,7 @@ that one transaction writes both: ``{"decode": {"at_least": 3, "at_most": 3, "un
 
 A deadline is a time of the wall clock, in seconds since 1970-01-01 UTC: set the clock forward and a hold is
 over sooner, set it back and it lasts longer. A deadline more than ``LONGEST_S`` after the making is refused.
+A hold with hours, ``"at": "09:00-17:00"``, is in force at these hours of every day.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Hold:
     ``at_most`` None is "no upper bound". ``since_s`` and ``until_s`` are its making and its deadline,
     seconds since 1970-01-01 UTC; without a deadline it lasts until it is released. ``until`` is the deadline
     in words, in the zone of its maker. ``by`` is the name of the user ``uid``; ``pid`` and ``host`` tell the
-    process that made it. With ``at`` it is in force only within these hours of the time zone ``zone``.
+    process that made it. With ``at`` it is in force only at these hours of the day in the zone ``zone``.
     """
 
     at_least: int = 0
@@ -135,7 +136,7 @@ class Hold:
     def ending(self) -> str:
         """The end in words: "until 2026-11-22 14:00:00 +0100", or "until `dynaplan release`".
 
-        Hours come before it: "at 09:00-17:00 mon-fri (Europe/Berlin)".
+        Hours come before it: "at 09:00-17:00 (Europe/Berlin)".
         """
         at = f"at {self.at} ({self.zone})" if self.at else ""
         if self.until_s is None:
@@ -199,6 +200,13 @@ class RoleHolds:
             left_s = hold.left_s(now_s)
             kept = kept.replaced(role, hold) if left_s is None or left_s > 0 else kept
         return kept
+
+    def in_force(self, now_s: float, zones: Zones) -> RoleHolds:
+        """Return the ones that are neither over nor outside of their hours at that moment."""
+        open_ = RoleHolds()
+        for role, hold in self.lasting(now_s).by_role.items():
+            open_ = open_.replaced(role, hold) if hold.is_open(now_s, zones) else open_
+        return open_
 
     def beside(self, current: Targets) -> RoleHolds:
         """Return the ones for a deployment of this size: without prefill workers there are none to hold."""

@@ -15,7 +15,7 @@ from typing import Any
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.planner import VIRTUAL
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.fleet.gpus import Gpu, GpuShare
+from dynaplan.fleet.gpus import Gpu
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
@@ -79,18 +79,6 @@ class Launch:
         """True when a program of the user's carries the planner's decisions out, and not the fleet plugin."""
         planners = (each.name for each in self.graph.services if each.role is Role.PLANNER)
         return any(self.settings_of(name).get("environment") == VIRTUAL for name in planners)
-
-    @property
-    def gpu_share(self) -> GpuShare | None:
-        """The part of its share in the box's GPUs that never changes; None when they are not shared."""
-        planner = next((each.name for each in self.graph.services if each.role is Role.PLANNER), "")
-        given = self.settings_of(planner) if planner else {}
-        known = [given.get("gpu-priority"), given.get("reserved-gpus")]
-        if known == [None, None] or not self.gpus:
-            return None
-        priority, reserved = (int(number or 0) for number in known)
-        visible = frozenset(gpu.uuid for gpu in self.gpus)
-        return GpuShare(self.namespace, self.arbiter.pid, priority, reserved, visible)
 
     def _process(self, component: str) -> ProcessSettings:
         given = {key: value for key, value in self.settings_of(component).items() if value is not None}

@@ -37,13 +37,6 @@ def heartbeats(runtime_dir: Path) -> Heartbeats:
     return HeartbeatFiles(runtime_dir / "heartbeats")
 
 
-def oom_kills() -> tuple[int, str]:
-    """Return how many processes the kernel's out-of-memory killer has ended so far, and where."""
-    from dynaplan.process.out_of_memory import oom_kills
-
-    return oom_kills()
-
-
 def startup_times(statefile: Path) -> StartupTimes:
     """Return the start-up times that deployments with statefiles beside this one have learnt."""
     from dynaplan.fleet.host.startup_times import StartupTimesFile

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from dynaplan.fleet.gpus import GpuShare, NodeGpus
 
 
 class DocumentStore(Protocol):
@@ -44,14 +42,6 @@ class Claims(Protocol):
 
     def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
-        ...
-
-    def publish(self, share: Callable[[NodeGpus], GpuShare]) -> None:
-        """Call ``share`` with what all have published and claimed, and publish its result, in one step."""
-        ...
-
-    def withdraw(self) -> None:
-        """Publish nothing more; nothing happens when nothing was published."""
         ...
 
 

@@ -27,15 +27,14 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import clients_variables
 from dynaplan.config.settings.tls import CA_VARIABLE, TlsSettings
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.fleet import gpu_stock, local_host
+from dynaplan.fleet import gpu_inventory, local_host
 from dynaplan.fleet.deployments import port_holder
 from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.fleet.leftovers import clear_leftovers
 from dynaplan.fleet.plugin.document import new_document
-from dynaplan.fleet.plugin.fleet_gpus import TAKEN_MEANWHILE
-from dynaplan.fleet.plugin.gpu_claims import GpuClaims
+from dynaplan.fleet.plugin.gpu_availability import TAKEN_MEANWHILE, GpuClaims
 from dynaplan.fleet.ports import Claims
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
 from dynaplan.fleet.rules.allocation import check_fits
@@ -260,8 +259,8 @@ def first_workers(
     # Not by ``claims``: the fleet plugin has claimed more in our name.
     stack.callback(give_back, make_claims, gpus)
     foreign = claims.foreign()
-    busy = gpu_stock.in_use(gpus, foreign, gpu_stock.FREED_WITHIN_S if has_killed else 0.0)
-    notes = gpu_stock.notes(gpus, foreign, busy, uses_busy)
+    busy = gpu_inventory.in_use(gpus, foreign, gpu_inventory.FREED_WITHIN_S if has_killed else 0.0)
+    notes = gpu_inventory.notes(gpus, foreign, busy, uses_busy)
     unusable = foreign if uses_busy else {**busy, **foreign}
     while True:
         check_fits(graph, gpus, unusable)
@@ -273,12 +272,8 @@ def first_workers(
 
 
 def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
-    """Ask for no GPU any more, and give back every one."""
-    try:
-        make_claims().withdraw()
-    except DeploymentError as error:
-        log.warning("%s", error)
-    GpuClaims(make_claims(), gpus).release_beyond(())
+    """Give back every GPU."""
+    GpuClaims(make_claims(), gpus).release_unused(())
 
 
 def _public_socket(

@@ -1,4 +1,4 @@
-"""Reservations: GPUs that a person has taken from a deployment, for a time or for hours of the week.
+"""Reservations: GPUs that a person has taken from a deployment, for a time or for hours of every day.
 
 They travel as one JSON object under ``v1/{namespace}/planner/reservations``, by the index of the GPU. The
 maker and the end are those of a hold, whose bounds mean nothing here: ``{"7": {"by": "alice", "until_s":

@@ -1,8 +1,11 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""The orderly shutdown: first the services that take requests, then the workers, then the servers.
+"""The end of a deployment: it is requested, requests in flight are drained, and every process is ended.
 
-Nothing can hold it up: at the deadline every process that is left is killed, with its whole session.
+1. ``StopRequest``: the first signal ends in order, the second at once.
+2. ``Shutdown``: first the services that take requests end, then the workers, then the servers. Nothing can
+   hold it up: at the deadline every process that is left is killed, with its whole session.
+3. ``drain``: the user reads meanwhile how many requests are in flight, and at the end who stays.
 """
 
 from __future__ import annotations
@@ -13,19 +16,27 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import psutil
 from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
 
 from dynaplan.fleet.arbiter import ServeArbiter
+from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET
+from dynaplan.fleet.rules.observing import unmanaged
+from dynaplan.fleet.upkeep.drain_display import show_drain
 from dynaplan.fleet.watchers import first_services, service_of
+from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process.holding import HolderLink
 from dynaplan.process.ports import Processes
+from dynaplan.store import connections
+from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.util.errors import PermanentError, TemporaryError
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +52,49 @@ AFTER_KILL_S = 1.0
 CLEAN_UP_S = 3.0
 """Longest time for cleaning up after a killed worker: its engine's shared memory must be removed."""
 
+STORE_ANSWER_S = 1.0
+"""Longest time for the store to list the unmanaged workers, in seconds."""
+
+
+class StopRequest:
+    """The request to stop, by a signal, ``circusctl quit`` or a failure; the second one hurries.
+
+    ``report()`` is called at the first.
+    """
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
+        self.requested = asyncio.Event()
+        self.hurried = asyncio.Event()
+
+    @property
+    def is_hurried(self) -> bool:
+        """True when everything is to end at once."""
+        return self.hurried.is_set()
+
+    def request(self) -> None:
+        """Ask for the end in order; asked again, for the end at once."""
+        if self.requested.is_set():
+            self.hurried.set()
+        else:
+            self._report()
+            self.requested.set()
+
+    def handle_signals(self) -> None:
+        """Have SIGINT and SIGTERM request the stop.
+
+        Not by the loop's own handlers, which it takes away when it closes: what was taken is given back after
+        that, and a signal in between would end the process in the midst of it.
+        """
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.request)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+
 
 @dataclass
 class Shutdown:
@@ -55,7 +109,7 @@ class Shutdown:
     plugin_name: str
     processes: Processes
     drain_timeout_s: float
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     public_socket: socket.socket | None = None
     link: HolderLink | None = None
     killed: list[str] = field(default_factory=list)
@@ -131,7 +185,9 @@ class Shutdown:
             self.processes.kill_group(pid, self.processes.identify(pid) or 0, waits_s=CLEAN_UP_S)
         if self.killed and not self.is_hurried.is_set():
             held = ", ".join(self.killed)
-            self.say(f"Not done within {self.drain_timeout_s:g} s, killed: {held}. What they held is lost.")
+            self.report(
+                f"Not done within {self.drain_timeout_s:g} s, killed: {held}. What they held is lost."
+            )
 
     def _kill_strays(self) -> None:
         """Whatever descends still from this process, or its holder: the subreaper of the workers' orphans."""
@@ -143,7 +199,7 @@ class Shutdown:
             except psutil.NoSuchProcess:
                 continue
         for process in self._left_of(strays):
-            self.say(f"Process {process.pid} does not end, even killed; it may keep a GPU.")
+            self.report(f"Process {process.pid} does not end, even killed; it may keep a GPU.")
 
     def _left_of(self, strays: list[psutil.Process]) -> list[psutil.Process]:
         """Wait for killed processes; return the ones that do not end.
@@ -165,3 +221,40 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+async def drain(shutdown: Shutdown, launch: Launch, workers: Sequence[Worker]) -> None:
+    """End everything; show the requests in flight meanwhile, and at the end the workers that stay."""
+    stays = asyncio.create_task(unmanaged_workers(launch.namespace), name="unmanaged workers")
+    takers = shutdown.first_services()
+    urls = [each.url for each in workers if each.component in takers and each.url]
+    display = asyncio.create_task(show_drain(urls, launch.drain_timeout_s), name="drain display")
+    try:
+        await shutdown.run(stays)
+    finally:
+        stays.cancel()
+        display.cancel()
+        await asyncio.wait({stays, display})
+    if not stays.cancelled() and stays.result():
+        shutdown.report(stays.result())
+
+
+async def unmanaged_workers(namespace: str) -> str:
+    """Return a line about the unmanaged components that are registered; empty when none is known."""
+    # In a thread: it imports the store's client, for which nothing that ends meanwhile is to wait.
+    store = await asyncio.to_thread(connections.connect_store)
+    try:
+        async with asyncio.timeout(STORE_ANSWER_S):
+            items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
+    except (TemporaryError, PermanentError, TimeoutError):
+        return ""
+    finally:
+        await store.close()
+    found = []
+    for item in items:
+        try:
+            found.append(Instance.from_json(item.value))
+        except ValueError:
+            continue
+    names = [f"{each.worker} (pid {each.pid})" for each in unmanaged(found)]
+    return f"Left running, because serve has not started them: {', '.join(names)}." if names else ""

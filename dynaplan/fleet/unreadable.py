@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import COUNT_KEYS, fleet_key, planner_prefix
 from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_setting, live_settings_prefix
-from dynaplan.fleet.rules.kept_keys import PERSONS_KEYS
+from dynaplan.fleet.rules.lost_keys import PERSONS_KEYS
 from dynaplan.store.dynamo_keys import INSTANCES_BUCKET, not_callable
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.store.model import KeyValue

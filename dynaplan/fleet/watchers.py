@@ -16,8 +16,10 @@ from typing import Any
 from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.rules.allocation import worker_environment
+from dynaplan.fleet.servers.embedded import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec
+from dynaplan.process.parent_death import guarded
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,13 @@ ONE_THREAD = {"GOMAXPROCS": "1"}
 """etcd and nats-server are Go programs: with one running thread each idles at two thirds of the cost."""
 
 
-def server_watcher(name: str, command: list[str], working_dir: str) -> WatcherSpec:
-    """The watcher of an embedded server, which circus restarts by itself."""
-    return WatcherSpec(
-        name,
-        shlex.quote(command[0]),
-        command[1:],
-        {**_common(1.0), "respawn": True, "working_dir": working_dir, "env": ONE_THREAD},
-    )
+def embedded_watcher(launch: Launch, server: ServerSpec) -> WatcherSpec:
+    """The watcher of an embedded server, which circus restarts by itself; its output goes to its log."""
+    name = f"{launch.namespace}_{server.name}"
+    log_file = launch.log_dir / f"{name}.log"
+    command = guarded(server.cmd, launch.arbiter.pid, log=log_file, without=server.without)
+    options = {**_common(1.0), "respawn": True, "working_dir": str(server.working_dir), "env": ONE_THREAD}
+    return WatcherSpec(name, shlex.quote(command[0]), command[1:], options)
 
 
 def _common(graceful_timeout_s: float) -> dict[str, Any]:

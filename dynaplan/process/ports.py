@@ -34,6 +34,10 @@ class Processes(Protocol):
         """
         ...
 
+    def oom_kills(self) -> tuple[int, str]:
+        """Return how many processes the kernel's out-of-memory killer has ended so far, and where."""
+        ...
+
 
 class ProcessWatch(Protocol):
     """Processes that are watched for their end."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.out_of_memory import oom_kills as oom_kills  # part of ports.box.Processes
 from dynaplan.process.shim import descendants, is_shim, parents
 
 _PROC = Path("/proc")

@@ -96,14 +96,6 @@ def whole_list_field(document: Mapping[str, Any], name: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def text_list_field(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The texts in the list under ``name``; empty when there is nothing."""
-    value = document.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _unexpected(name, value, "a list of texts")
-    return tuple(value)
-
-
 def shown(value: object) -> str:
     """The value as a message shows it: at most 60 characters."""
     text = repr(value[:_SHOWN_CHARACTERS] if isinstance(value, str | bytes | list) else value)

@@ -68,16 +68,16 @@ def local_zone_name() -> str:
     return name
 
 
-def wall_clock(name: str) -> Callable[[float], tuple[int, int]]:
-    """Return the clock of a zone: day of the week, Monday 0, and minute of the day, at a Unix time.
+def wall_clock(name: str) -> Callable[[float], int]:
+    """Return the clock of a zone: the minute of the day at a Unix time.
 
     Raises ValueError for an unknown zone.
     """
     zone = zone_of(name)
 
-    def wall(at_s: float) -> tuple[int, int]:
+    def wall(at_s: float) -> int:
         local = datetime.fromtimestamp(at_s, zone)
-        return local.weekday(), local.hour * 60 + local.minute
+        return local.hour * 60 + local.minute
 
     return wall
 

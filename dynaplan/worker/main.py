@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config import certificates
-from dynaplan.config.settings.events import COMPAT_VARIABLE
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
@@ -275,27 +274,6 @@ def _fill_context(service: Service[Any], runtime: WorkerRuntime, options: Mappin
         component=service.name,
         endpoints=list(service.endpoints),
     )
-    if os.environ.get(COMPAT_VARIABLE) and not service.inner.__module__.startswith("dynaplan."):
-        dynamo_context.update(_original_context(service, runtime, options))
-
-
-def _original_context(
-    service: Service[Any], runtime: WorkerRuntime, options: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what differs in the context of a service that is written against the original's API."""
-    from dynaplan.worker.membership.distributed import DistributedRuntime
-    from dynaplan.worker.membership.runtime import Runtime
-
-    joined = Runtime.of_worker(runtime)
-    runtime.on_stop(joined.close)
-    original = DistributedRuntime(joined)
-    component = original.namespace(runtime.namespace).component(service.name)
-    return {
-        "worker_id": int(options["worker-id"]),
-        "runtime": original,
-        "component": component,
-        "endpoints": [component.endpoint(name) for name in service.endpoints],
-    }
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:

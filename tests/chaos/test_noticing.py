@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from dynaplan.fleet.plugin.document import Statefile
-from dynaplan.fleet.plugin.keeper import FleetKeeper
+from dynaplan.fleet.plugin.reconciler import Reconciler
 from tests.chaos.schedules.schedule import Schedule, run_schedule
 
 SEEDS = range(4)
@@ -74,10 +74,10 @@ def test_nobody_is_said_to_be_ready_who_is_long_dead(kind: type[Schedule], seed:
 
 
 def test_a_plugin_that_asks_circus_before_it_looks_is_seen() -> None:
-    with patch.object(Statefile, "note_gone", lambda *around: None):
+    with patch.object(Statefile, "record_ends", lambda *around: None):
         assert any("is ready, it says" in line for line in run_schedule(0, NewPlugin).wrong)
 
 
 def test_a_plugin_that_looks_only_between_its_passes_is_seen() -> None:
-    with patch.object(FleetKeeper, "_looking_on", lambda keeper: nullcontext()):
+    with patch.object(Reconciler, "_observing_meanwhile", lambda reconciler: nullcontext()):
         assert any("is ready, it says" in line for line in run_schedule(0, PassThatWaits).wrong)

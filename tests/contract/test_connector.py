@@ -8,7 +8,6 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.fleet.held_hours import HOURS, HeldHours
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.connectors.virtual import VirtualConnector
@@ -175,12 +174,10 @@ async def test_a_hold_whose_deadline_has_passed_is_not_in_force(keys):
 
 async def test_a_hold_for_hours_is_in_force_while_they_are_open(keys):
     office = Hold(3, 3, at="09:00-17:00", zone="UTC")
-    await keys.store.put(planner_prefix("ns") + HOURS, HeldHours().with_hold(Role.DECODE, office).to_text())
+    await keys.hold(RoleHolds(decode=office))
     for at_s, held in ((12 * 3600.0, {Role.DECODE: office}), (18 * 3600.0, {})):
         keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lambda at_s=at_s: at_s)
         assert (await keys.connector.holds()).by_role == held
-    await keys.store.put(planner_prefix("ns") + HOURS, "nonsense")
-    assert (await keys.connector.holds()).by_role == {}
 
 
 @pytest.mark.parametrize("lost_for_s", [60.0, 0.0])

@@ -1,4 +1,4 @@
-"""Programs beside a deployment join it by its statefile; a graph and a program of the original's API run."""
+"""Programs beside a deployment join it by its statefile; a graph and a program of Dynamo's API run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,23 +36,51 @@ class Front:
     async def generate(self, request: dict):
         async for item in self.backend.generate(request):
             yield {"item": item}
-        lease = dynamo_context["endpoints"][0].lease_id()
-        component = dynamo_context["runtime"].namespace("old").component("Front")
-        client = await component.endpoint("generate").client()
-        yield lease in client.instance_ids()
 
 Front.link(Backend)
 """
 
 PROGRAM = """
 import asyncio
-from dynamo.runtime import DistributedRuntime, dynamo_worker
+from dynamo._core import DistributedRuntime, VirtualConnectorClient
 
-@dynamo_worker()
-async def main(runtime: DistributedRuntime):
-    client = await runtime.namespace("old").component("Front").endpoint("generate").client()
-    await client.wait_for_instances()
-    print([item.data() async for item in await client.round_robin({"text": "asked"})])
+async def main():
+    distributed_runtime = DistributedRuntime(asyncio.get_running_loop(), False)
+    client = VirtualConnectorClient(distributed_runtime, "planned")
+    await client.wait()
+    decision = await client.get()
+    await client.complete(decision)
+    print(decision.num_prefill_workers, decision.num_decode_workers, decision.decision_id)
+    await distributed_runtime.close()
+
+asyncio.run(main())
+"""
+"""As Dynamo's SLA planner document has it, for a namespace in which somebody has decided."""
+
+ASK = """
+import asyncio, dynaplan.runtime
+
+async def main():
+    async with dynaplan.runtime.connect() as runtime:
+        client = await runtime.namespace("old").component("Front").endpoint("generate").client()
+        await client.wait_for_instances()
+        print([item async for item in client.round_robin({"text": "asked"})])
+
+asyncio.run(main())
+"""
+
+DECIDE = """
+import asyncio, dynaplan.runtime
+from dynaplan.store.model import Transaction
+
+async def main():
+    async with dynaplan.runtime.connect() as runtime:
+        keys = {"num_prefill_workers": "2", "num_decode_workers": "3", "decision_id": "7"}
+        puts = {f"v1/planned/planner/{name}": value for name, value in keys.items()}
+        await runtime.store.commit(Transaction({}, puts))
+        while (item := await runtime.store.get("v1/planned/planner/scaled_decision_id")) is None:
+            await asyncio.sleep(0.05)
+        print(item.value)
 
 asyncio.run(main())
 """
@@ -61,7 +90,8 @@ asyncio.run(main())
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("joining")
     (directory / "old.py").write_text(GRAPH)
-    (directory / "program.py").write_text(PROGRAM)
+    for name, text in (("program.py", PROGRAM), ("ask.py", ASK), ("decide.py", DECIDE)):
+        (directory / name).write_text(text)
     options = ("--compat", "dynamo", "--working-dir", str(directory))
     made = Deployment(directory, "old:Front", "", *options, namespace="old")
     try:
@@ -70,12 +100,28 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         made.close()
 
 
-def test_a_graph_and_a_program_of_the_originals_api_run_unchanged(deployment: Deployment) -> None:
-    command = [dynaplan(), "compat", sys.executable, "program.py"]
+def output(deployment: Deployment, *command: str) -> str:
     run = subprocess.run(
-        command, cwd=deployment.directory, env=deployment.environment, capture_output=True, text=True
+        command,
+        cwd=deployment.directory,
+        env=deployment.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    assert run.stdout == "[{'item': 'asked by Backend'}, True]\n", run.stderr
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_a_graph_of_dynamos_api_runs_unchanged(deployment: Deployment) -> None:
+    assert output(deployment, sys.executable, "ask.py") == "[{'item': 'asked by Backend'}]\n"
+
+
+def test_a_program_of_dynamos_import_line_carries_a_decision_out(deployment: Deployment) -> None:
+    with ThreadPoolExecutor() as threads:
+        carried = threads.submit(output, deployment, dynaplan(), "compat", sys.executable, "program.py")
+        assert output(deployment, sys.executable, "decide.py") == "7\n"
+        assert carried.result(60) == "2 3 7\n"
 
 
 def test_the_guides_programs_find_the_deployment_by_its_statefile(deployment: Deployment) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.deployment import MODEL, Deployment
-from tests.e2e.traces import in_torture
-from tests.fakes.load import Load
-from tests.fakes.polling import wait_until
+from tests.e2e.deployment import Deployment
 
 AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", "--Planner.no-operation=true")
 
@@ -52,40 +48,3 @@ def test_each_is_told_apart_and_named_where_it_is_in_the_way(
     assert nothing.returncode == 2
     assert "There is deployment 'two' of user " in nothing.stderr
     assert f"DYN_LOCAL_STATE_DIR={tmp_path / 'state'} shows it" in nothing.stderr
-
-
-@in_torture
-@pytest.mark.timeout(600)
-async def test_a_gpu_goes_to_the_higher_priority_while_it_needs_it_and_no_request_is_lost(
-    deploy: Callable[..., Deployment],
-) -> None:
-    three = ("--gpus", "4", "--VllmWorker.ServiceArgs.workers=3", "--Planner.reserved-gpus=2")
-    one = deploy(*AGGREGATED, *three, namespace="one")
-    two = deploy(*AGGREGATED, "--gpus", "4", "--Planner.gpu-priority=5", namespace="two")
-    async with Load(one.url, MODEL, clients=6, tokens=100) as load:
-        await asyncio.to_thread(two.scale, decode=2)
-        await load.stop()
-    assert load.outcomes
-    assert load.incomplete == []
-    gpus = {namespace.namespace: gpus_of(namespace) for namespace in (one, two)}
-    assert {name: len(held) for name, held in gpus.items()} == {"one": 2, "two": 2}
-    assert not gpus["one"] & gpus["two"]
-    why = "deployment 'two' needs its GPU (gpu-priority 5 over 0)"
-    assert f"one_VllmWorker_2 leaves when its requests are done: {why}" in one.text
-    assert f"one_VllmWorker_2 was told to leave: {why}" in one.run("why", "--namespace", "one").stdout
-    assert "deployment 'one' is to give one (gpu-priority 5 over 0)" in two.text
-    assert "GPU 2,3: claimed by deployment 'two'" in one.run("status", "--namespace", "one").stdout
-
-    refused = two.run("scale", "decode=3", "--namespace", "two", "--timeout", "10")
-    assert refused.returncode == 1
-    assert "it keeps reserved-gpus 2" in two.run("status", "--namespace", "two").stdout
-    assert two.process
-    two.process.kill()
-    wait_until(lambda: len(gpus_of(one)) == 3, 60)
-    wait_until(lambda: all(each["state"] == "ready" for each in one.workers("VllmWorker").values()), 60)
-
-
-def gpus_of(deployment: Deployment) -> set[int]:
-    """The GPUs that its workers hold, by the statefile."""
-    workers = deployment.workers("VllmWorker").values()
-    return {gpu for each in workers for gpu in each["resources"].get("allocated_gpus", [])}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dynaplan.fleet.circus_client import CommandRefused
 from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.gpus import GpuShare, NodeGpus
+from dynaplan.fleet.heartbeat import Pulse
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
 
@@ -60,6 +59,7 @@ class FakeProcesses:
     def __init__(self, circus: FakeCircus) -> None:
         self.circus = circus
         self.killed: list[int] = []
+        self.killed_for_memory = 3
 
     def identify(self, pid: int) -> int | None:
         return pid * 10 if pid in self.circus.pids.values() else None
@@ -77,9 +77,12 @@ class FakeProcesses:
         self.circus.end(next(name for name, each in self.circus.pids.items() if each == pid))
         return (pid,)
 
+    def oom_kills(self) -> tuple[int, str]:
+        return self.killed_for_memory, "this machine"
+
 
 class FakeLink:
-    """The store's end: what a test puts in, and what the keeper wrote."""
+    """The store's end: what a test puts in, and what the reconciler wrote."""
 
     def __init__(self) -> None:
         self.counts: DesiredCounts | None = None
@@ -125,25 +128,19 @@ class FakeClaims:
     def foreign(self, uuids: Any) -> dict[str, str]:
         return {uuid: "somebody" for uuid in uuids if uuid in self.others}
 
-    def publish(self, share: Callable[[NodeGpus], GpuShare]) -> None:
-        share(NodeGpus(frozenset(self.held), frozenset(self.held | self.others), ()))
 
-    def withdraw(self) -> None:
-        pass
-
-
-class FakeHealth:
+class FakeHealthPoll:
     """Who is asked, and for how long each has been silent."""
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
         self.silent_s: dict[str, float] = {}
 
-    def watch(self, urls: Any) -> None:
+    def poll(self, urls: Any) -> None:
         self.asked = dict(urls)
 
 
-class FakeStandstill:
+class FakeStallDetector:
     """For how long each heartbeat has not moved, beyond its interval."""
 
     def __init__(self) -> None:
@@ -151,3 +148,36 @@ class FakeStandstill:
 
     def overdue_s(self, name: str, pid: int) -> float:
         return self.overdue.get(name, 0.0)
+
+
+class FakeHeartbeats:
+    """Heartbeats that nobody reads: no process has ever beaten."""
+
+    def beat(self, name: str, every_s: float) -> None:
+        pass
+
+    def read(self, name: str) -> Pulse | None:
+        return None
+
+
+class FakeStartupTimes:
+    """Start-up times that were learnt, in their order."""
+
+    def __init__(self) -> None:
+        self.learnt: list[tuple[str, float]] = []
+
+    def read(self) -> dict[str, list[float]]:
+        return {}
+
+    def learn(self, key: str, seconds: float) -> None:
+        self.learnt.append((key, seconds))
+
+
+class FakeTerminal:
+    """The lines that the user has read."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def report(self, line: str) -> None:
+        self.lines.append(line)

@@ -77,7 +77,7 @@ WALKS = {
         ),
         skipped={
             "dynaplan serve old_graph": "tox -e interop runs such a graph",
-            "dynaplan compat python old_client.py": "tox -e interop runs such a program",
+            "dynaplan compat python old_client.py": "tests/e2e/test_joining.py runs such a program",
         },
     ),
     "kubernetes": Walk(
@@ -127,10 +127,6 @@ WALKS = {
     "scaling": Walk(
         given={"other.yaml": OTHER},
         before=(SERVING,),
-        after={
-            "dynaplan serve graphs.agg:Frontend -f agg.yaml --namespace chat --port 8001 "
-            "--Planner.gpu-priority=5": ("dynaplan stop --namespace chat", "dynaplan stop --namespace batch"),
-        },
         instead={
             "--Planner.profile-results-dir=profiling_results": "--Planner.profile-results-dir="
             "h200_sxm-Llama-3.1-8B-Instruct-FP8",

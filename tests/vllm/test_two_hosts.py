@@ -11,7 +11,7 @@ from tests.fakes.components import RunningComponent
 from tests.fakes.hosts import Host, StartOn
 from tests.fakes.polling import eventually
 from tests.vllm.conftest import ON_CPU, START_UP_S
-from tests.vllm.test_original_names import ENGINE
+from tests.vllm.test_components import ENGINE
 
 PATIENT = {**ON_CPU, "ETCD_LEASE_TTL": "30"}
 """No registration lapses while engines start on all cores."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from dynaplan.fleet.holds import RoleHolds
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model.decisions import DecisionRecord
 from dynaplan.planner.rules.preview import is_known, next_decision
+from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def planners_part(
         return f"{sentence}, and may change that."
     workers = Targets(max(0, counts.num_prefill_workers), max(0, counts.num_decode_workers))
     try:
-        decision = next_decision(last, workers, holds, _model(last))
+        decision = next_decision(last, workers, holds.in_force(time.time(), wall_clock), _model(last))
     except (UserError, OSError, ValueError):
         return f"{sentence}, and may change that."
     if not decision.is_change:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import MOST_WORKERS, Hold, RoleHolds
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.rules import guards
+from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import CapacityError, ConfigError, nearest
 
 _ARGUMENT = re.compile(r"([+-]?)(\d{1,5})", re.ASCII)
@@ -100,22 +102,22 @@ def settled(
     """Return the counts to ask for, and all holds from then on; raises ConfigError.
 
     A number outside a hold is refused unless it brings a hold of its own: the maker of the other one is
-    not overridden by chance.
+    not overridden by chance. A hold with hours asks for no count: the planner goes there when they open.
     """
     counts: dict[Role, int] = {}
+    in_force = holds.in_force(time.time(), wall_clock)
     for each in asked:
+        if hold and hold.made.at:
+            holds = holds.replaced(each.role, _daily(each, hold))
+            continue
         workers = _number(each, now)
         if hold:
             new = hold.of(workers)
             if each.number is None and each.more is None:
                 workers = new.bounded(workers)
-            if not new.allows(workers):
-                raise ConfigError(
-                    f"{each.role.value}={workers} is outside of {_bounds(new)}",
-                    hint=f"Name a number within the bounds, or only the role: {each.role.value}.",
-                )
+            _check_within(each.role, workers, new)
             holds = holds.replaced(each.role, new)
-        elif (held := holds.of(each.role)) and not held.allows(workers):
+        elif (held := in_force.of(each.role)) and not held.allows(workers):
             raise ConfigError(
                 f"{each.role.value} is {held}, so {workers} is not possible",
                 hint=f"`dynaplan release {each.role.value}` ends that hold; --hold or --for 2h makes one of "
@@ -136,8 +138,26 @@ def _number(asked: AskedCount, now: DesiredCounts) -> int:
     return present + (asked.more or 0)
 
 
-def _bounds(hold: Hold) -> str:
-    return hold.bounds.removeprefix("at ")
+def _daily(asked: AskedCount, hold: AskedHold) -> Hold:
+    """Return the hold with hours of the role; raises ConfigError for a number that depends on that of now."""
+    name = asked.role.value
+    if asked.more is not None:
+        raise ConfigError(
+            f"{name}={asked.more:+}: more than now means nothing at other hours",
+            hint=f"Name the number: {name}=3, or bounds: {name} --at-least 2.",
+        )
+    held = hold.of(asked.number or 0)
+    if asked.number is not None:
+        _check_within(asked.role, asked.number, held)
+    return held
+
+
+def _check_within(role: Role, workers: int, hold: Hold) -> None:
+    if not hold.allows(workers):
+        raise ConfigError(
+            f"{role.value}={workers} is outside of {hold.bounds.removeprefix('at ')}",
+            hint=f"Name a number within the bounds, or only the role: {role.value}.",
+        )
 
 
 def check_answered(counts: Mapping[Role, int], holds: RoleHolds) -> None:

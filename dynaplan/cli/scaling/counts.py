@@ -18,7 +18,7 @@ from dynaplan.fleet.desired_counts import (
     planner_prefix,
 )
 from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.rules.kept_keys import TimedEntries
+from dynaplan.fleet.rules.lost_keys import TimedEntries
 from dynaplan.fleet.rules.statefile import Document, planner_keys_of
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.model import Transaction

@@ -64,7 +64,7 @@ def _within(made: Hold, hours: str) -> Hold:
     except ValueError as error:
         raise ConfigError(
             f"--at {hours!r}: {error}",
-            hint="For example '09:00-17:00 mon-fri', or '22:00-06:00; 00:00-24:00 sat,sun'.",
+            hint="For example 09:00-17:00. For days of the week have cron run `dynaplan scale`.",
         ) from None
     try:
         return replace(made, at=at, zone=local_zone_name())

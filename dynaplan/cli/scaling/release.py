@@ -15,7 +15,6 @@ from dynaplan.cli.scaling.elsewhere import environment_option, release_on_cluste
 from dynaplan.cli.scaling.reserve import GPU, gpus_of
 from dynaplan.config.settings.planner import KUBERNETES
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
-from dynaplan.fleet.held_hours import HOURS, HeldHours
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.graph.lifecycle import Role
@@ -24,7 +23,6 @@ from dynaplan.util.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.store.port import KeyValueStore
 
 
 @click.command(name="release")
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 @namespace_option
 @environment_option
 def command(chosen: Sequence[str], namespace: str | None, environment: str) -> None:
-    """End the holds of these roles, decode or prefill, with their hours, or the reservations of these GPUs.
+    """End the holds of these roles, decode or prefill, or the reservations of these GPUs.
 
     Without any, all holds and all reservations end. The numbers of workers stay as they are.
     """
@@ -65,28 +63,26 @@ def _release_on_cluster(namespace: str, roles: Sequence[Role], gpus: frozenset[i
             hint="Its scheduler gives them to pods.",
         )
     chosen = roles or list(SCALED_ROLES)
-    _say(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)), HeldHours())
+    _say(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)))
 
 
 def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
     chosen = roles or list(SCALED_ROLES)
-    written, hours = asyncio.run(_released(found, chosen))
+    written = asyncio.run(_released(found, chosen))
     settings = planner_settings(found)
-    if _say(roles, chosen, written, hours) and settings:
+    if _say(roles, chosen, written) and settings:
         click.echo(planners_part(found, settings, written.counts, written.holds, is_decision=False))
 
 
-def _say(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts, hours: HeldHours) -> bool:
+def _say(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
     """Say which holds were ended; tell whether any was in force."""
     ended = {role: hold for role in chosen if (hold := written.before.of(role))}
     for role, hold in ended.items():
         click.echo(f"released {role.value}: it was {hold}")
     for role in chosen:
-        for hold in hours.by_role.get(role, ()):
-            click.echo(f"released {role.value}: it was {hold}")
-        if roles and role not in ended and role not in hours.by_role:
+        if roles and role not in ended:
             click.echo(f"{role.value} is not held")
-    if not ended and not roles and not hours.by_role:
+    if not ended and not roles:
         click.echo("nothing is held")
     return bool(ended)
 
@@ -112,8 +108,8 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
         )
 
 
-async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> tuple[WrittenCounts, HeldHours]:
-    """End the holds of these roles; return what was written, and the hours of before."""
+async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
+    """End the holds of these roles."""
     from dynaplan.store import connections
 
     def without(_: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
@@ -123,16 +119,6 @@ async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> tuple[W
 
     store = connections.connect_store()
     try:
-        return await write_counts(store, found.namespace, without), await _without_hours(store, found, chosen)
+        return await write_counts(store, found.namespace, without)
     finally:
         await store.close()
-
-
-async def _without_hours(store: KeyValueStore, found: RunningDeployment, chosen: Sequence[Role]) -> HeldHours:
-    def without(hours: HeldHours) -> HeldHours:
-        for role in chosen:
-            hours = hours.without(role)
-        return hours
-
-    before, _ = await change_entries(store, found.namespace, HOURS, HeldHours.from_text, without)
-    return HeldHours({role: holds for role, holds in before.by_role.items() if role in chosen})

@@ -38,7 +38,7 @@ POLL_S = 0.2
 @click.argument("gpus", nargs=-1, required=True, metavar="gpu=N[,N]...")
 @namespace_option
 @click.option("--for", "duration", metavar="TIME", help="For 90s, 10m, 2h or 1d; default: until `release`.")
-@click.option("--at", "hours", metavar="HOURS", help="At '09:00-17:00 mon-fri', every week.")
+@click.option("--at", "hours", metavar="HH:MM-HH:MM", help="At 09:00-17:00 of every day.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the GPUs are free.")
 @click.option("--timeout", type=click.FloatRange(0.0), help="Seconds to wait.")
 @click.option("--yes", is_flag=True, help="Allow what leaves no GPU for a decode worker.")

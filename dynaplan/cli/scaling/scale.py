@@ -24,7 +24,6 @@ from dynaplan.cli.scaling.asking import (
 )
 from dynaplan.cli.scaling.counts import WrittenCounts, left_out_gpus, published_fleet, write_counts
 from dynaplan.cli.scaling.elsewhere import deployment_here, environment_option, scale_cluster, scale_elsewhere
-from dynaplan.cli.scaling.held_hours import hold_by_hours
 from dynaplan.cli.scaling.holding import asked_hold, described
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.config.settings.planner import KUBERNETES
@@ -32,6 +31,8 @@ from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.resolve import DEFAULT_NAMESPACE
+from dynaplan.util.durations import wall_clock
+from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @environment_option
 @click.option("--hold", "is_held", is_flag=True, help="The planner keeps that number, until `release`.")
 @click.option("--for", "duration", metavar="TIME", help="Hold for 90s, 10m, 2h or 1d, and no longer.")
-@click.option("--at", "hours", metavar="HOURS", help="Hold at '09:00-17:00 mon-fri', every week.")
+@click.option("--at", "hours", metavar="HH:MM-HH:MM", help="Hold at 09:00-17:00 of every day.")
 @click.option("--at-least", type=click.IntRange(0), metavar="N", help="The planner never goes below.")
 @click.option("--at-most", type=click.IntRange(0), metavar="N", help="The planner never goes above.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is carried out.")
@@ -83,7 +84,7 @@ def command(
     dynaplan scale decode=3 --hold                  until `dynaplan release decode`
     dynaplan scale decode=3 --for 2h                for two hours
     dynaplan scale decode --at-least 2 --for 8h     the planner scales, within bounds
-    dynaplan scale decode=3 --at "09:00-17:00 mon-fri"
+    dynaplan scale decode=3 --at 09:00-17:00        at these hours of every day
 
     For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store. With
     --environment kubernetes the planner there carries it out; it needs rights to the planner's ConfigMap.
@@ -92,9 +93,11 @@ def command(
     asked = [parse_count(text, _roles(found)) for text in counts]
     hold = asked_hold(is_held, duration, at_least, at_most, hours)
     check_options(asked, hold)
-    if hours is not None:
-        asyncio.run(hold_by_hours(found, asked, hold, is_confirmed=yes))
-        return
+    if hours is not None and (found is None or planner_settings(found) is None):
+        raise ConfigError(
+            "--at: no planner of a serve on this host scales that deployment, and it is what keeps hours",
+            hint="Serve a graph with a Planner, or have cron run `dynaplan scale`.",
+        )
     timeout_s = timeout if wait else 0.0
     if leaving and found:
         check_leaving(leaving, asked, found.workers)
@@ -141,13 +144,17 @@ async def _scale(
             if not is_confirmed:
                 check_answered(wanted, after if hold else RoleHolds())
             if fleet:
-                check_gpus(fleet, wanted, left_out)
+                least = {each.role: held.at_least for each in asked if (held := after.of(each.role))}
+                check_gpus(fleet, wanted or least, left_out)
             if fleet and settings and hold:
                 check_budget(settings, fleet, after)
             return wanted, after
 
         check_alive(found)
         written = await write_counts(store, found.namespace, change, leave_first)
+        if hold and hold.made.at and settings:
+            _say_hours([each.role for each in asked], settings, written)
+            return
         _say(found, settings, written)
         if timeout_s != 0.0:
             is_for_others = bool(settings and settings.is_carried_out_elsewhere)
@@ -172,6 +179,20 @@ async def _wait(
         await carried_out(found, store, request, longest, watcher(times, line))
 
 
+def _say_hours(roles: Sequence[Role], settings: PlannerSettings, written: WrittenCounts) -> None:
+    """Say which hours are held from now on, and what they replace."""
+    for role in roles:
+        before, hold = written.before.of(role), written.holds.of(role)
+        if hold:
+            click.echo(described(role, hold, time.time()))
+        if before and before != hold:
+            click.echo(f"that replaces: {role.value} {before}")
+    click.echo(
+        f"The planner goes there at its next decision, within {settings.adjustment_interval_s:g} s of the "
+        f"hour. `dynaplan release {roles[0].value}` ends it."
+    )
+
+
 def _say(found: RunningDeployment, settings: PlannerSettings | None, written: WrittenCounts) -> None:
     """Say what was asked for, what is held, and what the planner may do about the rest."""
     said = ", ".join(f"{role.value}={number}" for role, number in written.asked.items())
@@ -186,9 +207,10 @@ def _say(found: RunningDeployment, settings: PlannerSettings | None, written: Wr
         if any(written.holds.of(role) for role in written.asked):
             click.echo("No planner scales this deployment now; one that is started keeps to it.")
         return
-    free = [role for role in written.asked if not (hold := written.holds.of(role)) or not hold.is_exact]
+    in_force = written.holds.in_force(time.time(), wall_clock)
+    free = [role for role in written.asked if not (hold := in_force.of(role)) or not hold.is_exact]
     if free:
         click.echo(planners_part(found, settings, written.counts, written.holds))
-    if free and not any(written.holds.of(role) for role in free):
+    if free and not any(in_force.of(role) for role in free):
         number = f"{free[0].value}={written.asked[free[0]]}"
         click.echo(f"To keep it: `dynaplan scale {number} --hold`, or --for 2h.")

@@ -316,7 +316,7 @@ def dry_run_page(
     memory: list[str],
 ) -> str:
     """Return what ``--dry-run`` prints: the configuration, the models' memory, the workers and the GPUs."""
-    from dynaplan.fleet.serve import gpu_map
+    from dynaplan.fleet.gpu_inventory import gpu_map
     from dynaplan.graph.config import dry_run_text, environment_text
 
     parts = [dry_run_text(config), environment_text(config) if show_env else "", "\n".join(memory)]

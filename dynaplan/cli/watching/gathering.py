@@ -13,7 +13,6 @@ from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import held_in, readable, readable_holds
 from dynaplan.cli.watching.rows import alone_row, out_of_reach, worker_row
 from dynaplan.fleet.desired_counts import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
-from dynaplan.fleet.held_hours import HOURS, HeldHours
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.rules.statefile import planner_keys_of
@@ -47,7 +46,6 @@ class DeploymentAnswers:
     not_callable: Mapping[str, str] = field(default_factory=dict)
     registered: tuple[Instance, ...] = ()
     holds: RoleHolds | None = None
-    hours: HeldHours | None = None
     reservations: ReservedGpus | None = None
     desired: DesiredCounts = field(default_factory=DesiredCounts)
     fleet: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +109,6 @@ class Gathering:
             not_callable=foreign,
             registered=registered,
             holds=readable_holds(holds),
-            hours=readable(HeldHours.from_text, keys.get(planner_prefix(namespace) + HOURS, "")),
             reservations=readable(
                 ReservedGpus.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
             ),
@@ -142,7 +139,6 @@ def document_of(
     serve = read_serve(found.runtime_dir)
     held = (answers.holds or held_in(found.document)).by_role
     kept = planner_keys_of(found.document)
-    hours = answers.hours or readable(HeldHours.from_text, kept.get(HOURS, ""))
     reservations = answers.reservations or readable(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
     usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
     workers = [
@@ -164,7 +160,6 @@ def document_of(
         "free_gpus": answers.fleet.get(FREE_GPUS),
         "waits": waits,
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
-        "hours": hours.to_json(),
         "reservations": reservations.to_json(),
         "troubles": [*_troubles(found), *_of_another_version(found, serve), *answers.troubles],
         "ignored_keys": dict(answers.ignored),

@@ -179,9 +179,6 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     notes = list(document["troubles"])
     if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
         notes.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
-    for role in SCALED_ROLES:
-        if hold := document["holds"].get(role.value):
-            notes.append(described(role, Hold(**hold), now_s))
     notes += kept_lines(document, now_s)
     for row in document["workers"]:
         if row["reason"] and (row["state"] in ("failed", "backoff") or is_lost(row)):
@@ -203,11 +200,10 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
 
 
 def kept_lines(document: Document, now_s: float) -> list[str]:
-    """Return a sentence for each hold with hours, and for each reserved GPU."""
+    """Return a sentence for each hold, and for each reserved GPU."""
+    holds = document.get("holds", {})
     lines = [
-        described(role, Hold(**hold), now_s)
-        for role in SCALED_ROLES
-        for hold in document.get("hours", {}).get(role.value, ())
+        described(role, Hold(**holds[role.value]), now_s) for role in SCALED_ROLES if role.value in holds
     ]
     for index, made in document.get("reservations", {}).items():
         hold = Hold(**made)

@@ -21,9 +21,8 @@ from dynaplan.util.tables import folded
 @click.option("--changes", is_flag=True, help="Only those that changed something.")
 def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
-    from dynaplan.cli.scaling.counts import readable
+    from dynaplan.cli.scaling.counts import held_in, readable
     from dynaplan.cli.watching.view import kept_lines
-    from dynaplan.fleet.held_hours import HOURS, HeldHours
     from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
     from dynaplan.fleet.rules.statefile import planner_keys_of
     from dynaplan.planner import factory
@@ -38,9 +37,9 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     for line in removal_lines(asyncio.run(removals(found.namespace))):
         click.echo(folded(line, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
-    hours = readable(HeldHours.from_text, kept.get(HOURS, "")).to_json()
+    holds = held_in(found.document).to_json()
     reservations = readable(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
-    for line in kept_lines({"hours": hours, "reservations": reservations}, time.time()):
+    for line in kept_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(folded(line, screen.width(), INDENT))
     if not records:
         what = "change" if changes else "decision"

@@ -73,18 +73,6 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
     max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", least=1)
     min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", least=1)
     min_endpoint: int | None = option(None, "The same minimum, as a number of workers", least=1)
-    gpu_priority: int | None = option(
-        None,
-        "With `serve`: it takes GPUs from deployments of the same user that have set a lower one",
-        least=0,
-        shown="0; where `reserved-gpus` is not set either, no GPU is given or taken",
-    )
-    reserved_gpus: int | None = option(
-        None,
-        "With `serve`: GPUs that other deployments never take from it, and that it takes from them",
-        least=0,
-        shown="0, as above",
-    )
     decode_kv_scale_up_threshold: float = option(
         0.9, "Mean KV usage above which to add a decode worker", least=0
     )

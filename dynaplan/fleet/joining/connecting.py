@@ -81,6 +81,17 @@ async def connect(
             await connection.close()
 
 
+def join() -> Runtime:
+    """Join the deployment that ``connect()`` without arguments joins, and do not wait for the store's answer.
+
+    ``Runtime.close`` leaves it. Raises DeploymentError when no deployment is found.
+    """
+    environ = _surroundings(None, None, None)
+    connection = connections.connect_store(environ)
+    own_namespace = environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
+    return _runtime(connection, environ, own_namespace, ProcessSettings.drain_deadline_s)
+
+
 def _runtime(
     connection: Store, environ: Mapping[str, str], own_namespace: str, drain_deadline_s: float
 ) -> Runtime:

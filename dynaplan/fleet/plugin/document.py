@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from dynaplan.config.settings.servers import server_addresses
 from dynaplan.fleet.circus_client import CircusClient
-from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.ports import DocumentStore
 from dynaplan.fleet.rules.restarting import without_process
 from dynaplan.fleet.rules.statefile import (
@@ -71,13 +70,17 @@ def commands_of(launch: Launch) -> dict[str, str]:
 class Statefile:
     """The document whose only writer this process is; unknown fields in it are kept.
 
-    ``is_written``: its workers are those in the file.
+    Without ``is_written`` the document is not in the file yet.
     """
 
-    def __init__(self, store: DocumentStore, document: Document, *, is_written: bool) -> None:
+    def __init__(
+        self, store: DocumentStore, document: Document, launches: CurrentLaunch, *, is_written: bool
+    ) -> None:
         self._store = store
         self._document = document
-        self.is_written = is_written
+        self._launches = launches
+        self._recorded = {each.name: each for each in fleet_of(document)}
+        self._is_written = is_written
 
     @classmethod
     async def open(
@@ -95,22 +98,29 @@ class Statefile:
         is_written = document is not None
         if document is None:
             document = with_fleet(new_document(launch), await running_workers(launch, circus, processes))
-        return cls(store, with_commands(document, commands_of(launch)), is_written=is_written)
+        document = with_commands(document, commands_of(launch))
+        return cls(store, document, CurrentLaunch(launch), is_written=is_written)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         """The workers that were last written down."""
         return fleet_of(self._document)
 
-    def record(self, workers: Sequence[Worker], reloaded: Mapping[str, Any] | None = None) -> None:
+    def has(self, workers: Mapping[str, Worker]) -> bool:
+        """Tell whether exactly these workers, by name, are in the file."""
+        return self._is_written and self._recorded == workers
+
+    def record(self, workers: Iterable[Worker]) -> None:
         """Write these workers into the statefile in place of all others; raises StatefileUnwritable.
 
-        ``reloaded`` is the configuration in the place of the one of ``serve``, after a reload.
+        After a reload its configuration is written, too, in the place of the one of ``serve``.
         """
-        document = self._document if reloaded is None else with_config(self._document, reloaded)
-        self._replace(with_fleet(document, workers))
+        recorded, launch = {each.name: each for each in workers}, self._launches.now
+        document = with_config(self._document, launch.config) if launch.is_reloaded else self._document
+        self._replace(with_fleet(document, tuple(recorded.values())))
+        self._recorded = recorded
 
-    def note_gone(self, processes: Processes, now_s: float) -> None:
+    def record_ends(self, processes: Processes, now_s: float) -> None:
         """Write down that workers whose processes are gone are not ready, unless the disk forbids it."""
         workers = tuple(
             without_process(each, now_s)
@@ -134,7 +144,7 @@ class Statefile:
         """The values of the live settings that were last written down, by name."""
         return live_settings_of(self._document)
 
-    def record_kept(self, planner_keys: Mapping[str, str], live_settings: Mapping[str, str]) -> None:
+    def record_keys(self, planner_keys: Mapping[str, str], live_settings: Mapping[str, str]) -> None:
         """Write the planner's keys and the live settings into the statefile; raises StatefileUnwritable."""
         document = with_planner_keys(self._document, planner_keys)
         if live_settings or self.live_settings:
@@ -143,7 +153,7 @@ class Statefile:
 
     def _replace(self, document: Document) -> None:
         self._store.write(document)
-        self._document, self.is_written = document, True
+        self._document, self._is_written = document, True
 
 
 async def running_workers(launch: Launch, circus: CircusClient, processes: Processes) -> tuple[Worker, ...]:

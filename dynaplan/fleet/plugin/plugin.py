@@ -2,7 +2,7 @@
 # (circus is not typed)
 """The fleet plugin: a process of its own beside the arbiter, started again by circus when it dies.
 
-A thin shell: it gives the fleet keeper (``keeper.py``) its surroundings and the events of circus.
+It gives the reconciler (``reconciler.py``) its ports and the events of circus.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,119 +19,62 @@ from circus.plugins import CircusPlugin
 
 from dynaplan.fleet import local_host
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
-from dynaplan.fleet.heartbeat import PLUGIN_PULSE
-from dynaplan.fleet.launch import LAUNCH_FILE, CurrentLaunch, Launch
-from dynaplan.fleet.plugin.departures import Departures
+from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import Statefile, present
-from dynaplan.fleet.plugin.fleet_gpus import FleetGpus
-from dynaplan.fleet.plugin.gpu_claims import GpuClaims
-from dynaplan.fleet.plugin.gpu_memory import GpuMemory
-from dynaplan.fleet.plugin.gpu_sharing import GpuSharing
-from dynaplan.fleet.plugin.health import HealthWatch
-from dynaplan.fleet.plugin.keeper import LOOK_EVERY_S, FleetKeeper
-from dynaplan.fleet.plugin.kept_keys import KeyKeeper
+from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
+from dynaplan.fleet.plugin.key_persistence import KeyPersistence
+from dynaplan.fleet.plugin.ports import FleetPorts
+from dynaplan.fleet.plugin.reconciler import RESYNC_S, Reconciler
+from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
-from dynaplan.fleet.ports import DocumentStore
+from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.fleet.upkeep.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
-from dynaplan.fleet.upkeep.stall_detector import StandstillWatch
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.planner import factory
 from dynaplan.process import process_table
 from dynaplan.process.logfile import LogFile, configure_logging
 from dynaplan.process.parent_death import die_with_parent
-from dynaplan.process.ports import Processes
 from dynaplan.store import connections
-from dynaplan.store.port import Store
 from dynaplan.util import terminal
 from dynaplan.util.clock import Clock, SystemClock
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-RECORDS_OF_A_LOOK = 10
-"""The planner's last records in which one look finds its events: more than a planner writes meanwhile."""
+RECORDS_OF_A_POLL = 10
+"""The planner's last records in which one poll finds its events: more than a planner writes meanwhile."""
 
 
 @dataclass(frozen=True)
-class AroundFleet:
-    """All that keeping a fleet reaches outside of its process.
+class OpenFleet:
+    """A fleet as one process keeps it, once ``reconciler`` and ``keys`` run; ``link`` is to be closed."""
 
-    ``oom_kills()`` counts the processes that the kernel has ended for lack of memory, and says where.
-    ``say(line)`` tells the user, ``learn(key, seconds)`` remembers the duration of a start, ``beat()`` says
-    that passes go on, ``reloaded()`` returns the configuration of a reload, None while it is that of
-    ``serve``. ``wall_s`` is the wall clock, in seconds since 1970.
-    """
-
-    store: Store
-    statefile: DocumentStore
-    circus: CircusClient
-    processes: Processes
-    clock: Clock
-    gpus: FleetGpus
-    standstill: StandstillWatch
-    oom_kills: Callable[[], tuple[int, str]]
-    say: Callable[[str], None]
-    learn: Callable[[str, float], None]
-    beat: Callable[[], None]
-    reloaded: Callable[[], dict[str, Any] | None]
-    wall_s: Callable[[], float] = time.time
-
-
-@dataclass(frozen=True)
-class KeptFleet:
-    """A fleet as one process keeps it, once ``keeper`` and ``keys`` run; ``link`` is to be closed."""
-
-    keeper: FleetKeeper
-    keys: KeyKeeper
+    reconciler: Reconciler
+    keys: KeyPersistence
     link: StoreLink
 
 
-async def open_fleet(launch: Launch, around: AroundFleet, wake: asyncio.Event) -> KeptFleet:
-    """Go on with the fleet that the statefile describes; a pass begins at once when ``wake`` is set."""
-    circus, processes, clock = around.circus, around.processes, around.clock
-    statefile = await Statefile.open(around.statefile, launch, circus, processes)
-    found = await _found(statefile, circus, processes, clock)
-    link = StoreLink(around.store, launch.namespace, wake)
+async def open_fleet(launch: Launch, ports: FleetPorts, wake: asyncio.Event) -> OpenFleet:
+    """Continue with the fleet that the statefile describes; a pass begins at once when ``wake`` is set."""
+    statefile = await Statefile.open(ports.statefile, launch, ports.circus, ports.processes)
+    found = await _present(statefile, ports)
+    link = StoreLink(ports.store, launch.namespace, wake)
     link.start()
-    departures = Departures(
-        launch,
-        circus=circus,
-        processes=processes,
-        clock=clock,
-        link=link,
-        health=HealthWatch(link.is_answering, wake),
-        standstill=around.standstill,
-        oom_kills=around.oom_kills,
-        say=around.say,
-    )
-    keeper = FleetKeeper(
-        launch,
-        found,
-        statefile.workers if statefile.is_written else None,
-        circus=circus,
-        processes=processes,
-        clock=clock,
-        link=link,
-        departures=departures,
-        gpus=around.gpus,
-        record=lambda workers: statefile.record(workers, around.reloaded()),
-        say=around.say,
-        learn=around.learn,
-        beat=around.beat,
-        kept=lambda: statefile.planner_keys,
-        wake=wake,
-    )
-    return KeptFleet(keeper, KeyKeeper(link, statefile, around.say, around.wall_s), link)
+    health = HealthPoll(link.is_answering, wake)
+    stalls = StallDetector(ports.heartbeats, ports.clock)
+    termination = Termination(launch, ports, link, health, stalls)
+    reconciler = Reconciler(launch, ports, statefile, link, termination, found, wake)
+    return OpenFleet(reconciler, KeyPersistence(link, statefile, ports.terminal, ports.wall_clock), link)
 
 
-async def _found(
-    statefile: Statefile, circus: CircusClient, processes: Processes, clock: Clock
-) -> tuple[Worker, ...]:
+async def _present(statefile: Statefile, ports: FleetPorts) -> tuple[Worker, ...]:
     """Return the workers as circus has them; what has ended is written down before it has answered."""
-    statefile.note_gone(processes, clock.now_s())
-    asking = asyncio.create_task(present(statefile.workers, circus, processes), name="asks circus")
-    while not (await asyncio.wait({asking}, timeout=LOOK_EVERY_S))[0]:
-        statefile.note_gone(processes, clock.now_s())
+    statefile.record_ends(ports.processes, ports.clock.now_s())
+    asking = asyncio.create_task(
+        present(statefile.workers, ports.circus, ports.processes), name="asks circus"
+    )
+    while not (await asyncio.wait({asking}, timeout=RESYNC_S))[0]:
+        statefile.record_ends(ports.processes, ports.clock.now_s())
     return asking.result()
 
 
@@ -145,71 +86,68 @@ class FleetPlugin(CircusPlugin):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         die_with_parent(int(os.environ["DYNAPLAN_PARENT_PID"]))
         super().__init__(*arguments, **options)
-        self._keeper: FleetKeeper | None = None
+        self._reconciler: Reconciler | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
 
     def initialize(self) -> None:
-        """Connect, and begin to keep the fleet."""
+        """Connect, and begin to reconcile."""
         super().initialize()
         self.loop.add_callback(self._begin)
 
     def handle_recv(self, data: Any) -> None:
-        """Take an event: the end of a process, a worker to replace, or a reason to look."""
+        """Take an event: the end of a process, a worker to replace, or a reason for a pass."""
         _, action, message = self.split_data(data)
-        if self._keeper is None or action not in ("reap", "stop", REPLACE_EVENT):
+        if self._reconciler is None or action not in ("reap", "stop", REPLACE_EVENT):
             return
         event = self.load_message(message)
         if action == REPLACE_EVENT:  # the name in the topic is in lower case
-            self._keeper.note_replacement(str(event["name"]))
+            self._reconciler.request_replacement(str(event["name"]))
         elif action == "reap" and event.get("exit_code") is not None:
-            self._keeper.note_exit(int(event["process_pid"]), int(event["exit_code"]))
+            self._reconciler.record_exit(int(event["process_pid"]), int(event["exit_code"]))
         else:
             self._wake.set()
 
     def _begin(self) -> None:
-        self._task = asyncio.ensure_future(self._keep())
+        self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(lambda _: self.loop.stop())
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
-        terminal = Terminal(launch.log_dir / f"{launch.plugin_name}.log")
-        launches, heartbeats = CurrentLaunch(launch), local_host.heartbeats(launch.runtime_dir)
-        clock = SystemClock()
-        around = AroundFleet(
+        ports = self._ports(launch)
+        fleet = await open_fleet(launch, ports, self._wake)
+        self._reconciler = reconciler = fleet.reconciler
+        log.info("reconciling %d workers", len(reconciler.workers))
+        self._tasks.spawn(fleet.keys.run(), "key persistence")
+        if target := os.environ.get(ON_EVENT_VARIABLE):
+            hook = self._event_hook(target, launch, reconciler, ports.clock)
+            self._tasks.spawn(hook.run(), "event hook")
+        await reconciler.run()
+
+    def _ports(self, launch: Launch) -> FleetPorts:
+        return FleetPorts(
+            terminal=ServeTerminal(launch.log_dir / f"{launch.plugin_name}.log"),  # first: it takes the log
             store=connections.connect_store(),
             statefile=local_host.open_statefile(launch.statefile),
             circus=CircusClient(launch.circus_endpoint),
             processes=process_table,
-            clock=clock,
-            gpus=self._fleet_gpus(launch, clock),
-            standstill=StandstillWatch(heartbeats.read, clock),
-            oom_kills=local_host.oom_kills,
-            say=terminal.say,
-            learn=local_host.startup_times(launch.statefile).learn,
-            beat=lambda: heartbeats.beat(PLUGIN_PULSE, LOOK_EVERY_S),
-            reloaded=lambda: _reloaded(launches.now),
+            clock=SystemClock(),
+            heartbeats=local_host.heartbeats(launch.runtime_dir),
+            startup_times=local_host.startup_times(launch.statefile),
+            gpus=self._gpu_availability(launch),
         )
-        fleet = await open_fleet(launch, around, self._wake)
-        self._keeper = keeper = fleet.keeper
-        log.info("keeping %d workers", len(keeper.workers))
-        self._tasks.spawn(fleet.keys.run(), "kept keys")
-        if target := os.environ.get(ON_EVENT_VARIABLE):
-            self._tasks.spawn(self._event_hook(target, launch, keeper, clock).run(), "event hook")
-        await keeper.run()
 
-    def _event_hook(self, target: str, launch: Launch, keeper: FleetKeeper, clock: Clock) -> EventHook:
+    def _event_hook(self, target: str, launch: Launch, reconciler: Reconciler, clock: Clock) -> EventHook:
         directory = launch.log_dir / "planner"
-        records = partial(factory.recent_decisions, directory, RECORDS_OF_A_LOOK)
+        records = partial(factory.recent_decisions, directory, RECORDS_OF_A_POLL)
         return EventHook(
-            target, launch.namespace, EventWatch(lambda: keeper.workers.values(), records), clock
+            target, launch.namespace, EventWatch(lambda: reconciler.workers.values(), records), clock
         )
 
-    def _fleet_gpus(self, launch: Launch, clock: Clock) -> FleetGpus:
-        claims, share = local_host.gpu_claims(launch.arbiter, launch.namespace), launch.gpu_share
-        sharing = GpuSharing(share, launch.graph, launch.gpus, claims, clock) if share else None
-        return FleetGpus(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch), sharing)
+    def _gpu_availability(self, launch: Launch) -> GpuAvailability:
+        claims = local_host.gpu_claims(launch.arbiter, launch.namespace)
+        return GpuAvailability(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch))
 
     def _gpu_memory(self, launch: Launch) -> GpuMemory | None:
         """Begin to follow the memory of the GPUs, unless what others use does not count."""
@@ -220,12 +158,7 @@ class FleetPlugin(CircusPlugin):
         return memory
 
 
-def _reloaded(launch: Launch) -> dict[str, dict[str, Any]] | None:
-    """Return the configuration of a reload, for the statefile; None while it is that of ``serve``."""
-    return launch.config if launch.is_reloaded else None
-
-
-class Terminal:
+class ServeTerminal:
     """The terminal of ``serve``, for the few lines that the user must see; the rest is logged."""
 
     def __init__(self, log_path: Path) -> None:
@@ -234,7 +167,7 @@ class Terminal:
         self._log_file.redirect()
         configure_logging()
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Write to the terminal, if it is read, and to the log."""
         log.info("%s", line)
         self._log_file.turn_over_if_full()

@@ -14,7 +14,7 @@ from typing import Any
 from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_in
 from dynaplan.fleet.desired_counts import DesiredCounts, first_to_leave, fleet_key, planner_prefix
 from dynaplan.fleet.live_settings import live_settings_prefix
-from dynaplan.fleet.rules.kept_keys import KeptKeys
+from dynaplan.fleet.rules.lost_keys import PersistedKeys
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
 from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ANSWER_S = 2.0
 RETRY_S = 0.5
 REVOKE_FOR_S = 30.0
-"""Longest time of trying: a lease whose keeper is gone has expired by itself then."""
+"""Longest time of trying: a lease that nobody keeps alive has expired by itself then."""
 
 
 class StoreLink:
@@ -106,19 +106,19 @@ class StoreLink:
         return worth_in(self._worth.current.values())
 
     @property
-    def kept(self) -> KeptKeys | None:
+    def persisted(self) -> PersistedKeys | None:
         """The planner's keys and the live settings; None until the store has answered."""
         keys, planner = self._keys, planner_prefix(self._namespace)
         if keys is None or not self._live.is_known:
             return None
         live, settings = live_settings_prefix(self._namespace), self._live.current
-        return KeptKeys(
+        return PersistedKeys(
             {key.removeprefix(planner): keys[key] for key in keys},
             {key.removeprefix(live): settings[key] for key in settings},
         )
 
-    def on_kept_change(self, callback: Callable[[], None]) -> None:
-        """Call back after every change of ``kept``, from now on."""
+    def on_persisted_change(self, callback: Callable[[], None]) -> None:
+        """Call back after every change of ``persisted``, from now on."""
         for watcher in (self._counts, self._live):
             watcher.on_change(callback)
 
@@ -135,7 +135,7 @@ class StoreLink:
         """Have the document written into the store, where status and planner read it."""
         self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
 
-    async def read_kept(self) -> KeptKeys | None:
+    async def read_persisted(self) -> PersistedKeys | None:
         """Read the planner's keys and the live settings anew; None when the store does not answer.
 
         The settings first: when the store's id is among the planner's keys, no setting was missing because
@@ -147,14 +147,14 @@ class StoreLink:
                 settings = await self._store.list(live)
                 keys = await self._store.list(planner)
         except (TimeoutError, TemporaryError, PermanentError) as error:
-            log.debug("the kept keys cannot be read: %s", error)
+            log.debug("the planner's keys cannot be read: %s", error)
             return None
-        return KeptKeys(
+        return PersistedKeys(
             {item.key.removeprefix(planner): item.value for item in keys},
             {item.key.removeprefix(live): item.value for item in settings},
         )
 
-    async def restore(self, lost: KeptKeys) -> None:
+    async def restore(self, lost: PersistedKeys) -> None:
         """Write keys that the store has lost in one transaction; none of them if one is there by then."""
         live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
         puts = {live + name: value for name, value in lost.live.items()}

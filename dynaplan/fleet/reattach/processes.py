@@ -14,7 +14,7 @@ import psutil
 from circus.process import DEAD_OR_ZOMBIE, RUNNING, Process
 from circus.watcher import Watcher
 
-from dynaplan.fleet.enduring import EnduringWatcher
+from dynaplan.fleet.retrying_watcher import RetryingWatcher
 from dynaplan.fleet.watchers import service_of
 from dynaplan.process.holder import OF_THE_PROGRAM
 from dynaplan.process.holding import HolderLink
@@ -91,7 +91,7 @@ def _is_running(process: Any) -> bool:
         return False
 
 
-class HeldWatcher(EnduringWatcher):
+class HeldWatcher(RetryingWatcher):
     """A watcher whose process the holder starts."""
 
     held_fleet: HeldFleet

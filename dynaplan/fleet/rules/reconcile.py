@@ -34,9 +34,6 @@ served least, then the highest index."""
 NO_WORTH: Mapping[str, int] = MappingProxyType({})
 """The worth of caches where no frontend routes by them."""
 
-NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
-"""The gifts to other deployments where GPUs are not shared."""
-
 NOTHING_RESERVED: Mapping[int, str] = MappingProxyType({})
 """The reserved GPUs where nobody has reserved any."""
 
@@ -87,7 +84,6 @@ def reconcile(
     retry_failed: bool = False,
     worth: Mapping[str, int] = NO_WORTH,
     leave_first: str = "",
-    given: Mapping[str, str] = NOTHING_GIVEN,
     reserved: Mapping[int, str] = NOTHING_RESERVED,
     renewed: Collection[str] = (),
 ) -> Reconciled:
@@ -99,21 +95,13 @@ def reconcile(
     that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s`` has
     come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
-    Before any other the one named ``leave_first`` leaves. Of the components in ``given`` one worker that
-    holds GPUs leaves for another deployment, though it is asked for: component -> the reason. Workers on a
-    GPU that is ``reserved``, index -> the reason, and the workers named in ``renewed``, leave once others are
-    ready in their places.
+    Before any other the one named ``leave_first`` leaves. Workers on a GPU that is ``reserved``, index -> the
+    reason, and the workers named in ``renewed``, leave once others are ready in their places.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
-    wanted |= {name: min(wanted[name], _holding(fleet, name) - 1) for name in given}
     vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, TOLD_TO)
     leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first, vacating)
-    leaving |= {
-        name: (each, given[each.component])
-        for name, (each, _) in leaving.items()
-        if each.component in given and each.state in HOLDS_GPUS
-    }
     leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
@@ -192,11 +180,6 @@ def _vacated(fleet: Fleet, started: Fleet, vacating: Mapping[str, str], now_s: f
 def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
     number = desired.get(service.name, -1)
     return service.workers if number < 0 else number
-
-
-def _holding(fleet: Fleet, component: str) -> int:
-    """The number of the component's workers that stay and hold GPUs."""
-    return sum(each.component == component and each.state in COUNTS & HOLDS_GPUS for each in fleet)
 
 
 def _failures(replaced: Iterable[Worker]) -> dict[str, int]:

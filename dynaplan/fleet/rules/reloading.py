@@ -23,7 +23,6 @@ WORKERS = "ServiceArgs.workers"
 _FIXED: Mapping[Role, Mapping[str, str]] = {
     Role.FRONTEND: dict.fromkeys(("host", "port"), "serve holds the public port"),
     Role.PLANNER: {
-        **dict.fromkeys(("gpu-priority", "reserved-gpus"), "serve shares the box's GPUs by it"),
         "environment": "serve decides by it what carries decisions out",
         "namespace": "the namespace is the deployment",
     },

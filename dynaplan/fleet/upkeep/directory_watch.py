@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""The watch over the deployment's directories: what vanishes is noticed, told, and made again.
+"""The watch over the deployment's directories: what vanishes is noticed, reported, and made again.
 
 Three things may be taken away under a running deployment: the short link to the runtime directory (a logout,
 a cleaner of temporary files), sockets in it, and the directory itself. Connections that are open go on in
@@ -22,40 +22,40 @@ from dynaplan.util.errors import DeploymentError
 
 log = logging.getLogger(__name__)
 
-SOCKET_MISSED_LOOKS = 3
-"""The number of looks in a row after which a server is started again whose socket was there and is not: one
+SOCKET_MISSED_CHECKS = 3
+"""The number of checks in a row after which a server is started again whose socket was there and is not: one
 that starts again by itself makes it."""
 
 
 class DirectoryWatch:
-    """Looks after the link, the runtime directory and the sockets. ``say(line)`` tells the user."""
+    """Watches the link, the runtime directory and the sockets. ``report(line)`` shows the user a line."""
 
     def __init__(
         self,
         launch: Launch,
         servers: Sequence[ServerSpec],
         arbiter: ServeArbiter,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._launch = launch
         self._servers = servers
         self._arbiter = arbiter
-        self._say = say
+        self._report = report
         self._root = launch.runtime_dir
         self._identity = _identity(self._root)
         self._texts = {path: path.read_text() for path in self._files()}
         self._missed: dict[str, int] = {}
         self._trouble = ""
 
-    async def look(self) -> None:
-        """Look once, and make again what has vanished; tell once what cannot be made again."""
+    async def check(self) -> None:
+        """Check once, and make again what has vanished; report once what cannot be made again."""
         try:
             for line in [*self._link(), *self._directory(), *self._scratch(), *self._sockets()]:
-                self._say(line)
+                self._report(line)
             self._trouble = ""
         except (OSError, DeploymentError) as error:
             if str(error) != self._trouble:
-                self._say(f"The runtime directory {self._root} cannot be made again: {error}")
+                self._report(f"The runtime directory {self._root} cannot be made again: {error}")
             self._trouble = str(error)
 
     def _files(self) -> list[Path]:
@@ -104,7 +104,7 @@ class DirectoryWatch:
                 continue
             if server.name in self._missed:
                 self._missed[server.name] += 1
-            if self._missed.get(server.name) == SOCKET_MISSED_LOOKS:
+            if self._missed.get(server.name) == SOCKET_MISSED_CHECKS:
                 del self._missed[server.name]
                 self._arbiter.kill_process_of(f"{self._launch.namespace}_{server.name}")
                 lines.append(f"The socket of {server.name} had vanished: the server starts again.")

@@ -1,7 +1,7 @@
-"""A command or URL of the user's that hears of a deployment's events: failed, scaled, target missed.
+"""A command or URL of the user's that is called at a deployment's events: failed, scaled, target missed.
 
 It runs beside everything else, in the fleet plugin: a hook that fails or hangs costs a line in the log.
-Events of one kind are told at most once in ``LEAST_S`` seconds; others that come meanwhile go together.
+Events of one kind are reported at most once in ``MIN_INTERVAL_S`` seconds; later ones go together.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 FAILED, SCALED, TARGET_MISSED = "failed", "scaled", "target_missed"
 """The kinds of events."""
 
-LOOK_EVERY_S = 5.0
-"""Seconds between two looks for events."""
+POLL_S = 5.0
+"""Seconds between two polls for events."""
 
-LEAST_S = 30.0
+MIN_INTERVAL_S = 30.0
 """Seconds between two calls of the hook for events of one kind."""
 
-PATIENCE_S = 20.0
+CALL_TIMEOUT_S = 20.0
 """Seconds that a call may take; then it is ended."""
 
-MOST_TOLD = 20
-"""The events that one call tells in words; the others are counted."""
+MAX_TEXTS = 20
+"""The events that one call describes in words; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class HookEvent:
 
 
 class EventWatch:
-    """Finds events by looking: at the workers, and at what the planner has written down.
+    """Finds events by polling the workers, and what the planner has written down.
 
-    ``records`` returns the planner's last records, the oldest first. The first look finds nothing: what
+    ``records`` returns the planner's last records, the oldest first. The first poll finds nothing: what
     was so when it began is no event.
     """
 
@@ -65,8 +65,8 @@ class EventWatch:
         self._failed: frozenset[str] | None = None
         self._last: str | None = None
 
-    def look(self) -> list[HookEvent]:
-        """Return the events since the last look."""
+    def poll(self) -> list[HookEvent]:
+        """Return the events since the last poll."""
         return [*self._failures(), *self._decisions()]
 
     def _failures(self) -> Iterator[HookEvent]:
@@ -88,7 +88,7 @@ class EventWatch:
 
 
 def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
-    """Yield what a record of the planner tells: a change, and a target whose error budget is used up."""
+    """Yield the events of a planner's record: a change, and a target whose error budget is used up."""
     from dynaplan.planner.rules.explaining import in_one_line, is_change  # much, for those who have a hook
 
     if is_change(record) and not record.get("settings", {}).get("no-operation"):
@@ -110,7 +110,7 @@ def _budget(record: Mapping[str, Any], state: str) -> Mapping[str, float]:
 
 @dataclass
 class EventHook:
-    """Tells events to a command, with JSON on its standard input, or posts the JSON to a URL."""
+    """Passes events to a command, as JSON on its standard input, or posts the JSON to a URL."""
 
     target: str
     namespace: str
@@ -120,35 +120,35 @@ class EventHook:
     _next_s: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Look for events and tell them until it is cancelled."""
+        """Poll for events and pass them on until it is cancelled."""
         while True:
             try:
-                await self.look()
+                await self.poll()
             except Exception:
-                log.exception("looking for events failed; it is tried again")
-            await self.clock.sleep(LOOK_EVERY_S)
+                log.exception("polling for events failed; it is tried again")
+            await self.clock.sleep(POLL_S)
 
-    async def look(self) -> None:
-        """Look once; tell what may be told now."""
-        for event in self.watch.look():
+    async def poll(self) -> None:
+        """Poll once; pass on what is due now."""
+        for event in self.watch.poll():
             self._pending.setdefault(event.kind, []).append(event)
         for kind in tuple(self._pending):
             now_s = self.clock.now_s()
             if now_s >= self._next_s.get(kind, now_s):
-                self._next_s[kind] = now_s + LEAST_S
-                await self._tell(kind, self._pending.pop(kind))
+                self._next_s[kind] = now_s + MIN_INTERVAL_S
+                await self._call(kind, self._pending.pop(kind))
 
-    async def _tell(self, kind: str, events: list[HookEvent]) -> None:
+    async def _call(self, kind: str, events: list[HookEvent]) -> None:
         """Call the hook; whatever goes wrong is one line of the log."""
-        texts = [event.text for event in events[:MOST_TOLD]]
+        texts = [event.text for event in events[:MAX_TEXTS]]
         document = {"event": kind, "namespace": self.namespace, "count": len(events), "texts": texts}
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 await (self._post if "://" in self.target else self._run)(kind, json.dumps(document).encode())
         except TimeoutError:
-            log.warning("--on-event: %s has not ended within %g s, for %s", self._shown, PATIENCE_S, kind)
+            log.warning("--on-event: %s has not ended within %g s, for %s", self._shown, CALL_TIMEOUT_S, kind)
         except Exception as error:
-            log.warning("--on-event: %s failed, for %s: %s", self._shown, kind, _said(error))
+            log.warning("--on-event: %s failed, for %s: %s", self._shown, kind, _described(error))
 
     @property
     def _shown(self) -> str:
@@ -188,6 +188,6 @@ class HookFailed(Exception):
     """A hook that says so: by its exit code, or by the status of its answer."""
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """Return the error in words that hold nothing of the hook's address or arguments."""
     return str(error) if isinstance(error, HookFailed) else type(error).__name__

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def told_to_prometheus(log_dir: Path, url: str) -> Iterator[None]:
+def prometheus_targets(log_dir: Path, url: str) -> Iterator[None]:
     """Have the file name the frontends at that URL inside a ``with`` block, and nobody afterwards.
 
     A file that cannot be written costs Prometheus its targets, and the deployment nothing.

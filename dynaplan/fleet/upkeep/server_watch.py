@@ -28,22 +28,22 @@ SET_ASIDE = ".damaged"
 
 
 class ServerWatch:
-    """Looks after one embedded server. ``say(line)`` tells the user."""
+    """Watches one embedded server. ``report(line)`` shows the user a line."""
 
     def __init__(
-        self, launch: Launch, server: ServerSpec, arbiter: ServeArbiter, say: Callable[[str], None]
+        self, launch: Launch, server: ServerSpec, arbiter: ServeArbiter, report: Callable[[str], None]
     ) -> None:
         self._watcher = f"{launch.namespace}_{server.name}"
         self._log = launch.log_dir / f"{self._watcher}.log"
         self._server = server
         self._scratch_dir = launch.scratch_dir
         self._arbiter = arbiter
-        self._say = say
+        self._report = report
         self._answered = 0
         self._failed: set[int] = set()
 
-    async def look(self) -> None:
-        """Look once: count the processes that have not answered, and set the data aside after three."""
+    async def check(self) -> None:
+        """Check once: count the processes that have not answered, and set the data aside after three."""
         pid = next(iter(self._arbiter.get_watcher(self._watcher).processes), 0)
         if pid and pid == self._answered:
             return
@@ -61,7 +61,7 @@ class ServerWatch:
     def _make_startable(self) -> None:
         if line := moved_into_memory(self._server, self._scratch_dir):
             self._arbiter.kill_process_of(self._watcher)
-            self._say(line)
+            self._report(line)
         else:
             self._set_aside()
 
@@ -75,14 +75,14 @@ class ServerWatch:
         if data != self._server.working_dir / self._server.data:
             data.mkdir(mode=0o700)
         self._arbiter.kill_process_of(self._watcher)
-        self._say(
+        self._report(
             f"{self._server.name} does not start with its data, which is damaged: set aside as {aside}. "
             f"It starts with new data, and what was there is written again. Log: {self._log}"
         )
 
 
 def server_watches(
-    launch: Launch, servers: Sequence[ServerSpec], arbiter: ServeArbiter, say: Callable[[str], None]
+    launch: Launch, servers: Sequence[ServerSpec], arbiter: ServeArbiter, report: Callable[[str], None]
 ) -> list[ServerWatch]:
     """Return a watch for each server that has data."""
-    return [ServerWatch(launch, server, arbiter, say) for server in servers if server.data]
+    return [ServerWatch(launch, server, arbiter, report) for server in servers if server.data]

@@ -9,11 +9,11 @@ import socket
 from collections.abc import MutableMapping
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
-"""The states that are told: it serves, it ends in order, it is not stuck."""
+"""The states: it serves, it ends in order, it is not stuck."""
 
 
 class ServiceNotices:
-    """Tells the manager; does nothing where there is none. A manager that is gone costs nothing."""
+    """Notifies the manager; does nothing where there is none. A manager that is gone costs nothing."""
 
     def __init__(self, address: str = "") -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -25,8 +25,8 @@ class ServiceNotices:
             environ.pop(name, None)
         return cls(environ.pop("NOTIFY_SOCKET", ""))
 
-    def tell(self, state: str, status: str = "") -> None:
-        """Tell a state, and a line of words that ``systemctl status`` shows."""
+    def notify(self, state: str, status: str = "") -> None:
+        """Notify it of a state, with a line of words that ``systemctl status`` shows."""
         if not self._address:
             return
         lines = [state, *([f"STATUS={status}"] if status else [])]
@@ -37,6 +37,6 @@ class ServiceNotices:
         except OSError:
             return
 
-    async def alive(self) -> None:
-        """Tell that the event loop runs: what the manager's watchdog waits for."""
-        self.tell(ALIVE)
+    async def notify_alive(self) -> None:
+        """Notify it that the event loop runs: what the manager's watchdog waits for."""
+        self.notify(ALIVE)

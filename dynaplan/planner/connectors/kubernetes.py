@@ -25,6 +25,7 @@ from dynaplan.planner.kubernetes.workloads import Workload, Workloads, WorkloadV
 from dynaplan.planner.model.components import DeployedComponents, ScaledComponent, missing_workers
 from dynaplan.planner.model.decisions import Decision
 from dynaplan.planner.model.errors import SubComponentNotFoundError
+from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import CapacityError, ClusterConflict, TemporaryError
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class KubernetesConnector:
 
     def _holds(self, intent: Intent) -> RoleHolds:
         try:
-            return RoleHolds.from_text(intent.holds).lasting(self._unix_time_s())
+            return RoleHolds.from_text(intent.holds).in_force(self._unix_time_s(), wall_clock)
         except ValueError as error:
             if intent.holds != self._ignored:
                 log.warning("ignoring the holds in the ConfigMap %s: %s", self._intents.name, error)

@@ -11,11 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.fleet.held_hours import HOURS, HeldHours
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.planner.model.components import DeployedComponents, ScaledComponent, missing_workers
 from dynaplan.planner.model.decisions import Decision
@@ -26,8 +24,6 @@ from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import TemporaryError
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 LOST_FOR_S = 120.0
 """Seconds since holds were last seen after which a missing key means that there are none."""
@@ -57,7 +53,7 @@ class VirtualConnector:
         self._registered_components = registered_components
         self._unix_time_s = unix_time_s
         self._lost_for_s = lost_for_s
-        self._ignored: dict[str, str] = {}
+        self._ignored = ""
         self._seen_s: float | None = None
         self._done_id = -1
 
@@ -94,7 +90,7 @@ class VirtualConnector:
             # An aggregated graph has no prefill workers to ask for.
             puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
         puts[prefix + "decision_id"] = str(now.next_decision_id)
-        guarded = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS, prefix + HOURS), 0)
+        guarded = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS), 0)
         expected = guarded | {item.key: item.revision for item in items}
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
@@ -125,22 +121,13 @@ class VirtualConnector:
             self._seen_s = time.monotonic()
         elif self._seen_s is not None and time.monotonic() - self._seen_s < self._lost_for_s:
             raise TemporaryError(f"{key} is gone: the store has lost it, and it is written again")
-        now_s = self._unix_time_s()
-        holds = self._readable(RoleHolds.from_text, HOLDS, text) or RoleHolds()
-        hours_key = planner_prefix(self._namespace) + HOURS
-        text = next((item.value for item in items if item.key == hours_key), "")
-        hours = self._readable(HeldHours.from_text, HOURS, text) or HeldHours()
-        return hours.under(holds.lasting(now_s), now_s, wall_clock)
-
-    def _readable(self, read: Callable[[str], T], name: str, text: str) -> T | None:
-        """Read a key's value; None, and a warning once, for one that cannot be read."""
         try:
-            return read(text)
+            return RoleHolds.from_text(text).in_force(self._unix_time_s(), wall_clock)
         except ValueError as error:
-            if text != self._ignored.get(name):
-                log.warning("ignoring %s: %s", planner_prefix(self._namespace) + name, error)
-            self._ignored[name] = text
-            return None
+            if text != self._ignored:
+                log.warning("ignoring %s: %s", key, error)
+            self._ignored = text
+            return RoleHolds()
 
 
 def refuse_when_changed(decision: Decision, now: DesiredCounts, holds: RoleHolds) -> None:

@@ -32,7 +32,6 @@ from dynaplan.worker.membership.runtime import Runtime
 
 if TYPE_CHECKING:
     from dynaplan.fleet.counts import FleetCounts
-    from dynaplan.worker.membership.distributed import DistributedRuntime
 
 DECISION_ID = "decision_id"
 SCALED_DECISION_ID = "scaled_decision_id"
@@ -41,13 +40,12 @@ SCALED_DECISION_ID = "scaled_decision_id"
 class VirtualConnectorClient:
     """Reads the planner's decisions for a namespace, and acknowledges them.
 
-    ``runtime`` is what ``dynaplan.runtime.connect`` gives, or the ``DistributedRuntime`` of a program of the
-    original's kind; without ``namespace`` it is the deployment's. Methods raise StoreUnavailable when the
-    store does not answer.
+    ``runtime`` is what ``dynaplan.runtime.connect`` gives; without ``namespace`` it is the deployment's.
+    Methods raise StoreUnavailable when the store does not answer.
     """
 
-    def __init__(self, runtime: Runtime | DistributedRuntime, namespace: str = "") -> None:
-        self._runtime = runtime if isinstance(runtime, Runtime) else runtime.runtime
+    def __init__(self, runtime: Runtime, namespace: str = "") -> None:
+        self._runtime = runtime
         self._namespace = namespace or self._runtime.own_namespace
         self._prefix = planner_prefix(self._namespace)
         self._lease: KeptLease | None = None

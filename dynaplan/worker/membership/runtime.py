@@ -93,25 +93,6 @@ class Runtime:
     def __post_init__(self) -> None:
         self._plane = OnFirstUse(self.connect_events)
 
-    @classmethod
-    def of_worker(cls, worker: WorkerRuntime) -> Runtime:
-        """Return the runtime of a process that a graph's service has: it is a member already."""
-        runtime = cls(
-            own_namespace=worker.namespace,
-            store=worker.store,
-            leases=worker.leases,
-            clock=worker.clock,
-            token=worker.worker_token,
-            connect_messenger=worker.connect_messenger,
-            connect_events=worker.connected_plane,
-            network=worker.network,
-            owner=worker.owner,
-            lease_ttl_s=worker.lease_ttl_s,
-            client_tls=worker.client_tls,
-        )
-        runtime._workers.append(worker)
-        return runtime
-
     def namespace(self, name: str = "") -> RuntimeNamespace:
         """Return the namespace of that name, or the deployment's own."""
         return RuntimeNamespace(self, _checked(NAME, "namespace", name or self.own_namespace))
@@ -130,13 +111,6 @@ class Runtime:
         self._why = self._why or why
         for worker in self._workers:
             worker.leave(why)
-
-    def served(self, namespace: str, component: str) -> tuple[int, ...]:
-        """Return the ids of the instances of a component that are registered by this process."""
-        workers = [
-            each for each in self._workers if (each.namespace, each.component) == (namespace, component)
-        ]
-        return tuple(each.instance_id for each in workers if each.instance_id)
 
     async def discovery(self, namespace: str) -> Discovery:
         """Return the instances of a namespace, followed from the first call on."""

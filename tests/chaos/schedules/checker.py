@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dynaplan.fleet.plugin.keeper import LOOK_EVERY_S
+from dynaplan.fleet.plugin.reconciler import RESYNC_S
 from dynaplan.fleet.rules.statefile import fleet_of
 from dynaplan.graph.lifecycle import WorkerState
 from tests.chaos.schedules.machine import Machine
 
 LEASE_S = 10.0
-NOTICED_S = 2 * LOOK_EVERY_S + 0.5
+NOTICED_S = 2 * RESYNC_S + 0.5
 """Seconds in which the plugin sees an end and writes it down, whether circus answers or not: a look as long
 after a pass as that may be, and that pass."""
 

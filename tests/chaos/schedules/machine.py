@@ -99,8 +99,8 @@ class Machine:
 
     def _tell_plugin(self, pid: int, code: int) -> None:
         plugin = self.plugin
-        if plugin and not plugin.process.is_dead and plugin.keeper:
-            plugin.process.post(plugin.keeper.note_exit, pid, code)
+        if plugin and not plugin.process.is_dead and plugin.reconciler:
+            plugin.process.post(plugin.reconciler.record_exit, pid, code)
 
     def of(self, service: str, *, awake: bool = False) -> list[Process]:
         """The living processes of a service."""
@@ -128,6 +128,9 @@ class Machine:
         self.tell(f"the plugin kills {process.name} ({pid})")
         self.kill(process)
         return (pid,)
+
+    def oom_kills(self) -> tuple[int, str]:
+        return 0, "this machine"
 
 
 class MemoryCircus(FakeCircus):

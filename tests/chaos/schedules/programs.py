@@ -18,10 +18,10 @@ from dynaplan.config.service_config import ServiceConfig, section_options
 from dynaplan.events.messaging_port import Messenger
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.plugin.fleet_gpus import FleetGpus
-from dynaplan.fleet.plugin.gpu_claims import GpuClaims
-from dynaplan.fleet.plugin.keeper import FleetKeeper
-from dynaplan.fleet.plugin.plugin import AroundFleet, open_fleet
+from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims
+from dynaplan.fleet.plugin.plugin import open_fleet
+from dynaplan.fleet.plugin.ports import FleetPorts
+from dynaplan.fleet.plugin.reconciler import Reconciler
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.server import start_frontend
 from dynaplan.graph.lifecycle import Role
@@ -40,7 +40,7 @@ from tests.chaos.schedules.lines import MessengerLine, StoreLine
 from tests.chaos.schedules.machine import Machine
 from tests.chaos.schedules.network import PUBLIC_PORT, MemorySocket
 from tests.chaos.schedules.virtual_time import PROCESS, Process
-from tests.fakes.circus import FakeClaims, FakeStandstill
+from tests.fakes.circus import FakeClaims, FakeHeartbeats, FakeStartupTimes
 from tests.fakes.clock import LoopClock
 
 NAMESPACE = "ns"
@@ -108,39 +108,36 @@ class Plugin:
     def __init__(self, machine: Machine, launch: Launch) -> None:
         self.machine = machine
         self.launch = launch
-        self.keeper: FleetKeeper | None = None
+        self.reconciler: Reconciler | None = None
         machine.plugin = self
         self.process = machine.spawn("FleetPlugin", self._run)
 
     async def _run(self, process: Process) -> int:
         machine, launch = self.machine, self.launch
         self.line = StoreLine(machine.store, process)
-        around = AroundFleet(
+        ports = FleetPorts(
             store=cast(Any, self.line),
             statefile=cast(Any, machine.statefile),
             circus=cast(Any, machine.circus),
             processes=machine,
             clock=LoopClock(),
-            gpus=FleetGpus(launch.gpus, GpuClaims(FakeClaims(), launch.gpus), None),
-            standstill=cast(Any, FakeStandstill()),
-            oom_kills=lambda: (0, "this machine"),
-            say=self._say,
-            learn=lambda key, seconds: None,
-            beat=lambda: None,
-            reloaded=lambda: None,
-            wall_s=wall_s,
+            heartbeats=FakeHeartbeats(),
+            startup_times=FakeStartupTimes(),
+            gpus=GpuAvailability(launch.gpus, GpuClaims(FakeClaims(), launch.gpus), None),
+            terminal=self,
+            wall_clock=wall_s,
         )
-        fleet = await open_fleet(launch, around, asyncio.Event())
-        self.keeper = fleet.keeper
+        fleet = await open_fleet(launch, ports, asyncio.Event())
+        self.reconciler = fleet.reconciler
         keys = asyncio.create_task(fleet.keys.run())
         try:
-            await self.keeper.run()
+            await self.reconciler.run()
         finally:
             keys.cancel()
             await fleet.link.close()
         return 0
 
-    def _say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         self.machine.tell(f"  plugin: {line}")
 
 

@@ -50,9 +50,6 @@ async def main(runtime: DistributedRuntime) -> None:
     await broken.wait_for_instances()
     await ask("broken", lambda: broken.round_robin({"text": "x"}))
     await ask("misfit", lambda: broken.round_robin({"txt": "x"}))
-    context = await namespace.component("Backend").endpoint("context").client()
-    await context.wait_for_instances()
-    await ask("context", lambda: context.round_robin({"text": "x"}))
 
 
 if __name__ == "__main__":

@@ -28,20 +28,6 @@ class Backend:
         yield request.text.upper()
 
     @endpoint()
-    async def context(self, request: Question):
-        names = ("service_name", "namespace", "worker_id")
-        runtime = dynamo_context["runtime"]
-        own = await runtime.namespace("interop").component("Backend").endpoint("shout").client()
-        await own.wait_for_instances()
-        said = [item.data() async for item in await own.round_robin({"text": "self"})]
-        lease = dynamo_context["endpoints"][0].lease_id()
-        yield {name: dynamo_context[name] for name in names} | {
-            "endpoints": len(dynamo_context["endpoints"]),
-            "said": said,
-            "is_own": lease in own.instance_ids(),
-        }
-
-    @endpoint()
     async def broken(self, request: Question):
         yield "first"
         raise ValueError("broken on purpose")

@@ -16,7 +16,7 @@ from dynaplan.cli import main
 from dynaplan.config.settings.tls import CA_VARIABLE
 from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, Reload
 from dynaplan.fleet.runtime_dir import CLIENTS_FILE
-from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE, told_to_prometheus
+from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE, prometheus_targets
 from dynaplan.process.process_table import identity_of
 from tests.fakes.promlint import promtool
 from tests.unit.fleet.test_launch import LAUNCH
@@ -70,7 +70,7 @@ def test_the_server_finds_the_targets_by_the_file_that_serve_keeps(
 ) -> None:
     log_dir = running("dynamo")
     config = tmp_path / "prometheus.yml"
-    with told_to_prometheus(log_dir, "http://127.0.0.1:8000"):
+    with prometheus_targets(log_dir, "http://127.0.0.1:8000"):
         assert export("-o", str(config)) == 0
         code, told = promtool("check", "config", str(config))
     assert (code, [line for line in told if "WARNING" in line or "FAILED" in line]) == (0, [])

@@ -10,14 +10,22 @@ import pytest
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold, RoleHolds
 from dynaplan.graph.lifecycle import Role
+from dynaplan.util.durations import wall_clock
 
 NOON_S = 1795348800.0
 AT_3 = Hold(3, 3, NOON_S, NOON_S + 7200, "2026-11-22 14:00 UTC", "alice", 1000, 4711, "box")
+NIGHT = Hold(1, 1, by="alice", at="22:00-06:00", zone="UTC")
 
 
 @pytest.mark.parametrize(
     "holds",
-    [RoleHolds(), RoleHolds(decode=AT_3), RoleHolds(Hold(0, 0), Hold(2)), RoleHolds(prefill=Hold(at_most=4))],
+    [
+        RoleHolds(),
+        RoleHolds(decode=AT_3),
+        RoleHolds(Hold(0, 0), Hold(2)),
+        RoleHolds(prefill=Hold(at_most=4)),
+        RoleHolds(decode=NIGHT),
+    ],
 )
 def test_holds_read_back_as_they_were_written(holds: RoleHolds) -> None:
     assert RoleHolds.from_text(holds.to_text()) == holds
@@ -45,6 +53,7 @@ def test_a_missing_key_holds_nothing_and_unknown_fields_are_ignored() -> None:
         ({"by": "a" * 101}, "printable"),
         ({"host": "a\nb"}, "printable"),
         ({"pid": "x"}, "pid"),
+        ({"at": "always"}, "expected hours of every day"),
     ],
     ids=str,
 )
@@ -113,3 +122,22 @@ def test_a_role_is_held_anew_or_released_without_the_other() -> None:
     assert holds.replaced(Role.PREFILL, AT_3) == RoleHolds(AT_3, Hold(2))
     assert list(holds.by_role) == [Role.PREFILL, Role.DECODE]
     assert json.loads(RoleHolds().to_text()) == {}
+
+
+def test_a_hold_with_hours_is_in_force_while_they_are_open() -> None:
+    both = RoleHolds(AT_3, NIGHT)
+    assert both.in_force(NOON_S, wall_clock) == RoleHolds(AT_3)
+    assert both.in_force(NOON_S + 11 * 3600, wall_clock) == RoleHolds(decode=NIGHT)
+    assert str(NIGHT) == "held at 1 by alice at 22:00-06:00 (UTC)"
+
+
+def test_in_a_zone_that_nobody_knows_the_hours_are_never_open() -> None:
+    lost = RoleHolds(decode=Hold(5, 5, at="00:00-24:00", zone="Mars/Olympus"))
+    assert lost.in_force(NOON_S, wall_clock) == RoleHolds()
+
+
+def test_hours_end_at_the_deadline_open_or_not() -> None:
+    ending = RoleHolds(decode=Hold(2, 2, until_s=NOON_S, until="noon", at="09:00-17:00", zone="UTC"))
+    assert ending.lasting(NOON_S - 1) == ending
+    assert ending.lasting(NOON_S) == RoleHolds()
+    assert list(ending.sentences) == ["decode was held at 2 at 09:00-17:00 (UTC) until noon"]

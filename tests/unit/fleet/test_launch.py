@@ -6,13 +6,15 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.fleet.banner import banner
-from dynaplan.fleet.gpus import Gpu, GpuShare
+from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import RELOADED_FILE, CurrentLaunch, Launch, Reload
 from dynaplan.fleet.runtime_dir import (
     address_directory,
@@ -23,7 +25,7 @@ from dynaplan.fleet.runtime_dir import (
     runtime_directory,
     write_private,
 )
-from dynaplan.fleet.watchers import server_watcher, worker_watcher
+from dynaplan.fleet.watchers import embedded_watcher, worker_watcher
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
@@ -76,7 +78,10 @@ def test_a_worker_watcher_restarts_nothing_and_holds_only_what_differs() -> None
 
 
 def test_a_command_with_spaces_stays_one_word() -> None:
-    assert server_watcher("ns_etcd", ["/my bin/etcd", "--x"], "/").command_line == "'/my bin/etcd' --x"
+    server: Any = SimpleNamespace(name="etcd", cmd=["/my bin/etcd", "--x"], without=(), working_dir="/")
+    watcher = embedded_watcher(LAUNCH, server)
+    assert watcher.name == "ns_etcd"
+    assert watcher.command_line.endswith(" '/my bin/etcd' --x")
 
 
 def test_the_banner_tells_where_everything_is_and_what_to_try() -> None:
@@ -185,18 +190,6 @@ def test_an_engine_that_may_take_long_does_not_make_its_process_wait_longer_for_
 def test_what_a_service_of_the_users_own_means_by_our_keys_is_its_own_affair() -> None:
     launch = replace(LAUNCH, config={"Backend": {"drain-deadline": "soon"}})
     assert launch.leave_timeout_of("Backend") == 600
-
-
-def test_the_gpus_are_shared_where_the_planner_section_says_how() -> None:
-    services = (*LAUNCH.graph.services, ServiceSpec("Planner", Role.PLANNER))
-    launch = replace(LAUNCH, graph=replace(LAUNCH.graph, services=services))
-    assert launch.gpu_share is None, "first come first served"
-    sharing = replace(launch, config={"Planner": {"gpu-priority": 5}})
-    assert sharing.gpu_share == GpuShare("ns", 1, 5, 0, frozenset({"GPU-a", "GPU-b"}))
-    reserving = replace(launch, config={"Planner": {"reserved-gpus": 0}})
-    assert reserving.gpu_share == GpuShare("ns", 1, 0, 0, frozenset({"GPU-a", "GPU-b"}))
-    assert replace(sharing, gpus=()).gpu_share is None
-    assert replace(sharing, graph=LAUNCH.graph).gpu_share is None
 
 
 def test_a_launch_has_the_settings_of_the_last_reload_from_when_they_are_there(tmp_path: Path) -> None:

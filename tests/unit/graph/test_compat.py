@@ -16,7 +16,7 @@ from dynamo.sdk import (DYNAMO_IMAGE, AbstractService, abstract_endpoint, api, a
     dynamo_context, endpoint, liveness, on_shutdown, readiness, service)
 from dynamo.sdk.core.protocol.interface import ComponentType, DynamoTransport
 from dynamo.sdk.lib.config import ServiceConfig
-from dynamo.runtime import Client, Component, DistributedRuntime, dynamo_endpoint, dynamo_worker
+from dynamo._core import DistributedRuntime, VirtualConnectorClient
 from dynamo.runtime.logging import configure_dynamo_logging
 import dynaplan.sdk
 assert dynamo_context is dynaplan.sdk.dynamo_context and endpoint is dynaplan.sdk.endpoint

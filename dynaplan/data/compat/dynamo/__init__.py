@@ -1,6 +1,6 @@
-"""The original's package, for graphs and programs written against Dynamo 0.3: its names, dynaplan's work.
+"""Names of NVIDIA Dynamo for graphs and programs that are written against it; dynaplan does the work.
 
 On the search path only where it was asked for: ``dynaplan serve --compat dynamo``, ``dynaplan compat``.
-It has ``dynamo.sdk`` and ``dynamo.runtime``, and ``dynamo.frontend`` and ``dynamo.vllm`` for ``python -m``;
-other modules of the original are not here.
+It has what a graph file imports (``dynamo.sdk``, ``dynamo.runtime.logging``), and for a program that carries
+a planner's decisions out ``dynamo._core``; other modules of Dynamo are not here.
 """

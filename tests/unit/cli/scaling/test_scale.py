@@ -151,3 +151,21 @@ def test_it_waits_for_the_numbers_that_it_asked_for(
     assert typed("scale", "decode=2", "--timeout", "7").exit_code == 0
     assert typed("scale", "decode=2", "--timeout", "0").exit_code == 0
     assert times == [600.0, 7.0]
+
+
+def test_hours_are_held_without_a_decision_and_released_as_any_hold(store: MemoryStore) -> None:
+    answer = typed("scale", "decode=3", "--at", "00:00-24:00").output
+    assert "decode is held at 3" in answer
+    assert "always open\nThe planner goes there at its next decision, within 10 s of the hour." in answer
+    assert asked_for(store) == "1"
+    assert isinstance(typed("scale", "decode=5", "--no-wait").exception, ConfigError)
+    over_budget = typed("scale", "decode=5", "--at", "00:00-24:00")
+    assert "holding that takes 5 GPUs" in str(over_budget.exception)
+    assert "released decode: it was held at 3" in typed("release", "decode").output
+
+
+def test_hours_need_a_planner_that_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in (deployment(None), None):
+        monkeypatch.setattr(scale, "deployment_here", lambda _, found=found: found)
+        refused = typed("scale", "decode=3", "--at", "09:00-17:00")
+        assert "--at: no planner" in str(refused.exception)

@@ -1,28 +1,36 @@
-"""A fleet keeper and everything around it, in memory, for the tests of this directory."""
+"""A reconciler and everything around it, in memory, for the tests of this directory."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.plugin.departures import Departures
-from dynaplan.fleet.plugin.fleet_gpus import FleetGpus
-from dynaplan.fleet.plugin.gpu_claims import GpuClaims
-from dynaplan.fleet.plugin.gpu_memory import GpuMemory
-from dynaplan.fleet.plugin.gpu_sharing import GpuSharing
-from dynaplan.fleet.plugin.keeper import FleetKeeper
+from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
+from dynaplan.fleet.plugin.ports import FleetPorts
+from dynaplan.fleet.plugin.reconciler import Reconciler
+from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.fleet.ports import Claims
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import StatefileUnwritable
-from tests.fakes.circus import FakeCircus, FakeClaims, FakeHealth, FakeLink, FakeProcesses, FakeStandstill
+from tests.fakes.circus import (
+    FakeCircus,
+    FakeClaims,
+    FakeHealthPoll,
+    FakeHeartbeats,
+    FakeLink,
+    FakeProcesses,
+    FakeStallDetector,
+    FakeStartupTimes,
+    FakeTerminal,
+)
 
 GRAPH = GraphSpec(
     "graphs.disagg:Frontend",
@@ -36,8 +44,25 @@ GRAPH = GraphSpec(
 )
 
 
+class MemoryStatefile:
+    """The statefile of the reconciler: the workers that were last written; the disk can be full."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = tuple(workers)
+        self.planner_keys: dict[str, str] = {}
+        self.is_disk_full = False
+
+    def has(self, workers: Mapping[str, Worker]) -> bool:
+        return {each.name: each for each in self.workers} == workers
+
+    def record(self, workers: Iterable[Worker]) -> None:
+        if self.is_disk_full:
+            raise StatefileUnwritable("no space left on device")
+        self.workers = tuple(workers)
+
+
 class Box:
-    """A keeper and everything around it, in the hands of the test."""
+    """A reconciler and everything around it, in the hands of the test."""
 
     def __init__(self, directory: Path, *workers: Worker, foreign: Sequence[str] = ()) -> None:
         self.launch = Launch(
@@ -58,67 +83,52 @@ class Box:
         self.now = 100.0
         self.circus, self.link = FakeCircus(), FakeLink()
         self.claims: Claims = FakeClaims(*foreign)
-        self.health = FakeHealth()
-        self.standstill = FakeStandstill()
-        self.oom_kills = 3
-        self.kept: dict[str, str] = {}
+        self.health, self.stalls = FakeHealthPoll(), FakeStallDetector()
         self.processes = FakeProcesses(self.circus)
-        self.said: list[str] = []
-        self.written: tuple[Worker, ...] = workers
-        self.is_disk_full = False
+        self.terminal, self.startup_times = FakeTerminal(), FakeStartupTimes()
+        self.statefile = MemoryStatefile(workers)
         self.frozen: set[str] = set()
-        self.learnt: list[tuple[str, float]] = []
         self.wake = asyncio.Event()
         self.memory: GpuMemory | None = None
-        self.sharing: GpuSharing | None = None
-        self.keeper = self.new_keeper()
+        self.reconciler = self.new_reconciler()
 
-    def new_keeper(self, found: Sequence[Worker] | None = None) -> FleetKeeper:
-        """A keeper that knows what was written down, and what it ``found`` where that is something else."""
-        self.keeper = FleetKeeper(
-            self.launch,
-            self.written if found is None else found,
-            self.written,
+    def new_reconciler(self, found: Sequence[Worker] | None = None) -> Reconciler:
+        """A reconciler that begins with what was written down, or with what was ``found``."""
+        ports = FleetPorts(
+            store=cast(Any, None),
+            statefile=cast(Any, None),
             circus=cast(Any, self.circus),
             processes=self.processes,
             clock=self,
-            link=cast(Any, self.link),
-            departures=self.departures(),
-            gpus=FleetGpus(
-                self.launch.gpus, GpuClaims(self.claims, self.launch.gpus), self.memory, self.sharing
-            ),
-            record=self.record,
-            say=self.said.append,
-            learn=lambda key, seconds: self.learnt.append((key, seconds)),
-            beat=lambda: None,
-            kept=lambda: self.kept,
-            wake=self.wake,
+            heartbeats=FakeHeartbeats(),
+            startup_times=self.startup_times,
+            gpus=GpuAvailability(self.launch.gpus, GpuClaims(self.claims, self.launch.gpus), self.memory),
+            terminal=self.terminal,
         )
-        return self.keeper
+        link, statefile = cast(Any, self.link), cast(Any, self.statefile)
+        health, stalls = cast(Any, self.health), cast(Any, self.stalls)
+        termination = Termination(self.launch, ports, link, health, stalls)
+        workers = self.statefile.workers if found is None else found
+        self.reconciler = Reconciler(self.launch, ports, statefile, link, termination, workers, self.wake)
+        return self.reconciler
 
-    def departures(self) -> Departures:
-        return Departures(
-            self.launch,
-            circus=cast(Any, self.circus),
-            processes=self.processes,
-            clock=self,
-            link=cast(Any, self.link),
-            health=cast(Any, self.health),
-            standstill=cast(Any, self.standstill),
-            oom_kills=lambda: (self.oom_kills, "this machine"),
-            say=self.said.append,
-        )
+    @property
+    def written(self) -> tuple[Worker, ...]:
+        return self.statefile.workers
+
+    @written.setter
+    def written(self, workers: tuple[Worker, ...]) -> None:
+        self.statefile.workers = workers
+
+    @property
+    def said(self) -> list[str]:
+        return self.terminal.lines
 
     def now_s(self) -> float:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
-
-    def record(self, workers: Sequence[Worker]) -> None:
-        if self.is_disk_full:
-            raise StatefileUnwritable("no space left on device")
-        self.written = tuple(workers)
 
     def register(self) -> None:
         """Every process registers, and only those that run stay registered."""
@@ -132,17 +142,17 @@ class Box:
                 worker.name,
                 worker.pid,
             )
-            for worker in self.keeper.workers.values()
+            for worker in self.reconciler.workers.values()
             if self.processes.identify(worker.pid) and worker.name not in self.frozen
         )
 
     async def settle(self, passes: int = 4) -> None:
         for _ in range(passes):
-            await self.keeper.one_pass()
+            await self.reconciler.reconcile_once()
             self.register()
 
     def states(self) -> dict[str, str]:
-        return {name: worker.state.value for name, worker in self.keeper.workers.items()}
+        return {name: worker.state.value for name, worker in self.reconciler.workers.items()}
 
     async def started(self, decode: int = 1, prefill: int = 1) -> Box:
         self.link.counts = DesiredCounts(prefill, decode, 0)
@@ -154,5 +164,5 @@ async def frozen(box: Box, name: str) -> Worker:
     """A worker that was ready, and whose lease has lapsed."""
     box.frozen.add(name)
     box.register()
-    await box.keeper.one_pass()
-    return box.keeper.workers[name]
+    await box.reconciler.reconcile_once()
+    return box.reconciler.workers[name]

@@ -1,18 +1,21 @@
-"""What a new fleet plugin takes over from the statefile. That it writes it is shown with the keeper."""
+"""What a new fleet plugin takes over from the statefile. That it writes it is shown with the reconciler."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.launch import RELOADED_FILE, CurrentLaunch, Reload
 from dynaplan.fleet.plugin.document import Statefile, present
 from dynaplan.fleet.rules.statefile import Deployment, Document, fleet_of, initial, with_fleet
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import StatefileUnwritable
 from tests.fakes.circus import FakeCircus, FakeProcesses
-from tests.unit.fleet.plugin.box import GRAPH
+from tests.unit.fleet.plugin.box import GRAPH, Box
 
 
 def worker(pid: int, state: WorkerState = WorkerState.READY) -> Worker:
@@ -66,20 +69,36 @@ class Kept:
         raise AssertionError
 
 
-def test_who_has_ended_is_written_down_as_not_ready_before_anybody_is_asked() -> None:
+def test_who_has_ended_is_written_down_as_not_ready_before_anybody_is_asked(tmp_path: Path) -> None:
     circus = FakeCircus()
     circus.pids = {"ns_VllmWorker_1": 102}
     alive = replace(worker(102), name="ns_VllmWorker_1", gpus=(2,))
     kept = Kept(worker(101), alive)
-    statefile = Statefile(kept, kept.document, is_written=True)
+    launches = CurrentLaunch(Box(tmp_path).launch)
+    statefile = Statefile(kept, kept.document, launches, is_written=True)
     kept.is_full = True
-    statefile.note_gone(FakeProcesses(circus), 50.0)
+    statefile.record_ends(FakeProcesses(circus), 50.0)
     assert fleet_of(kept.document) == statefile.workers == (worker(101), alive)
     kept.is_full = False
-    statefile.note_gone(FakeProcesses(circus), 51.0)
+    statefile.record_ends(FakeProcesses(circus), 51.0)
     gone, still = fleet_of(kept.document)
     assert (gone.state, gone.pid, gone.gpus, gone.since_s) == (WorkerState.STARTING, 101, (1,), 51.0)
     assert still == alive
     before = kept.document
-    statefile.note_gone(FakeProcesses(circus), 52.0)
+    statefile.record_ends(FakeProcesses(circus), 52.0)
     assert kept.document is before
+
+
+def test_what_is_in_the_file_is_known_and_a_reload_is_written_with_the_workers(tmp_path: Path) -> None:
+    launch = Box(tmp_path).launch
+    kept = Kept(worker(101))
+    statefile = Statefile(kept, kept.document, CurrentLaunch(launch), is_written=False)
+    workers = {each.name: each for each in statefile.workers}
+    assert not statefile.has(workers), "made anew, and not written yet"
+    statefile.record(workers.values())
+    assert statefile.has(workers)
+    assert not statefile.has({})
+    config = {"VllmWorker": {"model": "another/model"}}
+    (tmp_path / RELOADED_FILE).write_text(Reload(config).to_json())
+    statefile.record(workers.values())
+    assert "another/model" in json.dumps(kept.document)

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Mapping
 
 from dynaplan.fleet.gpus import Gpu, GpuUse
-from dynaplan.fleet.plugin import gpu_memory
-from dynaplan.fleet.plugin.gpu_memory import NOT_SEEN, GpuMemory
+from dynaplan.fleet.plugin import gpu_availability
+from dynaplan.fleet.plugin.gpu_availability import NOT_READ, GpuMemory
 from dynaplan.fleet.rules.busy_gpus import GB
 from dynaplan.graph.lifecycle import Role, Worker
 from tests.fakes.polling import eventually
@@ -44,8 +44,8 @@ def worker(*gpus: int, pid: int = 0) -> Worker:
 
 async def test_nothing_is_free_before_it_was_looked_at() -> None:
     driver = Driver()
-    assert driver.memory.busy(()) == {0: NOT_SEEN, 1: NOT_SEEN}
-    await driver.memory.look()
+    assert driver.memory.busy(()) == {0: NOT_READ, 1: NOT_READ}
+    await driver.memory.read_once()
     assert driver.wake.is_set()
     assert driver.memory.busy(()) == {}
 
@@ -53,7 +53,7 @@ async def test_nothing_is_free_before_it_was_looked_at() -> None:
 async def test_what_others_use_is_busy_and_what_a_worker_of_ours_uses_is_not() -> None:
     driver = Driver()
     driver.used_gb = {0: 70, 1: 71}
-    await driver.memory.look()
+    await driver.memory.read_once()
     assert driver.memory.busy((worker(0, pid=7),)) == {
         1: "71 of 80 GB in use by a process that cannot be seen from here"
     }
@@ -61,21 +61,21 @@ async def test_what_others_use_is_busy_and_what_a_worker_of_ours_uses_is_not() -
 
 async def test_a_gpu_is_free_only_when_it_was_seen_empty_after_its_worker_ended() -> None:
     driver = Driver()
-    await driver.memory.look()
+    await driver.memory.read_once()
     driver.now = 101.0
     assert driver.memory.busy((worker(0, pid=7),)) == {}
-    assert driver.memory.busy(()) == {0: NOT_SEEN}
+    assert driver.memory.busy(()) == {0: NOT_READ}
     driver.used_gb[0] = 70
     driver.now = 102.0
-    await driver.memory.look()
+    await driver.memory.read_once()
     assert "70 of 80 GB" in driver.memory.busy(())[0]
     assert driver.memory.is_being_freed(0)
     assert not driver.memory.is_being_freed(1)
     driver.used_gb[0] = 0
     driver.now = 103.0
-    await driver.memory.look()
+    await driver.memory.read_once()
     assert driver.memory.busy(()) == {}
-    driver.now = 101.0 + gpu_memory.BEING_FREED_S
+    driver.now = 101.0 + gpu_availability.BEING_FREED_S
     assert not driver.memory.is_being_freed(0)
 
 
@@ -100,10 +100,10 @@ async def test_it_looks_at_once_when_somebody_waits_and_wakes_on_a_change() -> N
 async def test_a_driver_that_hangs_holds_nothing_up_for_ever() -> None:
     driver = Driver()
     driver.is_free.clear()
-    task = asyncio.create_task(driver.memory.look())
+    task = asyncio.create_task(driver.memory.read_once())
     await asyncio.sleep(0)
     assert set(driver.memory.busy(())) == {0, 1}
-    driver.now += gpu_memory.ANSWER_WITHIN_S
+    driver.now += gpu_availability.DRIVER_TIMEOUT_S
     assert driver.memory.busy(()) == driver.memory.busy(()) == {}
     driver.is_free.set()
     await task

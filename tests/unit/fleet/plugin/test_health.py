@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynaplan.fleet.plugin import health
-from dynaplan.fleet.plugin.health import HealthWatch, answers
+from dynaplan.fleet.plugin import stall_detection
+from dynaplan.fleet.plugin.stall_detection import HealthPoll, answers
 from tests.fakes.polling import eventually
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(stall_detection, "HEALTH_POLL_S", 0.05)
 
 
 class Store:
@@ -51,9 +51,9 @@ async def worker(answer: bytes) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def watching(store: Store, url: str) -> AsyncIterator[HealthWatch]:
-    watch = HealthWatch(store, asyncio.Event())
-    watch.watch({"w": url})
+async def watching(store: Store, url: str) -> AsyncIterator[HealthPoll]:
+    watch = HealthPoll(store, asyncio.Event())
+    watch.poll({"w": url})
     try:
         yield watch
     finally:
@@ -103,16 +103,16 @@ async def test_while_the_store_is_away_no_silence_counts() -> None:
 async def test_who_is_not_watched_any_more_or_was_restarted_begins_anew() -> None:
     async with watching(Store(), "http://127.0.0.1:1") as watch:
         await eventually(lambda: "w" in watch.silent_s)
-        watch.watch({"w": "http://127.0.0.1:2"})
+        watch.poll({"w": "http://127.0.0.1:2"})
         assert watch.silent_s == {}
-        watch.watch({})
+        watch.poll({})
         assert watch.silent_s == {}
 
 
 async def test_one_unanswered_question_alone_is_no_silence() -> None:
     wake = asyncio.Event()
-    watch = HealthWatch(Store(), wake)
-    watch.watch({"w": "http://127.0.0.1:1"})
+    watch = HealthPoll(Store(), wake)
+    watch.poll({"w": "http://127.0.0.1:1"})
     await wake.wait()
     assert watch.silent_s == {}
     await eventually(lambda: watch.silent_s)

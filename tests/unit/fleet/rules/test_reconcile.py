@@ -226,20 +226,3 @@ def test_the_worker_that_is_named_leaves_first_and_only_where_one_is_too_many() 
     assert steps(fleet, {"VllmWorker": 1}, **first) == [("drain", "VllmWorker")]
     assert steps(fleet, {"VllmWorker": 2}, **first) == []
     assert steps(fleet, {"VllmWorker": 1}, leave_first="dynamo_gone") == [("drain", "VllmWorker_1")]
-
-
-def test_what_is_given_to_another_deployment_leaves_though_it_is_wanted_and_nothing_starts_for_it() -> None:
-    fleet = (
-        worker("VllmWorker", READY, (0,)),
-        worker("VllmWorker_1", READY, (1,)),
-        worker("VllmWorker_2", FAILED),
-        worker("PrefillWorker", READY, (2,)),
-    )
-    given = {"VllmWorker": "another needs it"}
-    after = result_of(fleet, {"VllmWorker": 3, "PrefillWorker": 0}, given=given)
-    drained = {each.name[7:]: each.reason for step, each in after.steps(fleet) if step == "drain"}
-    assert drained == {"VllmWorker_1": "another needs it", "PrefillWorker": "0 of 1 PrefillWorker wanted"}
-    assert after.removed == {"dynamo_VllmWorker_2": "1 of 3 VllmWorker wanted"}
-    assert not after.started(fleet)
-    assert "VllmWorker" not in after.waiting
-    assert result_of(fleet, {"VllmWorker": 0}, given=given).fleet[0].state is DRAINING

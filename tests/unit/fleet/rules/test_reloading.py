@@ -49,7 +49,6 @@ def change(
         ("VllmWorker", "ServiceArgs.resources.gpu", "needs a new serve, because serve divides"),
         ("VllmWorker", "tensor-parallel-size", "needs a new serve, because a worker would take 2 GPUs"),
         ("Frontend", "port", "needs a new serve, because serve holds the public port"),
-        ("Planner", "gpu-priority", "needs a new serve, because serve shares"),
     ],
 )
 def test_a_change_takes_what_its_readers_need(service: str, key: str, words: str) -> None:

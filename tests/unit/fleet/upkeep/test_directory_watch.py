@@ -52,28 +52,28 @@ class Box:
         for socket in self.sockets[:2]:
             socket.touch()
 
-    async def look(self, times: int = 1) -> list[str]:
+    async def check(self, times: int = 1) -> list[str]:
         self.said.clear()
         for _ in range(times):
-            await self.watch.look()
+            await self.watch.check()
         return self.said
 
 
 @pytest.fixture
 async def box(tmp_path: Path) -> Box:
     box = Box(tmp_path)
-    await box.look()
+    await box.check()
     return box
 
 
 async def test_while_all_is_there_nothing_is_done(box: Box) -> None:
-    assert await box.look(5) == []
+    assert await box.check(5) == []
     assert (box.killed, box.listened) == ([], 0)
 
 
 async def test_a_link_that_vanishes_is_made_again_and_no_server_is_touched(box: Box) -> None:
     shutil.rmtree(box.link.parent)
-    (line,) = await box.look(5)
+    (line,) = await box.check(5)
     assert "link" in line
     assert box.link.resolve() == box.root
     assert (box.killed, box.listened) == ([], 0)
@@ -81,7 +81,7 @@ async def test_a_link_that_vanishes_is_made_again_and_no_server_is_touched(box: 
 
 async def test_a_directory_that_vanishes_is_made_again_with_its_files_sockets_and_servers(box: Box) -> None:
     shutil.rmtree(box.root)
-    lines = await box.look()
+    lines = await box.check()
     assert "etcd and nats start again, with new data" in lines[0]
     assert box.killed == ["ns_etcd", "ns_nats"]
     assert box.listened == 1
@@ -89,25 +89,25 @@ async def test_a_directory_that_vanishes_is_made_again_with_its_files_sockets_an
     assert (box.root / "nats" / "nats.conf").read_text() == "port: 1"
     assert box.root.stat().st_mode & 0o777 == 0o700
     box.sockets[2].touch()
-    assert await box.look(5) == []
+    assert await box.check(5) == []
 
 
 async def test_a_file_that_vanishes_is_written_again(box: Box) -> None:
     (box.root / "clients.json").unlink()
-    await box.look()
+    await box.check()
     assert (box.root / "clients.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_server_without_its_socket_starts_again_once_and_one_that_starts_has_time(box: Box) -> None:
     box.sockets[2].unlink()
-    assert await box.look(2) == []
-    assert "etcd had vanished" in (await box.look(10))[0]
+    assert await box.check(2) == []
+    assert "etcd had vanished" in (await box.check(10))[0]
     assert box.killed == ["ns_etcd"]
 
 
 async def test_the_scratch_directory_is_made_again(box: Box) -> None:
     shutil.rmtree(box.scratch)
-    (line,) = await box.look(2)
+    (line,) = await box.check(2)
     assert "scratch directory" in line
     assert box.scratch.stat().st_mode & 0o777 == 0o700
 
@@ -115,5 +115,5 @@ async def test_the_scratch_directory_is_made_again(box: Box) -> None:
 async def test_what_cannot_be_made_again_is_told_once(box: Box) -> None:
     shutil.rmtree(box.link.parent)
     box.link.parent.touch()
-    (line,) = await box.look(5)
+    (line,) = await box.check(5)
     assert "cannot be made again" in line

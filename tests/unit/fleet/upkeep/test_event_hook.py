@@ -13,7 +13,13 @@ from aiohttp import web
 
 from dynaplan.cli.starting import serve
 from dynaplan.fleet.upkeep import event_hook
-from dynaplan.fleet.upkeep.event_hook import LEAST_S, ON_EVENT_VARIABLE, EventHook, EventWatch, HookEvent
+from dynaplan.fleet.upkeep.event_hook import (
+    MIN_INTERVAL_S,
+    ON_EVENT_VARIABLE,
+    EventHook,
+    EventWatch,
+    HookEvent,
+)
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.planner.rules import explaining
 from tests.fakes.clock import ManualClock
@@ -31,25 +37,25 @@ def record(at: str, before: float = 5.0, after: float = 4.0) -> dict[str, Any]:
 def test_a_worker_that_has_failed_is_one_event_and_what_was_so_before_is_none() -> None:
     fleet = [worker("old", WorkerState.FAILED), worker("w", WorkerState.READY)]
     watch = EventWatch(lambda: fleet, list)
-    assert watch.look() == []
+    assert watch.poll() == []
     fleet[1] = worker("w", WorkerState.FAILED)
-    assert watch.look() == [HookEvent("failed", "w has failed: it crashed")]
-    assert watch.look() == []
+    assert watch.poll() == [HookEvent("failed", "w has failed: it crashed")]
+    assert watch.poll() == []
     fleet[1] = worker("w", WorkerState.STARTING)
-    watch.look()
+    watch.poll()
     fleet[1] = worker("w", WorkerState.FAILED)
-    assert len(watch.look()) == 1
+    assert len(watch.poll()) == 1
 
 
 def test_a_budget_that_is_used_up_is_a_missed_target_once() -> None:
     records = [record("2026-01-01T00:00:00", 5.0, -1.0)]
     watch = EventWatch(list, lambda: records)
-    assert watch.look() == []
+    assert watch.poll() == []
     records.append(record("2026-01-01T00:00:30", 5.0, -3.0))
-    (event,) = watch.look()
+    (event,) = watch.poll()
     assert (event.kind, event.text[:24]) == ("target_missed", "the target of TTFT: 3 mo")
     records.append(record("2026-01-01T00:01:00", -3.0, -4.0))
-    assert watch.look() == []
+    assert watch.poll() == []
 
 
 def test_a_change_is_an_event_unless_the_planner_only_watches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +63,9 @@ def test_a_change_is_an_event_unless_the_planner_only_watches(monkeypatch: pytes
     monkeypatch.setattr(explaining, "in_one_line", lambda record: "changed")
     records: list[dict[str, Any]] = [{"wall_time": None}]
     watch = EventWatch(list, lambda: records)
-    watch.look()
+    watch.poll()
     records += [record("1"), {**record("2"), "settings": {"no-operation": True}}, {"wall_time": "3"}]
-    assert watch.look() == [HookEvent("scaled", "changed"), HookEvent("scaled", "changed")]
+    assert watch.poll() == [HookEvent("scaled", "changed"), HookEvent("scaled", "changed")]
 
 
 class Found:
@@ -68,7 +74,7 @@ class Found:
     def __init__(self) -> None:
         self.events: list[HookEvent] = []
 
-    def look(self) -> list[HookEvent]:
+    def poll(self) -> list[HookEvent]:
         found, self.events = self.events, []
         return found
 
@@ -102,12 +108,12 @@ async def test_events_of_one_kind_are_told_together_and_seldom(
     monkeypatch.setenv("DYNAPLAN_WORKER_TOKEN", "secret")
     own, found, clock = hook(teller(tmp_path))
     found.events = [HookEvent("failed", "one")]
-    await own.look()
+    await own.poll()
     found.events = [HookEvent("failed", "two"), HookEvent("failed", "three")]
-    await own.look()
+    await own.poll()
     assert [each["texts"] for each in told(tmp_path)] == [["one"]]
-    clock.advance(LEAST_S)
-    await own.look()
+    clock.advance(MIN_INTERVAL_S)
+    await own.poll()
     assert told(tmp_path)[1] == {"event": "failed", "namespace": "ns", "count": 2, "texts": ["two", "three"]}
     assert caplog.records == []
 
@@ -118,7 +124,7 @@ async def test_a_hook_that_fails_is_one_line_without_its_arguments(
     own, found, _ = hook(f"{teller(tmp_path, 'sys.exit(3)')} s3cr3t")
     found.events = [HookEvent("failed", "one")]
     with caplog.at_level(logging.WARNING):
-        await own.look()
+        await own.poll()
     assert [each.message for each in caplog.records] == [
         f"--on-event: {sys.executable} failed, for failed: exit code 3"
     ]
@@ -127,7 +133,7 @@ async def test_a_hook_that_fails_is_one_line_without_its_arguments(
 async def test_a_program_that_is_not_there_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     own, found, _ = hook("/nowhere/program s3cr3t")
     found.events = [HookEvent("failed", "one")]
-    await own.look()
+    await own.poll()
     assert [each.message for each in caplog.records] == [
         "--on-event: /nowhere/program failed, for failed: FileNotFoundError"
     ]
@@ -136,10 +142,10 @@ async def test_a_program_that_is_not_there_is_one_line(caplog: pytest.LogCapture
 async def test_a_hook_that_hangs_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(event_hook, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(event_hook, "CALL_TIMEOUT_S", 0.2)
     own, found, _ = hook(f"{sys.executable} -c 'import time; time.sleep(600)'")
     found.events = [HookEvent("failed", "one")]
-    await own.look()
+    await own.poll()
     assert "has not ended within 0.2 s" in caplog.records[0].message
 
 
@@ -159,8 +165,8 @@ async def test_a_url_gets_the_event_by_post_and_is_not_in_the_log_whole(
         own, found, clock = hook(f"http://127.0.0.1:{runner.addresses[0][1]}/s3cr3t")
         for _ in range(2):
             found.events = [HookEvent("failed", "one")]
-            await own.look()
-            clock.advance(LEAST_S)
+            await own.poll()
+            clock.advance(MIN_INTERVAL_S)
     finally:
         await runner.cleanup()
     assert bodies[0]["texts"] == ["one"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
-from dynaplan.fleet.upkeep.failure_watch import FailureWatch
+from dynaplan.fleet.upkeep.watchdog import FailureWatch
 from dynaplan.graph.lifecycle import Worker
 from tests.unit.fleet.rules.graphs import FAILED, READY, worker
 
@@ -15,15 +17,20 @@ LOST = replace(worker("VllmWorker", FAILED), reason="can never start (exit code 
 async def test_a_service_without_hope_is_named_once_and_again_when_it_is_lost_anew() -> None:
     workers: list[Worker] = [worker("VllmWorker", READY)]
     said, lost = list[str](), list[bool]()
-    watch = FailureWatch(lambda: workers, Path("/logs"), said.append, lambda: lost.append(True))
-    await watch.look()
+    watch = FailureWatch(
+        cast(Any, SimpleNamespace(read=lambda: workers)),
+        Path("/logs"),
+        said.append,
+        lambda: lost.append(True),
+    )
+    await watch.check()
     assert said == []
     for _ in range(2):
         workers[:] = [LOST]
-        await watch.look()
-        await watch.look()
+        await watch.check()
+        await watch.check()
         workers[:] = []
-        await watch.look()
+        await watch.check()
     line = "No VllmWorker can start: can never start (exit code 78)\n    log: /logs/dynamo_VllmWorker.log"
     assert said == [line, line]
     assert lost == [True, True]

@@ -41,13 +41,13 @@ class Box:
         self.is_ready = False
         for _ in range(times):
             self.pid += 1
-            await self.watch.look()
+            await self.watch.check()
 
 
 @pytest.fixture
 async def box(tmp_path: Path) -> Box:
     box = Box(tmp_path)
-    await box.watch.look()
+    await box.watch.check()
     return box
 
 
@@ -55,16 +55,16 @@ async def test_a_server_that_is_killed_and_starts_keeps_its_data(box: Box) -> No
     for _ in range(10):
         await box.die(2)
         box.is_ready = True
-        await box.watch.look()
+        await box.watch.check()
     box.is_ready = False
-    await box.watch.look()
+    await box.watch.check()
     assert (box.killed, box.said, box.data.exists()) == ([], [], True)
 
 
 async def test_one_that_takes_its_time_keeps_its_data(box: Box) -> None:
     await box.die(1)
     for _ in range(100):
-        await box.watch.look()
+        await box.watch.check()
     assert box.said == []
 
 
@@ -73,7 +73,7 @@ async def test_after_three_starts_that_came_to_nothing_the_data_is_set_aside_lou
     (box.data.with_name("data.damaged")).mkdir()
     await box.die(3)
     box.pid = 0
-    await box.watch.look()
+    await box.watch.check()
     assert not box.data.exists()
     assert (box.data.with_name("data.damaged") / "db").read_text() == "damaged"
     assert box.killed == ["ns_etcd"]
@@ -88,7 +88,7 @@ async def test_on_a_full_disk_the_data_goes_into_memory_instead(
     monkeypatch.setattr(data_room, "_free_bytes", lambda directory: ROOM_BYTES * (directory == box.scratch))
     await box.die(3)
     box.pid = 0
-    await box.watch.look()
+    await box.watch.check()
     assert box.data.resolve() == box.scratch / "etcd.data"
     assert box.killed == ["ns_etcd"]
     assert "0 MB left" in box.said[0]

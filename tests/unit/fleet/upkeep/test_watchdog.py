@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dynaplan.fleet.heartbeat import PLUGIN_PULSE, SERVE_PULSE, Pulse
-from dynaplan.fleet.upkeep.watchdog import PluginWatch, Vigil
+from dynaplan.fleet.upkeep.watchdog import PluginWatchdog, Watchdog
 from dynaplan.process.identity import ProcessIdentity
 from tests.fakes.clock import ManualClock
 
@@ -31,13 +31,13 @@ async def test_a_plugin_that_stands_still_is_killed_once_it_is_certain_and_the_u
     clock, beats, killed, said = ManualClock(), Beats(), list[int](), list[str]()
     arbiter = SimpleNamespace(get_watcher=lambda name: SimpleNamespace(processes={7: None}))
     processes = SimpleNamespace(identify=lambda pid: 70, kill_group=lambda pid, _: killed.append(pid))
-    watch = PluginWatch(cast(Any, arbiter), "ns_fleet", beats, cast(Any, processes), clock, said.append)
+    watch = PluginWatchdog(cast(Any, arbiter), "ns_fleet", beats, cast(Any, processes), clock, said.append)
     for _ in range(20):
-        await watch.look()
+        await watch.check()
         clock.advance(1.0)
     assert (killed, said) == ([], [])
     for _ in range(3):
-        await watch.look()
+        await watch.check()
         clock.advance(1.0)
     assert set(killed) == {7}
     assert "stands still" in said[0]
@@ -53,7 +53,7 @@ async def test_a_task_that_fails_ends_neither_the_vigil_nor_the_other_tasks() ->
     async def working() -> None:
         done.append("worked")
 
-    vigil = asyncio.create_task(Vigil([failing, working], ManualClock()).keep())
+    vigil = asyncio.create_task(Watchdog([failing, working], ManualClock()).run())
     while len(done) < 3:
         await asyncio.sleep(0)
     assert not vigil.done()

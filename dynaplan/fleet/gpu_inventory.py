@@ -1,0 +1,66 @@
+"""The GPUs at the start: which ones are there, which ones somebody else has, and what would run on them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaplan.config.service_config import section_options
+from dynaplan.fleet import local_host
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.plugin.gpu_availability import GpuClaims
+from dynaplan.fleet.rules import allocation
+from dynaplan.fleet.rules.busy_gpus import busy_gpus, by_reason
+from dynaplan.graph.model import GraphSpec
+from dynaplan.process import process_table
+
+FREED_WITHIN_S = 5.0
+"""Time in which a driver takes back the memory of processes that were killed a moment ago, in seconds."""
+
+POLL_S = 0.1
+
+
+def in_use(gpus: Sequence[Gpu], claimed: Iterable[int], waits_s: float = 0.0) -> dict[int, str]:
+    """Return the GPUs whose memory others use: index -> the holder, in words.
+
+    ``claimed`` are left out: other deployments have them. Waits ``waits_s`` seconds for memory to be freed.
+    """
+    read = local_host.gpu_uses(gpus)
+    unclaimed = [gpu for gpu in gpus if gpu.index not in set(claimed)]
+    until_s = time.monotonic() + waits_s
+    while (busy := busy_gpus(unclaimed, read())) and time.monotonic() < until_s:
+        time.sleep(POLL_S)
+    return busy
+
+
+def notes(
+    gpus: Sequence[Gpu], claimed: Mapping[int, str], busy: Mapping[int, str], uses_busy: bool
+) -> list[str]:
+    """Return a line for each reason for which GPUs are left out, or, by ``--use-busy-gpus``, are not."""
+    fate = "used all the same (--use-busy-gpus)" if uses_busy else "left out"
+    lines = [f"{line}: left out" for line in by_reason(claimed, gpus)]
+    return lines + [f"{line}: {fate}" for line in by_reason(busy, gpus)]
+
+
+def gpu_map(
+    graph: GraphSpec, config: Mapping[str, Mapping[str, Any]], gpus: int | None, use_busy_gpus: bool = False
+) -> str:
+    """Return tables of the workers and the GPUs, for ``--dry-run``; CapacityError when they do not fit."""
+    inventory, _ = local_host.gpu_inventory(gpus)
+    arbiter = process_table.identity_of(os.getpid())
+    foreign = GpuClaims(local_host.gpu_claims(arbiter, graph.namespace), inventory).foreign()
+    busy = in_use(inventory, foreign)
+    lines = notes(inventory, foreign, busy, use_busy_gpus)
+    unusable = foreign if use_busy_gpus else {**busy, **foreign}
+    allocation.check_fits(graph, inventory, unusable)
+    named = {each.name: section_options(config, each.name).get("model") for each in graph.services}
+    models = {
+        name: Path(model).name if Path(model).is_absolute() else model
+        for name, model in named.items()
+        if isinstance(model, str)
+    }
+    tables = allocation.gpu_map(graph, inventory, unusable, models)
+    return "\n\n".join(["\n".join(lines), tables] if lines else [tables])

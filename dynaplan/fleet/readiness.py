@@ -1,0 +1,79 @@
+"""Readiness: when a deployment serves, and what is missing until then."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dynaplan.fleet import local_host
+from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.rules.statefile import fleet_of
+from dynaplan.fleet.servers.embedded import ServerSpec
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.util import screen
+from dynaplan.util.errors import StatefileCorrupt
+from dynaplan.util.probe import health_answer
+
+POLL_S = 0.05
+HEALTH_ANSWER_S = 1.0
+SLOW_S = 10.0
+"""Time after which it is reported which workers and servers are not ready yet, in seconds."""
+
+
+class RecordedWorkers:
+    """The workers as the fleet plugin has written them down, read again when the statefile changes."""
+
+    def __init__(self, statefile: Path) -> None:
+        self._path = statefile
+        self._version = (0, 0)
+        self._workers: tuple[Worker, ...] = ()
+
+    def read(self) -> tuple[Worker, ...]:
+        """Return them; none while the statefile cannot be read: the plugin writes it at its next change."""
+        try:
+            status = self._path.stat()
+            version = (status.st_ino, status.st_mtime_ns)  # a new file with each change
+            if version != self._version:
+                document = local_host.open_statefile(self._path).read()
+                self._version, self._workers = version, fleet_of(document) if document else ()
+        except (OSError, StatefileCorrupt):
+            return ()
+        return self._workers
+
+
+class Readiness:
+    """Whether the Frontend answers; without a Frontend, whether every worker is ready."""
+
+    def __init__(self, launch: Launch, servers: Sequence[ServerSpec], workers: RecordedWorkers) -> None:
+        self._launch = launch
+        self._servers = servers
+        self._workers = workers
+
+    async def wait(self, report: Callable[[str], None]) -> None:
+        """Return when the deployment is ready; report what is missing after ``SLOW_S``."""
+        report_at_s = time.monotonic() + SLOW_S
+        while not await self._is_ready():
+            await asyncio.sleep(POLL_S)
+            if time.monotonic() > report_at_s:
+                report_at_s = math.inf
+                missing = ", ".join(await self._missing())
+                report(screen.warning(f"Not ready after {SLOW_S:g} s; waiting for: {missing}"))
+
+    async def _is_ready(self) -> bool:
+        if self._launch.graph.of_role(Role.FRONTEND) is None:
+            return {worker.state for worker in self._workers.read()} == {WorkerState.READY}
+        status, _, _ = (await health_answer(self._launch.frontend_url, HEALTH_ANSWER_S)).partition(b"\r\n")
+        return b" 200 " in status
+
+    async def _missing(self) -> list[str]:
+        """Return the servers and workers that are not ready yet, in words."""
+        silent = [server.name for server in self._servers if not await server.is_ready()]
+        late = [
+            f"{each.name} ({each.state.value})"
+            for each in self._workers.read()
+            if each.state is not WorkerState.READY
+        ]
+        return [*silent, *late] or ["the Frontend"]

@@ -1,0 +1,355 @@
+"""What the reconciler does, pass by pass, over circus, processes and a store in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+import pytest
+
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.graph.model import ServiceSpec
+from tests.unit.fleet.plugin.box import Box, frozen
+
+
+async def test_it_starts_what_the_graph_asks_for_and_writes_it_down_before(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    at_add: list[str] = []
+    add = box.circus.add
+
+    async def adding(name: str, *rest: Any) -> int:
+        at_add.append(next(worker.state.value for worker in box.written if worker.name == name))
+        return await add(name, *rest)
+
+    box.circus.add = adding  # type: ignore[assignment,method-assign]
+    await box.started()
+    assert at_add == ["starting"] * 3
+    assert box.states() == dict.fromkeys(["ns_Frontend", "ns_VllmWorker", "ns_PrefillWorker"], "ready")
+    assert box.circus.environments["ns_VllmWorker"]["CUDA_VISIBLE_DEVICES"] == "GPU-SIM-0"
+    assert box.claims.held == {"GPU-SIM-0", "GPU-SIM-1"}
+
+
+async def test_a_decision_is_acknowledged_when_its_workers_are_ready_and_not_before(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.acknowledged.clear()
+    box.link.counts = DesiredCounts(1, 2, 7, 0)
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_VllmWorker_1"] == "starting"
+    assert box.link.acknowledged == []
+    box.register()
+    await box.reconciler.reconcile_once()
+    assert box.link.acknowledged == [7]
+
+
+async def test_the_first_counts_are_the_present_workers_or_what_the_statefile_remembers(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts = DesiredCounts()
+    await box.reconciler.reconcile_once()
+    assert box.link.first == {"num_prefill_workers": "1", "num_decode_workers": "2", "decision_id": "0"}
+    box.link.first = {}
+    box.statefile.planner_keys = {
+        "num_prefill_workers": "1",
+        "num_decode_workers": "3",
+        "decision_id": "7",
+        "holds": "{}",
+    }
+    await box.reconciler.reconcile_once()
+    assert box.link.first == {}, "what the statefile remembers comes back instead"
+
+
+async def test_with_environment_virtual_decisions_are_left_to_others_and_not_acknowledged(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    planner = ServiceSpec("Planner", Role.PLANNER)
+    graph = replace(box.launch.graph, services=(*box.launch.graph.services, planner))
+    config = {**box.launch.config, "Planner": {"environment": "virtual"}}
+    box.launch = replace(box.launch, graph=graph, config=config)
+    box.new_reconciler()
+    box.link.acknowledged.clear()
+    for asked in (DesiredCounts(), DesiredCounts(1, 5, 7, 0)):
+        box.link.counts = asked
+        await box.settle()
+    assert box.states().keys() >= {"ns_VllmWorker", "ns_VllmWorker_1"}
+    assert len([name for name in box.states() if "VllmWorker" in name]) == 2
+    assert (box.link.acknowledged, box.link.first) == ([], {})
+
+
+async def test_nothing_is_scaled_while_the_store_is_away_but_a_crashed_worker_is_restarted(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts, box.link.instances = None, None
+    box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), -9)
+    await box.reconciler.reconcile_once()
+    assert box.circus.pids["ns_VllmWorker"] != 0
+    assert len(box.reconciler.workers) == 4
+
+
+async def test_a_crashed_worker_is_dropped_by_routers_and_restarted_on_its_own_gpus(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    lease, gpus = (
+        box.reconciler.workers["ns_VllmWorker"].instance_id,
+        box.reconciler.workers["ns_VllmWorker"].gpus,
+    )
+    box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), 1)
+    await box.settle()
+    assert box.link.revoked == [lease]
+    assert box.reconciler.workers["ns_VllmWorker"].gpus == gpus
+    assert box.states()["ns_VllmWorker"] == "ready"
+
+
+async def test_a_decode_worker_leaves_by_its_lease_and_its_gpus_are_free_when_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    leaving = box.reconciler.workers["ns_VllmWorker_1"]
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.reconciler.reconcile_once()
+    assert box.link.revoked == [leaving.instance_id]
+    assert box.circus.signals == []
+    (gpu,) = leaving.gpus
+    assert f"GPU-SIM-{gpu}" in box.claims.held
+    box.reconciler.record_exit(box.circus.end("ns_VllmWorker_1"), 0)
+    await box.settle()
+    assert "ns_VllmWorker_1" not in box.reconciler.workers
+    assert "ns_VllmWorker_1" not in box.circus.pids
+    assert f"GPU-SIM-{gpu}" not in box.claims.held
+    assert len(box.claims.held) == 2
+
+
+async def test_a_prefill_worker_leaves_by_sigterm_once(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.counts = DesiredCounts(0, 1, 1, 0)
+    await box.settle()
+    assert box.circus.signals == [("ns_PrefillWorker", SIGTERM)]
+
+
+async def test_a_decode_worker_gets_sigterm_when_the_store_does_not_answer(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    leaving = box.reconciler.workers["ns_VllmWorker_1"]
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.reconciler.reconcile_once()
+    box.link.unanswered.add(leaving.instance_id)
+    await box.reconciler.reconcile_once()
+    assert box.circus.signals == [("ns_VllmWorker_1", SIGTERM)]
+
+
+async def test_who_does_not_leave_is_killed_at_the_deadline_and_reported(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    box.now += 5
+    await box.settle()
+    assert box.circus.signals == [("ns_VllmWorker_1", SIGTERM)]
+    assert box.processes.killed == []
+    box.now += 8
+    await box.settle()
+    assert len(box.processes.killed) == 1
+    assert any("ns_VllmWorker_1 did not leave" in line for line in box.said)
+    assert box.link.fleet["killed_at_deadline"] == 1
+
+
+async def test_a_worker_that_can_never_start_is_not_retried_and_shows_the_end_of_its_log(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ns_VllmWorker.log").write_text("one\ntwo: no such model\n")
+    box = await Box(tmp_path).started()
+    box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), 78)
+    await box.settle()
+    box.now += 1000
+    await box.settle()
+    assert box.states()["ns_VllmWorker"] == "failed"
+    assert box.circus.pids["ns_VllmWorker"] == 0
+    assert any("has failed" in line and "two: no such model" in line for line in box.said)
+    assert box.claims.held == {"GPU-SIM-1"}
+
+
+async def test_a_new_decision_tries_failed_workers_again(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), 78)
+    await box.settle()
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    assert box.states()["ns_VllmWorker"] == "ready"
+
+
+async def test_while_the_disk_is_full_nothing_new_starts_but_crashed_workers_do(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.statefile.is_disk_full = True
+    box.link.counts = DesiredCounts(1, 2, 1, 0)
+    box.reconciler.record_exit(box.circus.end("ns_PrefillWorker"), -9)
+    await box.settle()
+    assert box.states() == dict.fromkeys(["ns_Frontend", "ns_VllmWorker", "ns_PrefillWorker"], "ready")
+    assert sum("cannot be written" in line for line in box.said) == 1
+    box.statefile.is_disk_full = False
+    await box.settle()
+    assert box.states()["ns_VllmWorker_1"] == "ready"
+    assert {worker.name for worker in box.written} == set(box.reconciler.workers)
+
+
+async def test_what_a_new_reconciler_finds_is_written_as_soon_as_the_disk_has_room(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.statefile.is_disk_full = True
+    gone = box.written[-1]
+    box.new_reconciler([replace(each, pid=each.pid + 1) if each == gone else each for each in box.written])
+    await box.settle()
+    assert gone in box.written
+    box.statefile.is_disk_full = False
+    await box.settle()
+    assert {worker.pid for worker in box.written} == {
+        worker.pid for worker in box.reconciler.workers.values()
+    }
+    assert gone not in box.written
+
+
+async def test_gpus_of_others_are_never_given_out(tmp_path: Path) -> None:
+    box = await Box(tmp_path, foreign=["GPU-SIM-0", "GPU-SIM-2"]).started(decode=2)
+    assert box.reconciler.workers["ns_VllmWorker"].gpus == (1,)
+    assert box.states()["ns_VllmWorker_1"] == "ready"
+    assert "ns_PrefillWorker" not in box.states()
+    assert sum("PrefillWorker: a worker waits for its GPUs" in line for line in box.said) == 1
+    box.claims.others.clear()
+    await box.settle()
+    assert box.states()["ns_PrefillWorker"] == "ready"
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+async def test_a_new_reconciler_finishes_a_start_that_was_begun(tmp_path: Path, is_added: bool) -> None:
+    box = await Box(tmp_path).started()
+    begun = Worker("ns_VllmWorker_1", "VllmWorker", Role.DECODE, gpus=(2,))
+    box.written = (*box.written, begun)
+    if is_added:
+        await box.circus.add(begun.name, "", [], {"env": {}})
+    box.link.counts = DesiredCounts(1, 2, 1, 0)
+    before = dict(box.circus.pids)
+    box.new_reconciler()
+    await box.settle()
+    assert box.states()["ns_VllmWorker_1"] == "ready"
+    assert before.items() <= box.circus.pids.items()
+    assert box.link.acknowledged[-1] == 1
+
+
+async def test_a_new_reconciler_finishes_a_drain_that_was_begun(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.reconciler.reconcile_once()
+    box.link.revoked.clear()
+    box.new_reconciler()
+    await box.settle()
+    assert len(box.link.revoked) == 1
+    box.circus.end("ns_VllmWorker_1")
+    await box.settle()
+    box.now += 1
+    await box.settle()
+    assert "ns_VllmWorker_1" not in box.reconciler.workers
+
+
+async def test_an_exit_whose_code_nobody_saw_is_a_crash(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.circus.end("ns_VllmWorker")
+    assert await box.reconciler.reconcile_once() <= 0.05
+    assert box.states()["ns_VllmWorker"] == "starting"
+    box.now += 1
+    await box.settle()
+    assert box.reconciler.workers["ns_VllmWorker"].restarts_s != ()
+
+
+async def test_what_circus_cannot_start_is_tried_again_later(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.circus.can_start = False
+    await box.started()
+    assert {worker.state for worker in box.reconciler.workers.values()} == {WorkerState.BACKOFF}
+    box.circus.can_start = True
+    box.now += 5
+    await box.settle()
+    assert set(box.states().values()) == {"ready"}
+
+
+async def test_it_learns_how_long_an_engine_takes_to_start_and_only_from_a_start(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.frozen = {"ns_VllmWorker"}
+    await box.started()
+    box.now += 40
+    box.frozen.clear()
+    await box.settle()
+    assert box.startup_times.learnt == [('["sim", "some/model", 1]', 40.0)]
+    await frozen(box, "ns_VllmWorker")
+    box.frozen.clear()
+    await box.settle()
+    assert len(box.startup_times.learnt) == 1
+
+
+async def test_the_files_of_a_worker_go_when_its_processes_are_gone_and_those_of_others_stay(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started()
+    scratch = box.launch.scratch_dir
+    scratch.mkdir()
+    for name in ("ns_VllmWorker.slot", "ns_VllmWorker_1.slot", "ns_PrefillWorker.a.b", "other"):
+        (scratch / name).touch()
+    (scratch / "ns_VllmWorker.directory").mkdir()
+    await box.settle()
+    assert len(list(scratch.iterdir())) == 5
+    box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), -9)
+    await box.settle()
+    assert {path.name for path in scratch.iterdir()} == {
+        "ns_VllmWorker_1.slot",
+        "ns_PrefillWorker.a.b",
+        "other",
+    }
+
+
+async def test_a_worker_that_still_loads_may_not_hold_its_gpu_for_as_long_as_requests_may_take(
+    tmp_path: Path,
+) -> None:
+    box = Box(tmp_path)
+    object.__setattr__(box.launch, "leave_timeout_s", 600)
+    box.frozen = {"ns_VllmWorker_1"}
+    await box.started(decode=2)
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    assert box.circus.signals == [("ns_VllmWorker_1", SIGTERM)]
+    box.now += 13
+    await box.settle()
+    assert len(box.processes.killed) == 1
+
+
+@pytest.mark.parametrize("is_forgiven", [True, False])
+async def test_crashes_that_requests_have_caused_never_make_a_worker_failed(
+    tmp_path: Path, is_forgiven: bool
+) -> None:
+    box = await Box(tmp_path).started()
+    for _ in range(25):
+        worker = box.reconciler.workers["ns_VllmWorker"]
+        if worker.state is WorkerState.FAILED:
+            break
+        box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), -6)
+        await box.reconciler.reconcile_once()
+        if is_forgiven:  # the frontend's word comes after the exit
+            box.link.forgiven |= {worker.instance_id}
+        box.now += 0.0 if is_forgiven else 2.0
+        await box.settle(3)
+    assert box.states()["ns_VllmWorker"] == ("ready" if is_forgiven else "failed")
+    assert any("kills workers" in line for line in box.said) == is_forgiven
+
+
+async def test_the_worker_whose_cache_served_least_leaves_and_the_published_fleet_says_why(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=3)
+    ids = {name: worker.instance_id for name, worker in box.reconciler.workers.items()}
+    box.link.cache_worth = {ids["ns_VllmWorker"]: 900, ids["ns_VllmWorker_2"]: 5000, 4711: 1}
+    box.link.counts = DesiredCounts(1, 2, 7, 0)
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_VllmWorker_1"] == "draining"
+    [removal] = box.link.fleet["removals"]
+    assert removal["worker"] == "ns_VllmWorker_1"
+    assert (
+        removal["why"] == "2 of 3 VllmWorker wanted; its cache served the least, 0 tokens in about 10 minutes"
+    )
