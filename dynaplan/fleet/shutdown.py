@@ -24,7 +24,7 @@ from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET
 from dynaplan.fleet.watchers import first_services, service_of
 from dynaplan.graph.model import GraphSpec
-from dynaplan.process.holding import HolderLink
+from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.ports import Processes
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import pytest
 from dynaplan.fleet.servers import embedded
 from dynaplan.fleet.servers.embedded import embedded_etcd, embedded_nats
 from dynaplan.fleet.servers.external import check_external_nats, check_external_store
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.nats_connection import NatsMessenger
 from dynaplan.util.errors import QueueUnavailable, UserError

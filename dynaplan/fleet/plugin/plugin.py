@@ -39,8 +39,8 @@ from dynaplan.fleet.upkeep.stall_detector import StandstillWatch
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.planner import factory
 from dynaplan.process import process_table
+from dynaplan.process.kernel import die_with_parent
 from dynaplan.process.logfile import LogFile, configure_logging
-from dynaplan.process.parent_death import die_with_parent
 from dynaplan.process.ports import Processes
 from dynaplan.store import connections
 from dynaplan.store.port import Store
