@@ -1,1 +1,6 @@
 """Graph to watchers: the arbiter, the fleet plugin and the bootstrap of a child process."""
+
+import sys
+
+WORKER_PROGRAM = (sys.executable, "-m", "dynaplan.worker.main")
+"""The beginning of every worker's command line."""

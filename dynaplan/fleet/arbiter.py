@@ -17,7 +17,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +31,6 @@ from tornado.ioloop import IOLoop
 
 from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.fleet.plugin import PROGRAM
-from dynaplan.fleet.reattach.making_way import MAKE_WAY
 from dynaplan.fleet.reattach.processes import HeldFleet
 from dynaplan.fleet.retrying_watcher import RetryingWatcher
 from dynaplan.fleet.rules.operator_commands import CommandAnswer, answer
@@ -69,10 +68,8 @@ class _Controller(Controller):
             command, properties = text_field(message, "command"), object_field(message, "properties", {})
         except ValueError:
             message, command, properties = {SENDER: OURSELVES}, "", {}  # circus says what is wrong with it
-        judged, is_upgrade = CommandAnswer(), command.lower() == MAKE_WAY
-        if is_upgrade:
-            judged = CommandAnswer(refusal=self.arbiter.make_way(properties))
-        elif message.get(SENDER) != OURSELVES:
+        judged = CommandAnswer()
+        if message.get(SENDER) != OURSELVES:
             judged = answer(command, properties, worker_watchers(self.arbiter.watchers))
         identifier, is_cast = message.get("id"), message.get("msg_type") == "cast"
         if judged.refusal:
@@ -81,8 +78,6 @@ class _Controller(Controller):
         elif judged.to_replace:
             for name in judged.to_replace:
                 self.arbiter.get_watcher(name).notify_event(REPLACE_EVENT, {"name": name})
-            self.send_ok(identifier, client, text, cast=is_cast)
-        elif is_upgrade:
             self.send_ok(identifier, client, text, cast=is_cast)
         else:
             super().dispatch(job)
@@ -97,8 +92,7 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``held`` a holder starts all processes. ``make_way`` has this process end for another version, and
-    returns why it does not.
+    ``held`` a holder starts all processes.
     """
 
     def __init__(
@@ -112,9 +106,7 @@ class ServeArbiter(Arbiter):
         public_socket: socket.socket | None = None,
         listeners: Collection[str] = (),
         held: HeldFleet | None = None,
-        make_way: Callable[[Mapping[str, Any]], str] = lambda properties: "not while it starts",
     ) -> None:
-        self.make_way = make_way
         self._public_socket = public_socket
         self._listeners = listeners
         self._held = held

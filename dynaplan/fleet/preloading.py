@@ -43,22 +43,5 @@ THEN = (
     "dynaplan.planner.metrics.http",
     "dynaplan.planner.recorders.jsonl",
     "dynaplan.planner.recorders.tensorboard",
-    "psutil",
-    "zmq",
-    "zmq.asyncio",
-    "tornado.ioloop",
-    "circus.process",
-    "circus.watcher",
-    "circus.arbiter",
-    "circus.plugins",
-    "dynaplan.fleet.plugin.plugin",
-    "dynaplan.fleet.upkeep.watchdog",
-    "dynaplan.fleet.serve",
-    "dynaplan.cli.main",
-    "dynaplan.cli.starting.serve",
 )
-"""The modules that some of them import, those of most first; the fleet plugin's and those of ``serve``, which
-comes back, last. One that is wanted earlier imports the rest."""
-
-AFTERWARDS = "dynaplan.fleet.reattach.afterwards"
-"""The module that clears up when the holder was killed."""
+"""The modules that some workers import, those of most first. One that is wanted earlier imports the rest."""

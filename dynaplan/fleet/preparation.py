@@ -61,7 +61,7 @@ from dynaplan.fleet.watchers import first_services, listening_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
-from dynaplan.process.holding import HolderLink
+from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.signals import signals_held
 from dynaplan.store import connections

@@ -12,9 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
 
 import click
 import zmq
@@ -26,8 +24,7 @@ from dynaplan.fleet.banner import banner, page_line
 from dynaplan.fleet.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.fleet.readiness import Readiness, RecordedWorkers
 from dynaplan.fleet.reattach.adopting import adopted, leave_to_the_next
-from dynaplan.fleet.reattach.making_way import ANSWERED_S, end_for_another, make_way
-from dynaplan.fleet.reattach.versions import write_own
+from dynaplan.fleet.reattach.versions import SUCCESSOR_FILE, write_own
 from dynaplan.fleet.shutdown import Shutdown, StopRequest, drain
 from dynaplan.fleet.upkeep.directory_watch import DirectoryWatch
 from dynaplan.fleet.upkeep.prometheus_targets import prometheus_targets
@@ -38,8 +35,8 @@ from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker
 from dynaplan.graph.lifecycle import EXIT_NEVER
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
-from dynaplan.process.holding import HolderLink
-from dynaplan.process.parent_death import adopt_orphans
+from dynaplan.process.holder_link import HolderLink
+from dynaplan.process.kernel import adopt_orphans
 from dynaplan.process.signals import Interruption
 from dynaplan.util import screen, terminal
 from dynaplan.util.clock import SystemClock
@@ -173,7 +170,6 @@ class Serving:
             prepared.public_socket,
             listening_services(launch.graph),
             prepared.held,
-            self._make_way,
         )
 
     def _greet(self) -> None:
@@ -194,10 +190,11 @@ class Serving:
                 hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports.",
             ) from error
         arbiter.notice_ends_at_once()
-        if self._prepared.held:
-            self._prepared.held.link.tell_here()
+        link = self._prepared.held.link if self._prepared.held else None
+        if link:
+            link.tell_here(self._launch.runtime_dir / SUCCESSOR_FILE)
         with suppress(OSError):  # a full disk: an upgrade then says that it does not know this version
-            write_own(self._launch.runtime_dir)
+            write_own(self._launch.runtime_dir, link.arguments if link else ())
         self.is_here = True
 
     async def _report_ready(self, begun_s: float, workers: RecordedWorkers) -> None:
@@ -251,17 +248,6 @@ class Serving:
     async def _on_quit(self) -> None:
         if not self._stop.requested.is_set():
             self._stop.request()
-
-    def _make_way(self, properties: Mapping[str, Any]) -> str:
-        """End for another version, unless something speaks against it; return that."""
-        link = self._prepared.held.link if self._prepared.held else None
-        if not self.is_here or self._stop.requested.is_set():
-            return "serve is starting or stopping"
-        arguments = link.arguments if link else ()
-        refusal = make_way(link, arguments, os.environ.get("DYNAPLAN_WORKER_TOKEN", ""), properties)
-        if not refusal:
-            asyncio.get_running_loop().call_later(ANSWERED_S, end_for_another)
-        return refusal
 
 
 def report(line: str) -> None:

@@ -32,7 +32,7 @@ from dynaplan.fleet.upkeep.drain_display import show_drain
 from dynaplan.fleet.watchers import first_services, service_of
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
-from dynaplan.process.holding import HolderLink
+from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.ports import Processes
 from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.config.service_config import CONFIG_VARIABLE
+from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.servers.embedded import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class WatcherSpec:
 def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
     """The watcher of one worker, with its own GPUs in its environment."""
     service = launch.graph.service(worker.component)
-    args = ["-m", "dynaplan.worker.main", launch.graph.identifier]
+    args = [*WORKER_PROGRAM[1:], launch.graph.identifier]
     args += ["--service-name", worker.component, "--worker-id", "1"]
     options = {
         **_common(launch.drain_timeout_s),
@@ -51,7 +51,7 @@ def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
             **({CONFIG_VARIABLE: json.dumps(launch.config)} if launch.is_reloaded else {}),
         },
     }
-    return WatcherSpec(worker.name, shlex.quote(sys.executable), args, options)
+    return WatcherSpec(worker.name, shlex.quote(WORKER_PROGRAM[0]), args, options)
 
 
 def service_of(args: Sequence[str] | None) -> str:

@@ -9,8 +9,11 @@ its end of a socket what it had started and what it had given to keep.
 - SIGINT and SIGTERM are passed on. SIGHUP does nothing.
 - A program that has not come back for GRACE_S seconds, or was killed after it was told to end: the holder
   ends everything in order, in DRAIN_S seconds at most, and removes the files that it was told of.
-- The holder is killed: its children end by the parent-death signals that they have asked for, but for the
-  fork server, which removes those files then.
+- The holder is killed: its children end by the parent-death signals that they have asked for. The files stay
+  until the next start of the program.
+
+It may run for months, and its files may be gone by then, as after an upgrade: nothing is imported any more
+when it ends.
 
 Messages are marshalled tuples, one a packet; file descriptors travel beside them. The program asks, and is
 answered at once:
@@ -21,12 +24,12 @@ answered at once:
   with a slash at its end is a directory that goes if it is empty.
 - ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
   the kept descriptors.
-- ``("here",)``, when all is as before: answer ``("ok",)``.
-- ``("next", command, variables)``: the command to start when this program has ended, however that is, and
-  what differs in its environment; answer ``("ok",)``. It is on trial until it says that it is here: when it
-  ends before, or takes TRIAL_S seconds, the command of before is started again.
-- ``("fork server",)``, with a file: processes are forked from now on, as ``forking.py`` says, the program
-  itself when it comes back among them, until another program is started; answer ``("ok",)``.
+- ``("here", path)``, when all is as before: answer ``("ok",)``. Where a program that was killed (SIGKILL) has
+  left that file, its words, each but the last with a NUL behind it, are the command to start in its place. It
+  is on trial until it says that it is here: when it ends before, or takes TRIAL_S seconds, the command of
+  before is started again.
+- ``("fork server",)``, with a file that describes one: workers are forked from now on, as
+  ``fork_server.py`` says, until another program is started; answer ``("ok",)``.
 
 and is told ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
 ``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first; those of the
@@ -42,14 +45,21 @@ import os
 import select
 import time
 
-from dynaplan.process.closing import end_everything_below, remove
-from dynaplan.process.forking import LINK, Spawner
-from dynaplan.process.packets import PacketSocket
+from dynaplan.process.fork_server import ForkServer
+from dynaplan.process.kernel import (
+    command_line,
+    descendants,
+    is_resource_tracker,
+    parents,
+    runs_isolated,
+    start_session,
+)
+from dynaplan.process.packets import PacketSocket, read_text
 from dynaplan.util.terminal import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -65,6 +75,12 @@ TRIAL_S = 60.0
 """Longest time for another program to be here, at most half of the grace; then the one before is started."""
 
 POLL_S = 0.02
+AFTER_KILL_S, SPARED_S = 5.0, 3.0
+"""Time to wait for killed processes, and the first part of it, in which those are spared that clean up."""
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.02
+"""Time between two looks at processes that were killed."""
+
 DRAINED = (0, 1)
 """The stages whose processes are told to end; those of later ones are killed when the others are gone."""
 
@@ -74,6 +90,9 @@ OF_THE_PROGRAM = -1
 TOLD = (_signal.SIGINT, _signal.SIGTERM)
 AWAITED = (*TOLD, _signal.SIGHUP, _signal.SIGCHLD)
 """Blocked when this script begins."""
+
+LINK = 3
+"""The descriptor at which a program that is started again finds its link."""
 
 HOLDER_VARIABLE = "DYNAPLAN_HOLDER"
 """The variable of a program that is started again: the number of a descriptor, a colon, the holder's pid; and
@@ -86,9 +105,9 @@ class Holder:
     def __init__(
         self, command: Sequence[str], program: int, descriptor: int, grace_s: float, drain_s: float
     ) -> None:
-        self._command: tuple[Sequence[str], Mapping[str, str]] = command, {}
-        self._next: tuple[Sequence[str], Mapping[str, str]] | None = None
-        self._fallback: tuple[Sequence[str], Mapping[str, str]] | None = None
+        self._command = command
+        self._fallback: Sequence[str] = ()
+        self._next_path = ""
         self._program = program
         self._grace_s = grace_s
         self._drain_s = drain_s
@@ -99,7 +118,7 @@ class Holder:
         self._ended: set[int] = set()
         self._kept: dict[str, int] = {}
         self._paths: Sequence[str] = ()
-        self._spawner = Spawner()
+        self._fork_server: ForkServer | None = None
         self._told: list[int] = []
         self._is_first = True
         self._here_since_s: float | None = None
@@ -149,8 +168,9 @@ class Holder:
         self._disconnect()
         for pid in self._of(OF_THE_PROGRAM):
             os.kill(pid, _signal.SIGKILL)
-        if self._next or self._fallback:
-            self._change_program(now_s)
+        successor = self._successor() if status == _signal.SIGKILL else []
+        if successor or self._fallback:
+            self._change_program(successor, now_s)
             return False
         is_exit = os.WIFEXITED(status)
         is_meant = is_exit or os.WTERMSIG(status) in TOLD
@@ -173,15 +193,25 @@ class Holder:
             say(f"serve {how}; it starts again, and what it has started goes on.")
         return False
 
-    def _change_program(self, now_s: float) -> None:
-        """Have the next program started, or, in the place of one on trial, the one before it."""
-        self._spawner.end_fork_server()  # it is of the same version as the program
-        if self._next:
-            self._fallback, self._command, self._next = self._command, self._next, None
+    def _successor(self) -> list[str]:
+        """Take the command that is to be started in the place of the program; empty when there is none."""
+        try:
+            with open(self._next_path, "rb") as file:
+                words = file.read().split(b"\0")
+            os.unlink(self._next_path)
+        except OSError:
+            return []
+        return [os.fsdecode(word) for word in words]
+
+    def _change_program(self, successor: Sequence[str], now_s: float) -> None:
+        """Have the successor started, or, without one, the program before the one that is on trial."""
+        self._end_fork_server()  # it is of the same version as the program
+        if successor:
+            self._fallback, self._command = self._command, successor
             self._away_since_s = now_s
             say("Another serve takes over; what this one has started goes on.")
-        elif self._fallback:
-            self._command, self._fallback = self._fallback, None
+        else:
+            self._command, self._fallback = self._fallback, ()
             say("The other serve did not come up: the one before starts again.")
         self._here_since_s, self._is_first = None, False
         self._pause_s, self._start_at_s = 0.0, now_s
@@ -191,16 +221,15 @@ class Holder:
 
     def _start_program(self) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        command, variables = self._command
         trial = ":trial" if self._fallback else ""
         link = {HOLDER_VARIABLE: f"{LINK}:{os.getpid()}{trial}"}
         try:
-            environment = {**os.environ, **variables, **link}
-            self._program = self._spawner.spawn_linked(command, environment, theirs.fileno())
+            environment = {**os.environ, **link}
+            self._program = start_session(self._command, ".", environment, (0, 1, 2, theirs.fileno()))
         except OSError as error:
             say(f"serve cannot be started again: {error.strerror}")
             if self._fallback:
-                self._change_program(time.monotonic())
+                self._change_program((), time.monotonic())
                 return
             self._pause_s = LONGEST_PAUSE_S
             self._start_at_s = time.monotonic() + self._pause_s
@@ -320,13 +349,10 @@ class Holder:
                 self._drop(message[1])
             elif what == "remove":
                 self._paths = message[1]
-                self._spawner.leave(message[1])
             elif what == "here":
-                self._here_since_s, self._fallback = time.monotonic(), None
-            elif what == "next":
-                self._next = message[1], message[2]
+                self._here_since_s, self._fallback, self._next_path = time.monotonic(), (), message[1]
             elif what == "fork server":
-                self._spawner.prepare(descriptors[0])
+                self._have_fork_server(descriptors[0])
             self._tell(("ok",))
 
     def _drop(self, name: str) -> None:
@@ -335,13 +361,40 @@ class Holder:
 
     def _spawn(self, name: str, stage: int, descriptors: list[int]) -> None:
         try:
-            pid = self._spawner.spawn(descriptors[0], descriptors[1:4])
+            pid = self._started(descriptors[0], descriptors[1:4])
             self._held[pid] = name, stage
             self._tell(("pid", pid))
         except OSError as error:
             self._tell(("error", error.errno))
         for each in descriptors:
             os.close(each)
+
+    def _started(self, text: int, streams: Sequence[int]) -> int:
+        """Start the command that a file describes, by a fork where that does; return its pid."""
+        argv, cwd, environment = read_text(text)
+        if self._fork_server and self._fork_server.can_become(argv, environment):
+            if pid := self._fork_server.fork(text, streams):
+                return pid
+            self._end_fork_server()
+        return start_session(argv, cwd, environment, streams)
+
+    def _have_fork_server(self, text: int) -> None:
+        """Start the fork server that a file describes, unless it runs. Without one nothing is forked."""
+        try:
+            description = read_text(text)
+            if self._fork_server and self._fork_server.description == description and self._fork_server.runs:
+                return
+            self._end_fork_server()
+            self._fork_server = ForkServer(description)
+        except OSError:
+            return
+        finally:
+            os.close(text)
+
+    def _end_fork_server(self) -> None:
+        if self._fork_server:
+            self._fork_server.end()
+        self._fork_server = None
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -385,3 +438,57 @@ def main(arguments: list[str]) -> int:
         _signal.signal(-code, _signal.SIG_DFL)
     os.kill(os.getpid(), -code)
     return 128 - code
+
+
+def cleans_up(pid: int) -> bool:
+    """Tell whether it is a shim or a resource tracker, which end by themselves when the others are gone.
+
+    One without a command line, in the midst of an exec, may become such a one.
+    """
+    line = command_line(pid)
+    return line == b"" or is_resource_tracker(line) or runs_isolated(line or b"", "shim") is not None
+
+
+def end_everything_below() -> None:
+    """Kill whatever is below this process, until nothing is, or for AFTER_KILL_S seconds."""
+    begun_s, pause_s = time.monotonic(), FIRST_WAIT_S
+    while (since_s := time.monotonic() - begun_s) < AFTER_KILL_S:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        for pid in descendants(os.getpid(), parents()):
+            if since_s > SPARED_S or not cleans_up(pid):
+                try:
+                    os.kill(pid, _signal.SIGKILL)
+                except OSError:
+                    continue
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_WAIT_S)
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Remove files, links and directories with all that is in them, in that order.
+
+    A path with a slash at its end is a directory that goes if it is empty. What cannot be removed stays.
+    """
+    for path in paths:
+        if path.endswith("/"):
+            _try(os.rmdir, path)
+        elif os.path.isdir(path) and not os.path.islink(path):
+            for directory, directories, files in os.walk(path, topdown=False):
+                for name in (*files, *directories):
+                    inner = os.path.join(directory, name)
+                    is_directory = name in directories and not os.path.islink(inner)
+                    _try(os.rmdir if is_directory else os.unlink, inner)
+            _try(os.rmdir, path)
+        elif os.path.lexists(path):
+            _try(os.unlink, path)
+
+
+def _try(removal: Callable[[str], None], path: str) -> None:
+    try:
+        removal(path)
+    except OSError:
+        return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import _socket
 import marshal
 import os
+import select
 import sys
 
 TYPE_CHECKING = False
@@ -87,3 +88,17 @@ class PacketSocket:
         numbers = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
         beside = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if descriptors else []
         self._socket.sendmsg([data], beside, flags)
+
+
+def read_text(descriptor: int) -> Any:
+    """Return what was marshalled into a file, from its beginning."""
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        return marshal.load(file)
+
+
+def is_readable(descriptor: int, within_s: float) -> bool:
+    """Wait until there is something to read, or the end; tell whether there is."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.process.out_of_memory import oom_kills as oom_kills  # part of ports.box.Processes
-from dynaplan.process.shim import descendants, is_shim, parents
+from dynaplan.process.kernel import TRACKERS_WITHIN_S, command_line, descendants, is_resource_tracker, parents
+from dynaplan.process.out_of_memory import oom_kills as oom_kills  # part of process.ports.Processes
+from dynaplan.process.shim import is_shim
 
 _PROC = Path("/proc")
 _WORKER_MARK = "DYNAPLAN_WORKER_NAME"
-
-TRACKERS_WITHIN_S = 3.0
-"""Longest time for Python's resource trackers to remove the shared memory of killed processes."""
 
 EXEC_WITHIN_S = 0.2
 """Longest wait for the command line of a process that is becoming another program, on a busy machine."""
@@ -209,20 +207,17 @@ def _spares(session: int, started_at: int, members: Collection[int], waits_s: fl
 
 def _ends_by_itself(pid: int) -> bool:
     line = _command_line(pid)
-    return b"multiprocessing.resource_tracker" in line or is_shim(line)
+    return is_resource_tracker(line) or is_shim(line)
 
 
 def _command_line(pid: int) -> bytes:
     """Return the process's command line, which one that is in the midst of an exec has after a moment."""
     give_up_s = time.monotonic() + EXEC_WITHIN_S
-    try:
-        while not (line := (_PROC / str(pid) / "cmdline").read_bytes()):
-            if identify(pid) is None or time.monotonic() >= give_up_s:
-                break
-            time.sleep(_POLL_S)
-        return line
-    except OSError:
-        return b""
+    while (line := command_line(pid)) == b"":
+        if identify(pid) is None or time.monotonic() >= give_up_s:
+            break
+        time.sleep(_POLL_S)
+    return line or b""
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Linux only. A parent-death signal reaches one process: the children of that one go on, with their GPU, as
 vLLM's EngineCore does. So a shim stands between us and the program: the program's parent, and the subreaper
 of whatever it starts, in any process group and any session. ``shimmed`` returns the command line that runs
-this file as a script: ``python -I -S .../shim.py --parent PID -- COMMAND [ARG]...``.
+``main`` here with the words ``--parent PID -- COMMAND [ARG]...``.
 
 - When the process PID ends, or on ``END_SIGNAL``, the shim kills everything below itself.
 - When the command ends, it kills what the command has left.
@@ -14,9 +14,9 @@ this file as a script: ``python -I -S .../shim.py --parent PID -- COMMAND [ARG].
 
 Python's resource trackers among them have ``TRACKERS_WITHIN_S`` to end by themselves.
 
-The script runs in two steps. Asking the kernel for all this takes ``ctypes``, and a command line that names
+It runs in two steps. Asking the kernel for all this takes ``ctypes``, and a command line that names
 the command. A process keeps what it asked for, its children and its blocked signals when it becomes another
-program, so the script becomes itself once more, with neither: ``shim.py --child PID``. That leaves 3 MiB,
+program, so it becomes itself once more, with neither: ``--child PID``. That leaves 3 MiB,
 most of it Python's own, no second process with the command's words in its command line, and none of the
 command's variables but the one by which a worker's processes are recognised.
 """
@@ -29,24 +29,28 @@ import os
 import sys
 import time
 
+from dynaplan.process.kernel import (
+    EXIT_NEVER,
+    TRACKERS_WITHIN_S,
+    adopt_orphans,
+    command_line,
+    descendants,
+    is_resource_tracker,
+    isolated,
+    parents,
+    runs_isolated,
+    signal_at_parents_end,
+)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""Options of ``prctl``, from ``linux/prctl.h``."""
+    from collections.abc import Iterable, Sequence
 
 END_SIGNAL: int = _signal.SIGUSR1
 """The kernel sends it when the parent ends, and the parent to have everything killed at once."""
 
 PASSED_ON = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
 AWAITED = (*PASSED_ON, _signal.SIGCHLD, END_SIGNAL)
-
-EXIT_NEVER = 78
-"""The same as ``dynaplan.graph.lifecycle.EXIT_NEVER``, which this file must not import."""
-
-TRACKERS_WITHIN_S = 3.0
-"""The same as ``dynaplan.process.process_table.TRACKERS_WITHIN_S``."""
 
 KEPT_VARIABLE = "DYNAPLAN_WORKER_NAME"
 
@@ -56,47 +60,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
 
 def shimmed(command: Sequence[str], parent_pid: int) -> list[str]:
     """Return the command line that runs ``command`` under a shim of that parent."""
-    return [
-        sys.executable,
-        "-I",
-        "-S",
-        os.path.abspath(__file__),
-        "--parent",
-        str(parent_pid),
-        "--",
-        *command,
-    ]
+    return isolated("shim", "--parent", str(parent_pid), "--", *command)
 
 
-def is_shim(command_line: bytes) -> bool:
+def is_shim(line: bytes) -> bool:
     """Tell whether a process with this line of ``/proc/PID/cmdline`` is a shim whose command runs."""
-    words = command_line.split(b"\0")
-    return len(words) > 4 and words[3].endswith(b"/shim.py") and words[4] == b"--child"
-
-
-def parents() -> dict[int, int]:
-    """Return the parent of each process of this machine, by its pid; zombies are left out."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-            except OSError:
-                continue
-            if state not in b"ZX":
-                found[int(name)] = int(parent)
-    return found
-
-
-def descendants(ancestor: int, parent_of: Mapping[int, int]) -> list[int]:
-    """Return the processes below one, its children first, by what ``parents`` has found."""
-    found: list[int] = []
-    generation = {ancestor}
-    while generation:
-        generation = {pid for pid, parent in parent_of.items() if parent in generation}
-        found += generation
-    return found
+    return (runs_isolated(line, "shim") or [])[:1] == [b"--child"]
 
 
 def main(arguments: list[str]) -> int:
@@ -111,9 +80,8 @@ def _start(parent_pid: int, command: list[str]) -> int:
     """Start the command, and become the shim that stays with it."""
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, AWAITED)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # ignored, as by some parents, it would not come
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(PR_SET_PDEATHSIG, END_SIGNAL)
-    if os.getppid() != parent_pid:
+    adopt_orphans()
+    if not signal_at_parents_end(END_SIGNAL, parent_pid):
         print(f"the parent, process {parent_pid}, is gone", file=sys.stderr)
         return 1
     own_pid = os.getpid()
@@ -121,17 +89,15 @@ def _start(parent_pid: int, command: list[str]) -> int:
     if child == 0:
         os._exit(_become(command, own_pid, mask))
     kept = {name: value for name, value in os.environ.items() if name == KEPT_VARIABLE}
-    script = os.path.abspath(__file__)
     try:
-        os.execve(sys.executable, [sys.executable, "-I", "-S", script, "--child", str(child)], kept)
+        os.execve(sys.executable, isolated("shim", "--child", str(child)), kept)
     except OSError:  # this Python has been removed meanwhile: it is larger, and does as well
         return _stay_with(child)
 
 
 def _become(command: list[str], shim_pid: int, mask: Iterable[int]) -> int:
     """Become the command, which dies with its shim; return an exit code only when that failed."""
-    _prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
-    if os.getppid() != shim_pid:
+    if not signal_at_parents_end(_signal.SIGKILL, shim_pid):
         return 1
     # One that ignored SIGTERM, as after a shell's `trap '' TERM`, would ignore it in the command too.
     _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
@@ -141,15 +107,6 @@ def _become(command: list[str], shim_pid: int, mask: Iterable[int]) -> int:
     except OSError as error:
         print(f"cannot run {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return EXIT_NEVER
-
-
-def _prctl(option: int, value: int) -> None:
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
 
 
 def _stay_with(child: int) -> int:
@@ -190,21 +147,13 @@ def _end_all(child: int, status: int | None) -> int | None:
             return status
         spares = time.monotonic() - begun_s < TRACKERS_WITHIN_S
         for pid in descendants(os.getpid(), parents()):
-            if not (spares and _is_tracker(pid)):
+            if not (spares and is_resource_tracker(command_line(pid))):
                 try:
                     os.kill(pid, _signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
                     continue
         _signal.sigtimedwait(AWAITED, pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"multiprocessing.resource_tracker" in file.read()
-    except OSError:
-        return False
 
 
 def _end_like(status: int | None) -> int:
@@ -220,7 +169,3 @@ def _end_like(status: int | None) -> int:
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {-code})
     os.kill(os.getpid(), -code)
     return 128 - code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +17,12 @@ from yarl import URL
 import dynaplan
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.lab.drawing.svg import STYLE
+from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
 from dynaplan.webui.commands import arguments_of, called
 from dynaplan.webui.live_charts import ChartsAsked
 from dynaplan.webui.log_reading import log_part
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
-from dynaplan.webui.viewers import LONGEST_LINE, Viewers
+from dynaplan.webui.viewers import Feed, Viewers
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +48,9 @@ HEADERS = {
 
 FEED = "dynaplan.cli.ui.feed"
 """The module that looks at the deployment, in a process of its own."""
+
+FEED_ANSWER_S = 60.0
+"""Longest time for its answer, its start on a busy machine included, in seconds."""
 
 MOST_ACTION_BYTES = 4096
 
@@ -76,21 +78,21 @@ class PagePlace:
 class PageRoutes:
     """Answers every request below ``/ui``. ``chat`` answers a chat request as any client's.
 
-    ``start`` starts the process that looks at the deployment, ``call`` runs a command.
+    ``feed`` looks at the deployment, ``call`` runs a command.
     """
 
     def __init__(
         self,
         place: PagePlace,
         chat: Handler,
-        start: Callable[[], Awaitable[Process]] | None = None,
+        feed: Feed | None = None,
         call: Callable[[list[str]], Awaitable[str]] = called,
     ) -> None:
         self._place = place
         self._chat = chat
         self._call = call
         self._guard = PageGuard(place.secret, place.host, is_tls=place.is_tls)
-        self._viewers = Viewers(start or (lambda: start_feed(place.namespace)))
+        self._viewers = Viewers(feed or make_feed(place.namespace))
         self._running = 0
         self._handlers: Mapping[tuple[str, str], Handler] = {
             ("GET", ""): self._shell,
@@ -220,14 +222,10 @@ class PageRoutes:
         return await self._chat(request.clone(rel_url=URL("/v1/chat/completions"), headers=headers))
 
 
-async def start_feed(namespace: str) -> Process:
-    """Start the process that looks at that deployment."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", FEED, namespace, str(os.getpid())),
-        stdin=PIPE,
-        stdout=PIPE,
-        limit=LONGEST_LINE,
-    )
+def make_feed(namespace: str) -> HelperProcess:
+    """Return the process that looks at that deployment; it has this one's environment, tokens included."""
+    environment = {**os.environ, **helper_environment()}
+    return HelperProcess(FEED, (namespace,), HelperLimits(FEED_ANSWER_S), environment)
 
 
 def page_of(

@@ -1,9 +1,10 @@
 """The open pages of a frontend, and the one process that looks at the deployment for all of them.
 
-The process runs while a page is open and a little longer, so that reloading a page costs nothing. It writes a
-line for each event, ``NAME TAB TEXT``, and reads lines that say which charts are shown: JSON lists of
-``[span_s, width]``. It ends when its input does, so it cannot outlive the frontend. A page gets the newest
-event of each name; a page that reads slowly misses older ones.
+The process is a helper (``dynaplan.process.helper``). It runs while a page is open and a little longer, so
+that reloading a page costs nothing. It is asked with ``{"charts": [[span_s, width], ...]}``, the charts that
+are shown, whenever these change and every POLL_S seconds; the answer is ``{"events": [[name, text], ...]}``,
+or ``{"error": ...}`` when the deployment cannot be read. A page gets the newest event of each name; a page
+that reads slowly misses older ones.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
+from typing import Any, Protocol
 
-from dynaplan.process.helper_process import end_helper
+from dynaplan.process.helper import HelperFailed, HelperTooSlow
 from dynaplan.webui.live_charts import ChartsAsked
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,8 @@ LINGER_S = 20.0
 AGAIN_S = 3.0
 """Seconds after which a process that ended by itself is started again."""
 
-LONGEST_LINE = 1 << 24
-"""The most bytes of one event."""
+POLL_S = 3.0
+"""Seconds between two questions."""
 
 MOST_VIEWERS = 32
 """The number of pages that may be open at one frontend."""
@@ -35,20 +36,27 @@ MOST_VIEWERS = 32
 TROUBLE = "trouble"
 """The event that says why there are no others; empty when all is well again."""
 
-Start = Callable[[], Awaitable[Process]]
-"""Starts the process, with pipes for its input and its output."""
+
+class Feed(Protocol):
+    """The process that looks at the deployment; a ``HelperProcess``."""
+
+    async def ask(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Return the answer; raises HelperFailed."""
+
+    async def end(self) -> None:
+        """End the process; the next question starts another one."""
 
 
 class Viewers:
     """All open pages of one frontend; ``close`` ends them and the process."""
 
-    def __init__(self, start: Start, linger_s: float = LINGER_S, again_s: float = AGAIN_S) -> None:
-        self._start = start
+    def __init__(self, feed: Feed, linger_s: float = LINGER_S, again_s: float = AGAIN_S) -> None:
+        self._feed = feed
         self._linger_s, self._again_s = linger_s, again_s
         self._viewers: dict[_Viewer, ChartsAsked] = {}
         self._newest: dict[str, str] = {}
-        self._process: Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -81,69 +89,66 @@ class Viewers:
             viewer.wake()
         if self._leaving:
             self._leaving.cancel()
-        await self._end()
+        self._stop()
+        if self._polling:
+            await asyncio.gather(self._polling, return_exceptions=True)
 
     # -- the process -----------------------------------------------------------------------------
 
     def _wanted(self) -> None:
-        """Start the process for the first page, tell it which charts are shown; end it after the last one."""
+        """Poll from the first page on, at once when other charts are shown; stop after the last page."""
         if self._leaving:
             self._leaving.cancel()
             self._leaving = None
         if self._is_closed:
             return
-        if self._viewers and (self._keeper is None or self._keeper.done()):
-            self._keeper = asyncio.create_task(self._keep(), name="page feed")
+        if self._viewers and (self._polling is None or self._polling.done()):
+            self._polling = asyncio.create_task(self._poll(), name="page feed")
         if self._viewers:
-            self._tell()
+            self._changed.set()
         else:
             self._leaving = asyncio.get_running_loop().call_later(self._linger_s, self._stop)
 
     def _stop(self) -> None:
-        if self._keeper:
-            self._keeper.cancel()
+        if self._polling:
+            self._polling.cancel()
 
-    async def _end(self) -> None:
-        if self._keeper:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-
-    async def _keep(self) -> None:
-        """Keep one process running, until this is cancelled."""
+    async def _poll(self) -> None:
+        """Ask, and pass the events on, until this is cancelled."""
         try:
             while True:
-                self._process = await self._start()
-                self._tell()
-                try:
-                    await self._pass_on(self._process)
-                finally:
-                    process, self._process = self._process, None
-                    if process.stdin:
-                        process.stdin.close()
-                    await end_helper(process)
-                self._give(TROUBLE, json.dumps("The process that looks at the deployment has ended."))
-                await asyncio.sleep(self._again_s)
+                self._changed.clear()
+                trouble = await self._ask()
+                if trouble:
+                    self._give(TROUBLE, json.dumps(trouble))
+                    await self._feed.end()
+                    await asyncio.sleep(self._again_s)
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):  # wait_for may lose a cancellation
+                        await self._changed.wait()
         finally:
             self._newest.clear()
+            await self._feed.end()
 
-    async def _pass_on(self, process: Process) -> None:
-        assert process.stdout
-        while line := await process.stdout.readline():
-            name, _, text = line.decode(errors="replace").rstrip("\n").partition("\t")
+    async def _ask(self) -> str:
+        """Ask once; return the reason why there are no events, or nothing."""
+        shown = sorted({(each.span_s, each.width) for each in self._viewers.values()})
+        try:
+            answer, _ = await self._feed.ask({"charts": shown})
+        except HelperTooSlow:
+            return "The process that looks at the deployment does not answer."
+        except HelperFailed:
+            return "The process that looks at the deployment has ended."
+        for name, text in answer.get("events", ()):
             self._give(name, text)
+        return str(answer.get("error", ""))
 
     def _give(self, name: str, text: str) -> None:
         self._newest[name] = text
         for viewer, asked in self._viewers.items():
             if _is_for(name, asked):
                 viewer.give(name, text)
-
-    def _tell(self) -> None:
-        """Write which charts are shown; nothing while no process runs."""
-        if self._process and self._process.stdin:
-            asked = sorted({(each.span_s, each.width) for each in self._viewers.values()})
-            with suppress(ConnectionError, RuntimeError):
-                self._process.stdin.write(json.dumps(asked).encode() + b"\n")
 
 
 class _Viewer:

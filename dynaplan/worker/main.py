@@ -120,7 +120,7 @@ def main(arguments: Sequence[str], alone: Alone | None = None) -> int:
 def _prepare_process(surroundings: Surroundings) -> LogFile | None:
     """First of all: die with the parent, and write into the own log."""
     if surroundings.parent_pid:
-        from dynaplan.process.parent_death import die_with_parent
+        from dynaplan.process.kernel import die_with_parent
 
         die_with_parent(surroundings.parent_pid)
     log_file = None

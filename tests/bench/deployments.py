@@ -69,7 +69,8 @@ def name_of(process: psutil.Process) -> str:
     program = Path(words[0]).name
     if program in ("etcd", "nats-server"):
         return program
-    for name, module in (("holder", "children.holder"), ("fork server", "children.fork_server")):
+    for name, module in (("holder", "process.holder"), ("fork server", "process.fork_server")):
         if any(module in word for word in words):
-            return name
+            worker = process.name()  # of what is forked: a worker's name
+            return worker if name == "fork server" and not worker.startswith("python") else name
     return "fleet plugin" if any("FleetPlugin" in word for word in words) else "serve"

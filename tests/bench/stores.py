@@ -20,7 +20,7 @@ from statistics import median
 
 import psutil
 
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.file.store import FileStore
 from dynaplan.store.model import Put, Snapshot, WatchEvent

@@ -25,7 +25,7 @@ from tests.chaos.history import Request, drawn, told
 from tests.chaos.judging import Judge
 from tests.chaos.preloading import Preloaded, preloaded
 from tests.chaos.witness import Witness
-from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.deployment import EXECUTED, MODEL, Deployment
 from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import IS_TORTURE, files_of, processes_of, small_disk
 from tests.fakes.polling import eventually
@@ -108,7 +108,7 @@ async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_l
     state_disk: Path | None, library: Preloaded | None, deploy: Callable[..., Deployment], seed: int
 ) -> None:
     options = ("--Planner.no-operation=true", "--gpus", str(GPUS))
-    environment = library.environment if library else {}
+    environment = EXECUTED | (library.environment if library else {})
     deployment = await asyncio.to_thread(
         deploy, "graphs.disagg:Frontend", "disagg.yaml", *options, environment=environment
     )

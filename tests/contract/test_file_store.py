@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from dynaplan.store.file import disk, following
 from dynaplan.store.file.names import place_of
 from dynaplan.store.file.store import FileStore

@@ -343,7 +343,7 @@ async def test_an_idle_engine_has_no_timer(start_worker: StartWorker) -> None:
     await eventually(lambda: driver._timer is None and worker.engine._client_check is None)
 
 
-def test_wiring_names_the_engines() -> None:
+def test_the_registry_names_the_engines() -> None:
     engine = registry.make_engine("sim", {}, EngineContext("w"))
     assert engine.card()["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
     with pytest.raises(ConfigError, match="sim"):

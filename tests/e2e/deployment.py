@@ -23,6 +23,11 @@ from tests.fakes.polling import PATIENCE_S, wait_until
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 
+FORK_SERVER = "dynaplan.process.fork_server"
+
+EXECUTED = {"DYNAPLAN_FORK_WORKERS": "0"}
+"""The environment of a deployment whose workers show their own command line and environment in ``/proc``."""
+
 
 class Deployment:
     """One running ``dynaplan serve``; ``close`` makes sure that nothing of it is left."""
@@ -120,6 +125,12 @@ class Deployment:
         """The addresses and tokens that its clients need."""
         path = Path(self.statefile()["addresses"]["runtime_dir"]) / "clients.json"
         return dict(json.loads(path.read_text()))
+
+    def command_line(self, pid: int, shown: str) -> str:
+        """The command line of a process; that in the statefile of a forked worker, which shows another."""
+        if FORK_SERVER not in shown:
+            return shown
+        return next((str(each["cmd"]) for each in self.workers().values() if each.get("pid") == pid), shown)
 
     def pid_of(self, watcher: str) -> int:
         return int(self.workers()[watcher]["pid"])

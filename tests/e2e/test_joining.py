@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan
 
 GRAPH = """

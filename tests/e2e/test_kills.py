@@ -33,7 +33,7 @@ def pids_of(deployment: Deployment, words: str) -> list[int]:
     found = []
     for child in deployment.children():
         with suppress(psutil.Error):  # one that has just ended
-            if words in " ".join(child.cmdline()):
+            if words in deployment.command_line(child.pid, " ".join(child.cmdline())):
                 found.append(child.pid)
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.deployment import EXECUTED, MODEL, Deployment
 from tests.e2e.held import environment_of
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
@@ -51,8 +51,8 @@ async def test_two_deployments_that_scale_against_each_other_never_share_a_gpu(
     deploy: Callable[..., Deployment],
 ) -> None:
     gpus = ("--gpus", "4")
-    one = await asyncio.to_thread(deploy, *AGGREGATED, *gpus, namespace="one")
-    two = await asyncio.to_thread(deploy, *AGGREGATED, *gpus, namespace="two")
+    one = await asyncio.to_thread(deploy, *AGGREGATED, *gpus, namespace="one", environment=EXECUTED)
+    two = await asyncio.to_thread(deploy, *AGGREGATED, *gpus, namespace="two", environment=EXECUTED)
     seen: list[list[str]] = []
 
     def in_use() -> list[str]:
@@ -78,7 +78,7 @@ def scale_to(deployment: Deployment, decode: int) -> tuple[str, ...]:
 async def test_a_draining_worker_that_stands_still_is_ended_at_the_deadline_and_its_gpu_is_free(
     deploy: Callable[..., Deployment],
 ) -> None:
-    deployment = await asyncio.to_thread(deploy, *AGGREGATED)
+    deployment = await asyncio.to_thread(deploy, *AGGREGATED, environment=EXECUTED)
     await asyncio.to_thread(deployment.scale, decode=2)
     pid = deployment.pid_of("dynamo_VllmWorker_1")
     os.kill(pid, 19)
@@ -96,7 +96,7 @@ async def test_a_draining_worker_that_stands_still_is_ended_at_the_deadline_and_
 async def test_a_plugin_that_stands_still_holds_up_no_request_and_catches_up(
     deploy: Callable[..., Deployment],
 ) -> None:
-    deployment = await asyncio.to_thread(deploy, *AGGREGATED)
+    deployment = await asyncio.to_thread(deploy, *AGGREGATED, environment=EXECUTED)
     plugin = process_of(deployment, "FleetPlugin")
     async with Load(deployment.url, MODEL, clients=2, tokens=20) as load:
         plugin.suspend()

@@ -15,7 +15,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.e2e.deployment import MODEL, REPOSITORY, Deployment
+from tests.e2e.deployment import EXECUTED, MODEL, REPOSITORY, Deployment
 from tests.e2e.held import environment_of, serve_of
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
@@ -63,7 +63,8 @@ async def ended(deployment: Deployment) -> None:
 
 @pytest.mark.timeout(120 + 20 * KILLS)
 async def test_no_request_notices_that_serve_is_killed(deploy: Callable[..., Deployment]) -> None:
-    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    arguments = ("graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    deployment = await asyncio.to_thread(deploy, *arguments, environment=EXECUTED)
     before, took_s, busy = starts(deployment), [], []
     async with Load(deployment.url, MODEL, clients=40, tokens=200) as load:
         for _ in range(KILLS):
@@ -91,7 +92,8 @@ async def test_no_gpu_has_two_owners_when_serve_is_killed_amid_scaling(
     deploy: Callable[..., Deployment],
 ) -> None:
     options = (*QUIET, "--gpus", "5", "--VllmWorker.startup-time=0.3")
-    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *options)
+    arguments = ("graphs.disagg:Frontend", "disagg.yaml", *options)
+    deployment = await asyncio.to_thread(deploy, *arguments, environment=EXECUTED)
     dice = random.Random(KILLS)
     async with Load(deployment.url, MODEL, clients=8, tokens=100) as load:
         for number in range(KILLS):
@@ -220,7 +222,7 @@ def test_kill_9_of_the_holder_and_of_both_leaves_nothing(deploy: Callable[..., D
             serve.kill()
         deployment.process.kill()
         deployment.process.wait()
-        if not with_serve:
-            deployment.start()  # at once: it waits for what is cleared up
+        deployment.start()  # at once: it sweeps what is left
         wait_until(lambda left=children: not any(each.is_running() for each in left), 10)
-    assert [each for each in files_of(deployment) if "/node/" not in each] == []
+    assert deployment.stop() == 0
+    assert files_of(deployment) == []

@@ -31,9 +31,8 @@ def processes_of(deployment: Deployment) -> dict[int, str]:
         try:
             environment = set((directory / "environ").read_bytes().split(b"\0"))
             if marks <= environment:
-                found[int(directory.name)] = (
-                    (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                )
+                shown = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(directory.name)] = deployment.command_line(int(directory.name), shown)
         except OSError:
             continue
     return found

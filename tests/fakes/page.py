@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from asyncio.subprocess import PIPE, Process
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,28 +13,32 @@ import aiohttp
 import pytest
 
 from dynaplan.fleet.page_access import page_token
+from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
 from dynaplan.webui import routes
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import TOKEN
 
 FEED = """
 import sys
-print("look\\t{}", flush=True)
-for line in sys.stdin:
-    print("asked\\t" + line.strip(), flush=True)
-    print("charts-900-1000\\t<svg>900</svg>", flush=True)
+from dynaplan.process.helper_main import become_helper
+channel, _ = become_helper(sys.argv[1:])
+for question, _ in channel:
+    asked = str([list(each) for each in question["charts"]])
+    events = [("look", "{}"), ("asked", asked), ("charts-900-1000", "<svg>900</svg>")]
+    channel.answer({"events": events})
 """
-"""In place of the process that looks at a deployment: it writes, and ends with its input, as that does."""
+"""In place of the process that looks at a deployment: a helper that answers at once."""
 
 SILENT = "import sys; sys.exit(3)"
 """In place of it, too: one that ends by itself."""
 
 
-def feed(script: str = FEED) -> Callable[[str], Any]:
-    async def start(namespace: str) -> Process:
-        return await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdin=PIPE, stdout=PIPE)
-
-    return start
+def feed(directory: Path, script: str = FEED) -> Callable[[str], HelperProcess]:
+    """What makes the page's helper: the script."""
+    (directory / "page_feed.py").write_text(script)
+    path = os.pathsep.join([str(directory), helper_environment()["PYTHONPATH"]])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return lambda namespace: HelperProcess("page_feed", (namespace,), HelperLimits(60.0), environment)
 
 
 @dataclass
@@ -81,6 +83,6 @@ async def page(
     """A frontend as ``serve`` starts it, with its page."""
     monkeypatch.setenv("DYNAPLAN_STATEFILE", str(tmp_path / "ns.json"))
     monkeypatch.setenv("DYNAPLAN_LOG_DIR", str(tmp_path))
-    monkeypatch.setattr(routes, "start_feed", feed(script))
+    monkeypatch.setattr(routes, "make_feed", feed(tmp_path, script))
     async with stage(**options) as here:
         yield Browser(here)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dynaplan.fleet.servers.embedded import find_etcd
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from dynaplan.store.encoding import key_range
 from dynaplan.store.etcd_gateway import Gateway, tls_of
 from dynaplan.util.errors import StoreUnavailable

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dynaplan.fleet.serve import ServeOptions, serve, serve_on
 from dynaplan.graph.resolve import resolve_graph
-from dynaplan.process.holding import held, inherited_link
+from dynaplan.process.holder_link import held, inherited_link
 from dynaplan.sdk import load_graph
 from dynaplan.util.errors import UserError
 

@@ -17,7 +17,7 @@ from dynaplan.events.messaging.nats import NatsMessenger
 from dynaplan.fleet.servers import embedded
 from dynaplan.fleet.servers.embedded import embedded_etcd, embedded_nats
 from dynaplan.fleet.servers.external import check_external_nats, check_external_store
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.util.errors import QueueUnavailable, UserError
 from dynaplan.util.sockets import free_port

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dynaplan.fleet.page_access import cookie_name, new_session, page_token, session_key
@@ -167,10 +168,10 @@ async def test_open_pages_share_one_process_which_ends_after_them(browser: Brows
     assert await (await browser.get("/ui/charts.svg?span=900")).text() == "<svg>900</svg>"
     assert (await browser.get("/ui/charts.svg?span=21600")).status == 404
     assert "event: charts" not in await until(other, "asked")
-    process = viewers._process
+    pid = viewers._feed.pid
     one.close()
     other.close()
-    await eventually(lambda: process.returncode is not None and not viewers._viewers)
+    await eventually(lambda: not psutil.pid_exists(pid) and not viewers._viewers)
 
 
 async def test_a_process_that_ends_is_said_and_started_again(
@@ -188,10 +189,10 @@ async def test_a_process_that_ends_is_said_and_started_again(
 async def test_a_frontend_that_drains_ends_its_pages_and_their_process(browser: Browser) -> None:
     response = await browser.get("/ui/events")
     await until(response, "look")
-    process = browser.here.frontend._page._viewers._process
+    pid = browser.here.frontend._page._viewers._feed.pid
     await browser.here.frontend.drain()
     assert await response.content.read() is not None
-    assert process.returncode is not None
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("query", ["span=x", "width=x"])

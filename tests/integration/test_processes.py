@@ -18,6 +18,7 @@ from dynaplan.fleet.leftovers import end_leftovers
 from dynaplan.fleet.rules.statefile import Document
 from dynaplan.process import process_table as processes
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.kernel import isolated
 from dynaplan.process.process_table import (
     TRACKERS_WITHIN_S,
     boot_id,
@@ -199,9 +200,10 @@ def test_a_worker_that_was_stopped_with_all_its_processes_is_ended_with_them(spa
 
 DEAF = """
 import subprocess, time
-subprocess.Popen(["setsid", "sleep", "600"])
-print("up", flush=True)
-time.sleep(600)
+def main(arguments):
+    subprocess.Popen(["setsid", "sleep", "600"])
+    print("up", flush=True)
+    time.sleep(600)
 """
 
 
@@ -212,9 +214,11 @@ def test_a_shim_that_does_not_end_is_killed_in_a_later_look_with_all_below_it(
     now = [100.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: pytest.fail("it blocks"))
     monkeypatch.setattr("dynaplan.process.process_table.time", clock)
-    (tmp_path / "children").mkdir()
-    (script := tmp_path / "children" / "shim.py").write_text(DEAF)
-    shim = spawn(sys.executable, "-I", "-S", str(script), "--child", "1", stdout=subprocess.PIPE)
+    (tmp_path / "dynaplan" / "process").mkdir(parents=True)
+    (tmp_path / "dynaplan" / "process" / "shim.py").write_text(DEAF)
+    command = isolated("shim", "--child", "1")
+    command[5] = str(tmp_path)  # the place of the package
+    shim = spawn(*command, stdout=subprocess.PIPE)
     assert shim.stdout is not None and shim.stdout.readline() == b"up\n"
     started_at = identity_of(shim.pid).started_at
     [apart] = wait_until(lambda: [each for each in descendants_of(shim.pid) if os.getsid(each) == each])
@@ -317,6 +321,7 @@ def test_a_tracker_is_known_though_it_was_looked_at_in_the_midst_of_its_exec(
     (directory / "cmdline").touch()
     written = (directory / "cmdline").write_bytes
     monkeypatch.setattr(processes, "_PROC", tmp_path)
+    monkeypatch.setattr(processes, "command_line", lambda pid: (directory / "cmdline").read_bytes())
     monkeypatch.setattr(
         processes.time, "sleep", lambda s: written(b"python\0-c\0from multiprocessing.resource_tracker")
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,17 +62,14 @@ async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "WAIT_S", 0.1)
-    monkeypatch.setattr(process, "START_AGAIN_S", (0.0,))
+    monkeypatch.setattr(process, "LIMITS", replace(process.LIMITS, answer_s=6.0, restart_s=(0.0,)))
     async with tokenizing(tmp_path) as tokenizer:
-        monkeypatch.setattr(process, "HANGS_S", 1.0)  # not before: its start is not the matter
-        assert tokenizer._process
-        tokenizer._process.send_signal(signal.SIGSTOP)
+        os.kill(tokenizer._helper.pid, signal.SIGSTOP)
         assert await asyncio.gather(*(tokenizer.blocks(chat("fox"), 4) for _ in range(3))) == [None] * 3
         assert not tokenizer.fault  # they have not waited until that is noticed
         await eventually(lambda: "has not answered" in tokenizer.fault)
-        monkeypatch.setattr(process, "HANGS_S", 30.0)
         monkeypatch.setattr(process, "WAIT_S", 30.0)
-        await eventually(lambda: tokenizer._process is None)
+        await eventually(lambda: not tokenizer._helper.pid)
         await tokenizer.blocks(chat("the fox"), 4)
         await eventually(lambda: not tokenizer.fault)
         assert await tokenizer.blocks(chat("the fox"), 4)
@@ -79,13 +78,12 @@ async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
 async def test_requests_of_a_process_that_was_killed_have_no_tokens_and_it_is_started_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "START_AGAIN_S", (0.2,))
+    monkeypatch.setattr(process, "LIMITS", replace(process.LIMITS, restart_s=(0.2,)))
     async with tokenizing(tmp_path) as tokenizer:
-        assert tokenizer._process
-        tokenizer._process.kill()
-        await eventually(lambda: tokenizer._process is None)
+        os.kill(tokenizer._helper.pid, signal.SIGKILL)
+        await eventually(lambda: not tokenizer._helper.pid)
         assert await tokenizer.blocks(chat("the fox"), 4) is None
-        assert tokenizer.fault == "its process has ended"
+        assert tokenizer.fault.startswith("its process ")
 
         async def is_back() -> bool:
             return await tokenizer.blocks(chat("the fox"), 4) is not None
@@ -95,29 +93,12 @@ async def test_requests_of_a_process_that_was_killed_have_no_tokens_and_it_is_st
                 await asyncio.sleep(0.05)
 
 
-async def test_a_process_that_is_going_is_the_only_one_until_it_is_gone(
+async def test_bodies_beyond_the_bound_have_no_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "START_AGAIN_S", (0.0,))
+    monkeypatch.setattr(process, "MOST_WAITING_BYTES", 10)
     async with tokenizing(tmp_path) as tokenizer:
-        going = tokenizer._process
-        assert going
-        wait, is_gone, asked = going.wait, asyncio.Event(), asyncio.Event()
-
-        async def wait_longer() -> int:
-            asked.set()
-            await is_gone.wait()
-            return await wait()
-
-        monkeypatch.setattr(going, "wait", wait_longer)
-        going.kill()
-        await asked.wait()
-        answer = asyncio.create_task(tokenizer.blocks(chat("the fox"), 4))
-        await eventually(lambda: tokenizer._waiting)
-        assert tokenizer._process is going
-        is_gone.set()
-        assert await answer is None
-        assert tokenizer._process is None
+        assert await tokenizer.blocks(chat("the fox"), 4) is None
 
 
 async def test_a_model_that_cannot_be_read_is_named_and_predicted(tmp_path: Path) -> None:

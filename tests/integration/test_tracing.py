@@ -101,12 +101,12 @@ async def test_a_collector_that_is_away_costs_requests_nothing() -> None:
         assert (await here.post(CHAT, stream=True))[0] == 200
 
 
-def test_the_sdk_is_named_in_one_module_which_wiring_imports_when_it_is_asked_for() -> None:
+def test_the_sdk_is_named_in_one_module_imported_when_it_is_asked_for() -> None:
     package = Path(dynaplan.__file__).parent
     named = [file for file in package.rglob("*.py") if b"from opentelemetry" in file.read_bytes()]
-    assert named == [package / "adapters" / "tracing" / "otlp.py"]
-    named = [file for file in package.rglob("*.py") if b"adapters.tracing" in file.read_bytes()]
-    assert named == [package / "wiring" / "connections.py"]
+    assert named == [package / "gateway" / "tracing" / "otlp.py"]
+    named = [file for file in package.rglob("*.py") if b"tracing import otlp" in file.read_bytes()]
+    assert named == [package / "gateway" / "tracing" / "tracers.py"]
 
 
 def test_a_wrong_address_and_a_missing_package_say_what_to_do(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynaplan.fleet.servers.embedded import find_etcd
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from dynaplan.util.sockets import free_port
 
 DYNAMO_VARIABLE = "DYNAPLAN_DYNAMO_EVENTS_PYTHON"

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 from tests.e2e.deployment import Deployment
 from tests.fakes.servers import Server
 

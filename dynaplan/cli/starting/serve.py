@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,8 @@ from dynaplan.store.instances import is_loopback
 from dynaplan.util import screen
 from dynaplan.util.log_lines import FORMAT_VARIABLE
 
+FORK_VARIABLE = "DYNAPLAN_FORK_WORKERS"
+
 ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 """The variable of ``fleet/upkeep/event_hook.py``, which the help page need not import."""
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
     from dynaplan.graph.graph import Graph
     from dynaplan.graph.model import GraphSpec
-    from dynaplan.process.holding import HolderLink
+    from dynaplan.process.holder_link import HolderLink
 
 
 @click.command(
@@ -169,7 +170,7 @@ def command(
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
     if supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS and not (dry_run or detach):
-        link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"])
+        link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace)
         if code is not None:
             return code
     with ended_by_sigint():
@@ -207,7 +208,7 @@ def command(
 
 
 def below_holder(
-    arguments: Sequence[str], grace_s: float, drain_timeout_s: float
+    arguments: Sequence[str], grace_s: float, drain_timeout_s: float, namespace: str | None
 ) -> tuple[HolderLink, int | None]:
     """Go on in a process below a holder; return the link to it.
 
@@ -215,7 +216,7 @@ def below_holder(
     before had started, and that has ended. None where nothing was to be adopted.
     """
     from dynaplan.cli.starting.detaching import PROGRAM
-    from dynaplan.process.holding import held, inherited_link
+    from dynaplan.process.holder_link import held, inherited_link
     from dynaplan.util.descriptors import raise_descriptor_limit
 
     link = inherited_link(os.environ)
@@ -223,28 +224,30 @@ def below_holder(
         raise_descriptor_limit()  # the holder's children have its limit
         link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
-        _have_fork_server(link)
+        _have_workers_forked(link, namespace)
         return link, None
     link.arguments = arguments
-    _have_fork_server(link)
+    _have_workers_forked(link, namespace)
     with ended_by_sigint():
         from dynaplan.fleet.serve import serve_on
     return link, serve_on(link)
 
 
-def _have_fork_server(link: HolderLink) -> None:
-    """Have processes of ours forked by one that imports, from now on, what they need.
+def _have_workers_forked(link: HolderLink, namespace: str | None) -> None:
+    """Have workers forked from now on, unless the user has asked for executed ones.
 
-    They are workers, the fleet plugin, and ``serve`` itself when it comes back.
+    The imports go on while this process prepares the rest. ``/proc/PID/environ`` shows for each worker what
+    is given here: enough to see whose it is.
     """
-    from dynaplan.cli.starting.detaching import PROGRAM
-    from dynaplan.fleet import plugin as fleet
+    if os.environ.get(FORK_VARIABLE) == "0":
+        return
+    own = {"DYNAPLAN_PARENT_PID": str(link.holder_pid), "DYNAPLAN_WORKER_NAME": ""}
+    if namespace:
+        own["DYN_NAMESPACE"] = namespace
+    from dynaplan.fleet import WORKER_PROGRAM
 
-    link.have_fork_server(
-        "dynaplan.fleet.preloading",
-        [[sys.executable, "-m", "dynaplan.worker.main"], PROGRAM, fleet.PROGRAM],
-        ("DYN", "CUDA_", "ETCD_", "NATS_", "NOTIFY_SOCKET", "WATCHDOG_"),
-    )
+    free = ("DYN", "CUDA_", "ETCD_", "NATS_", "NOTIFY_SOCKET", "WATCHDOG_")
+    link.have_fork_server("dynaplan.fleet.preloading", WORKER_PROGRAM, own, free)
 
 
 def _listening(host: str | None, port: int | None, frontend: Mapping[str, Any]) -> tuple[str, int]:

@@ -1,7 +1,8 @@
-"""Looks at a deployment for its web page: ``python -m dynaplan.cli.ui.feed NAMESPACE PARENT_PID``.
+"""Looks at a deployment for its web page, as a helper (``dynaplan.process.helper``) with the argument
+NAMESPACE.
 
-A frontend starts it while the page is open; ``dynaplan.webui.viewers`` says what is written and read. It is
-a process of its own, so that looking and drawing never hold a token up. It ends with its input.
+A frontend starts it while the page is open; ``dynaplan.webui.viewers`` has its question and answer. It is a
+process of its own, so that looking and drawing never hold a token up.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from typing import Any
 from dynaplan.cli.watching.following import Following
 from dynaplan.cli.watching.view import view_of
 from dynaplan.planner.rules.explaining import explain, in_one_line, is_change
-from dynaplan.process.parent_death import die_with_parent
+from dynaplan.process.helper_main import Channel, become_helper
 from dynaplan.util.errors import DynaplanError
 from dynaplan.webui.live_charts import ChartsAsked, ChartsLimits, TimedChange, live_svg
 from dynaplan.webui.samples import DeploymentSample, sample_of_look, samples_of_log, time_of
-from dynaplan.webui.viewers import TROUBLE
 
-LOOK_S = 3.0
-"""Time between two looks, in seconds."""
+LOOK_S = 2.5
+"""Shortest time between two looks, in seconds; a question that follows sooner may be drawn for."""
 
 DRAW_S = 10.0
 """Time between two drawings of the same charts, and two looks at the planner's log, in seconds."""
@@ -102,67 +102,43 @@ def _listed(record: Record) -> dict[str, Any]:
 
 
 class PageFeed:
-    """Looks, draws and writes: one process's work. ``write(name, text)`` writes an event."""
+    """Looks and draws: one process's work."""
 
-    def __init__(
-        self,
-        following: Following,
-        read: Callable[[int, int], Sequence[Record]],
-        write: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, following: Following, read: Callable[[int, int], Sequence[Record]]) -> None:
         self._following = following
         self._history = DecisionHistory(read)
-        self._write = write
         self._seen: list[DeploymentSample] = []
         self._drawn_s: dict[ChartsAsked, float] = {}
-        self._drawn_at_s = float("-inf")
+        self._looked_at_s = self._drawn_at_s = float("-inf")
         self._document: dict[str, Any] = {}
-        self.asked: list[ChartsAsked] = []
-        self.woken = asyncio.Event()
 
-    async def run(self) -> None:
-        """Look until this is cancelled. Raises DeploymentError when the deployment ends."""
-        while True:
-            begun_s = time.monotonic()
+    async def events(self, shown: Sequence[ChartsAsked]) -> list[tuple[str, str]]:
+        """Return what is new for pages with these charts. Raises DeploymentError when the deployment ends."""
+        begun_s, found = time.monotonic(), []
+        if begun_s - self._looked_at_s >= LOOK_S:
+            self._looked_at_s = begun_s
             self._document = await self._following.look()
             notes = view_of(self._document, time.time()).notes
-            self._write("look", json.dumps({**self._document, "notes": notes}, separators=(",", ":")))
+            found.append(("look", json.dumps({**self._document, "notes": notes}, separators=(",", ":"))))
             if begun_s - self._drawn_at_s >= DRAW_S:
                 self._drawn_at_s = begun_s
-                now_s = time.time()
-                self._seen = [each for each in self._seen if each.at_s >= now_s - KEPT_S]
-                self._seen.append(sample_of_look(self._document, now_s, DRAW_S))
-                if self._history.look(now_s):
-                    self._write("decisions", json.dumps(self._history.listed[::-1], separators=(",", ":")))
-            self._draw()
-            await self._pause(begun_s + LOOK_S)
+                found += self._sampled(time.time())
+        return found + self._drawn(shown)
 
-    def ask(self, line: bytes) -> None:
-        """Note which charts are shown; what cannot be read changes nothing."""
-        try:
-            self.asked = [ChartsAsked(int(span_s), int(width)) for span_s, width in json.loads(line)]
-        except (ValueError, TypeError):
-            return
-        self.woken.set()
+    def _sampled(self, now_s: float) -> list[tuple[str, str]]:
+        """Take a sample of what was seen, and read the planner's log; return its decisions if any are new."""
+        self._seen = [each for each in self._seen if each.at_s >= now_s - KEPT_S]
+        self._seen.append(sample_of_look(self._document, now_s, DRAW_S))
+        if not self._history.look(now_s):
+            return []
+        return [("decisions", json.dumps(self._history.listed[::-1], separators=(",", ":")))]
 
-    async def _pause(self, until_s: float) -> None:
-        """Wait for the next look; draw at once what is asked for meanwhile."""
-        try:
-            async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
-                while True:
-                    await self.woken.wait()
-                    self.woken.clear()
-                    self._draw()
-        except TimeoutError:
-            pass
-
-    def _draw(self) -> None:
+    def _drawn(self, shown: Sequence[ChartsAsked]) -> list[tuple[str, str]]:
         """Draw the charts that are shown and are not newer than the samples."""
-        self._drawn_s = {each: drawn_s for each, drawn_s in self._drawn_s.items() if each in self.asked}
-        for each in self.asked:
-            if self._drawn_s.get(each, float("-inf")) < self._drawn_at_s:
-                self._drawn_s[each] = self._drawn_at_s
-                self._write(each.name, self._drawing(each))
+        self._drawn_s = {each: drawn_s for each, drawn_s in self._drawn_s.items() if each in shown}
+        due = [each for each in shown if self._drawn_s.get(each, float("-inf")) < self._drawn_at_s]
+        self._drawn_s |= dict.fromkeys(due, self._drawn_at_s)
+        return [(each.name, self._drawing(each)) for each in due]
 
     def _drawing(self, asked: ChartsAsked) -> str:
         document, now = self._document, datetime.now().astimezone()
@@ -182,50 +158,29 @@ class PageFeed:
         )
 
 
-async def _run(namespace: str) -> None:
+async def _run(namespace: str, channel: Channel) -> None:
     from dynaplan.planner import factory
 
     following = Following(namespace)
     planner_dir = following.found.log_dir / "planner"
     feed = PageFeed(
-        following,
-        lambda last, tail_bytes: factory.recent_decisions(planner_dir, last, tail_bytes),
-        _print,
+        following, lambda last, tail_bytes: factory.recent_decisions(planner_dir, last, tail_bytes)
     )
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    looking = asyncio.create_task(feed.run())
     try:
-        listening = asyncio.create_task(_listen(reader, feed))
-        done, _ = await asyncio.wait({looking, listening}, return_when=asyncio.FIRST_COMPLETED)
-        listening.cancel()
-        if looking in done:
-            looking.result()
+        while question := await asyncio.to_thread(channel.read):
+            shown = [ChartsAsked(int(span_s), int(width)) for span_s, width in question[0]["charts"]]
+            channel.answer({"events": await feed.events(shown)})
     finally:
-        looking.cancel()
-        await asyncio.wait({looking})
         await following.close()
 
 
-async def _listen(reader: asyncio.StreamReader, feed: PageFeed) -> None:
-    while line := await reader.readline():
-        feed.ask(line)
-
-
-def _print(name: str, text: str) -> None:
-    sys.stdout.write(f"{name}\t{text}\n")
-    sys.stdout.flush()
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Look at the deployment of the namespace in the arguments until the input ends; return the exit code."""
-    namespace, parent_pid = arguments
-    die_with_parent(int(parent_pid))
+    """Look at the deployment of the namespace in the arguments; return the exit code."""
+    channel, (namespace,) = become_helper(arguments)
     try:
-        asyncio.run(_run(namespace))
+        asyncio.run(_run(namespace, channel))
     except DynaplanError as error:
-        _print(TROUBLE, json.dumps(str(error.args[0])))
+        channel.answer({"error": str(error.args[0])})
         return 1
     except (BrokenPipeError, KeyboardInterrupt):
         return 1

@@ -14,13 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynaplan.engines.common.server_client import ServerClient
-from dynaplan.process.process_table import (
-    TRACKERS_WITHIN_S,
-    command_under,
-    descendants_of,
-    group_members,
-    kill_but_self_ending,
-)
+from dynaplan.process.kernel import TRACKERS_WITHIN_S
+from dynaplan.process.process_table import command_under, descendants_of, group_members, kill_but_self_ending
 from dynaplan.process.shim import END_SIGNAL, shimmed
 from dynaplan.util.errors import TemporaryError
 from dynaplan.util.masking import MASK

@@ -49,8 +49,9 @@ def _listening_pid(port: int) -> int:
 def _in_words(pid: int) -> str:
     environment = environment_of(pid)
     serve, namespace = environment.get("DYNAPLAN_PARENT_PID"), environment.get("DYN_NAMESPACE")
-    if serve and namespace:
-        return f"pid {serve} (dynaplan serve, namespace {namespace})"
+    if serve:
+        which = f", namespace {namespace}" if namespace else ""
+        return f"pid {serve} (dynaplan serve{which})"
     try:
         return f"pid {pid} ({psutil.Process(pid).name()})"
     except psutil.Error:

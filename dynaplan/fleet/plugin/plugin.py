@@ -32,8 +32,8 @@ from dynaplan.fleet.upkeep.event_hook import ON_EVENT_VARIABLE, EventHook, Event
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.planner import factory
 from dynaplan.process import process_table
+from dynaplan.process.kernel import die_with_parent
 from dynaplan.process.logfile import LogFile, configure_logging
-from dynaplan.process.parent_death import die_with_parent
 from dynaplan.store import connections
 from dynaplan.util import terminal
 from dynaplan.util.clock import Clock, SystemClock

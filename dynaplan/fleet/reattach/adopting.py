@@ -24,8 +24,8 @@ import dynaplan
 from dynaplan.fleet import local_host
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to
-from dynaplan.fleet.reattach.making_way import check_own_package
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
+from dynaplan.fleet.reattach.versions import check_own_package
 from dynaplan.fleet.rules.statefile import arbiter_of, fleet_of
 from dynaplan.fleet.runtime_dir import remove_runtime_directory
 from dynaplan.fleet.scratch import remove_scratch
@@ -33,7 +33,7 @@ from dynaplan.fleet.servers.embedded import ServerSpec, readiness
 from dynaplan.fleet.watchers import first_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
-from dynaplan.process.holding import Held, HolderLink
+from dynaplan.process.holder_link import Held, HolderLink
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from circus.watcher import Watcher
 from dynaplan.fleet.retrying_watcher import RetryingWatcher
 from dynaplan.fleet.watchers import service_of
 from dynaplan.process.holder import OF_THE_PROGRAM
-from dynaplan.process.holding import HolderLink
+from dynaplan.process.holder_link import HolderLink
 
 FIRST, WORKERS, SERVERS = 0, 1, 2
 """The order in which the holder ends processes without ``serve``, as ``serve`` does: Frontends and the

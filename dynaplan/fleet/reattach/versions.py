@@ -1,11 +1,18 @@
-"""The versions of dynaplan that a deployment's ``serve`` was of, in a private file beside its sockets."""
+"""The versions of dynaplan that a deployment's ``serve`` was of, and how another one takes over.
+
+``serve`` writes its version into a private file beside its sockets. For another version to take over, its
+command is left in another file there, and ``serve`` is killed (SIGKILL): the holder starts that command,
+which adopts what runs, as after any kill. It is on trial until it has; if it fails, the holder starts the
+version before again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,8 +20,14 @@ import dynaplan
 from dynaplan.fleet.runtime_dir import write_private
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.process import process_table
+from dynaplan.util.errors import DeploymentError
 
 VERSION_FILE = "version.json"
+
+SUCCESSOR_FILE = "successor"
+
+PACKAGE_VARIABLE = "DYNAPLAN_TAKES_OVER"
+"""The directory of the package that a ``serve`` which takes over must be of."""
 
 FIRST = (Role.FRONTEND, Role.DECODE, Role.PREFILL)
 """The order in which workers are renewed; others, such as the planner, come last."""
@@ -42,11 +55,12 @@ class Takeover:
 
 @dataclass(frozen=True)
 class RunningServe:
-    """The process of ``serve``, its start in clock ticks since boot, and all versions that it was of."""
+    """The process of ``serve``, its start in clock ticks since boot, its arguments, and its versions."""
 
     pid: int
     started_at: int
     takeovers: tuple[Takeover, ...]
+    arguments: tuple[str, ...] = ()
 
     @property
     def version(self) -> Version:
@@ -85,18 +99,51 @@ def read_serve(runtime_dir: Path) -> RunningServe | None:
         takeovers = [
             Takeover(Version(**each["version"]), int(each["since"])) for each in document["takeovers"]
         ]
-        found = RunningServe(int(document["pid"]), int(document["started_at"]), tuple(takeovers))
+        pid, started_at = int(document["pid"]), int(document["started_at"])
+        found = RunningServe(pid, started_at, tuple(takeovers), tuple(document["arguments"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if found.takeovers else None
 
 
-def write_own(runtime_dir: Path) -> None:
-    """Write down that this process is the ``serve`` of the deployment from now on."""
+def write_own(runtime_dir: Path, arguments: Sequence[str]) -> None:
+    """Write down that this process, with these arguments, is the deployment's ``serve`` from now on."""
     me, own, before = process_table.identity_of(os.getpid()), own_version(), read_serve(runtime_dir)
     takeovers = before.takeovers if before else ()
     if not takeovers or takeovers[-1].version != own:
         takeovers = (*takeovers, Takeover(own, me.started_at))
     new = runtime_dir / f".{VERSION_FILE}"
-    write_private(new, json.dumps(asdict(RunningServe(me.pid, me.started_at, takeovers))))
+    serve = RunningServe(me.pid, me.started_at, takeovers, tuple(arguments))
+    write_private(new, json.dumps(asdict(serve)))
     new.replace(runtime_dir / VERSION_FILE)
+
+
+def take_over(runtime_dir: Path, running: RunningServe, program: Sequence[str], path: str | None) -> None:
+    """Have this process's own version started in the place of ``serve``; ProcessLookupError when it is gone.
+
+    ``program`` starts it, without its arguments, which stay. ``path`` is the PYTHONPATH of now, if there is
+    one: the only variable that the deployment takes over.
+    """
+    variables = [f"{PACKAGE_VARIABLE}={own_version().package}"]
+    if path:
+        variables.append(f"PYTHONPATH={os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}")
+    successor, new = runtime_dir / SUCCESSOR_FILE, runtime_dir / f".{SUCCESSOR_FILE}"
+    write_private(new, "\0".join(("env", *variables, *program, *running.arguments)))
+    new.replace(successor)
+    try:
+        if process_table.identify(running.pid) != running.started_at:
+            raise ProcessLookupError(f"serve, process {running.pid}, has ended")
+        os.kill(running.pid, signal.SIGKILL)
+    except OSError:
+        successor.unlink(missing_ok=True)
+        raise
+
+
+def check_own_package(environ: MutableMapping[str, str], *, is_trial: bool) -> None:
+    """Raise DeploymentError when this process takes over, and is not of the version that was asked for."""
+    expected = environ.pop(PACKAGE_VARIABLE, "")
+    if is_trial and expected != own_version().package:
+        raise DeploymentError(
+            f"{expected} is to take over, but this is {own_version().package}",
+            hint="Run `dynaplan upgrade` from an environment in which the new version is installed.",
+        )

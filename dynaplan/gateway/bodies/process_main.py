@@ -1,10 +1,9 @@
-"""The process that reads large bodies: ``python -m ...process_main PARENT_PID MEMORY_BYTES``.
+"""The process that reads large bodies, a helper (``dynaplan.process.helper``).
 
-On its input it gets a line of JSON, ``{"path": ..., "bytes": N}``, and N bytes of body; on its output it
-answers with a line of JSON, and the beginning of the prompt as UTF-8 or as 64-bit token ids:
+``{"path": ...}`` and a body is answered with one of these:
 
-- ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ..., "prompt_bytes":
-  N}`` and N bytes. ``document`` is the body without its prompt.
+- ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ...}`` and the
+  beginning of the prompt, as UTF-8 or as 64-bit token ids. ``document`` is the body without its prompt.
 - ``{"status": 400, "error": {...}}`` for a request that is refused, in OpenAI's form.
 
 It has one job, a bounded memory, and a lower priority than the frontend.
@@ -15,14 +14,13 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import sys
 from array import array
-from collections.abc import Collection, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, Call, bad_request, read_call
-from dynaplan.process.parent_death import die_with_parent
+from dynaplan.process.helper_main import become_helper
 
 PROMPT_CHARACTERS = 1024 * 1024
 PROMPT_IDS = 256 * 1024
@@ -40,7 +38,7 @@ _PROMPTS = ("messages", "prompt")
 
 
 def answered(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the answer for one body: the line, and the beginning of its prompt."""
+    """Return the answer for one body: the object, and the beginning of its prompt."""
     try:
         return _described(read_call(endpoint, body))
     except ApiError as error:
@@ -68,37 +66,26 @@ def _described(call: Call) -> tuple[dict[str, Any], bytes]:
         prompt = call.prompt[:PROMPT_CHARACTERS].encode("utf-8", "surrogatepass")
     else:
         prompt = array("Q", call.prompt[:PROMPT_IDS]).tobytes()
-    line = {
+    described = {
         "model": call.model,
         "is_stream": call.is_stream,
         "prompt_tokens": call.prompt_tokens,
         "document": light_document(call.document, call.endpoint.inputs or _PROMPTS),
         "is_text": isinstance(call.prompt, str),
-        "prompt_bytes": len(prompt),
         "prompts": call.prompts,
         "address": call.address,
         "has_media": call.has_media,
     }
-    return line, prompt
+    return described, prompt
 
 
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Read a body for each question until the frontend closes the pipe, and answer in turn."""
-    while line := questions.readline():
-        question = json.loads(line)
-        described, prompt = answered(API_PATHS[question["path"]], questions.read(question["bytes"]))
-        answers.write(json.dumps(described).encode() + b"\n" + prompt)
-        answers.flush()
-
-
-def main(arguments: list[str]) -> None:
-    """Become the process that the frontend has started."""
-    parent_pid, memory_bytes = map(int, arguments)
-    die_with_parent(parent_pid)
+def main(arguments: Sequence[str]) -> None:
+    """Become the process that the frontend has started, and read bodies for it."""
+    channel, _ = become_helper(arguments)
     os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     gc.disable()  # a document has no cycles, and looking for them in millions of lists takes seconds
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    for question, body in channel:
+        channel.answer(*answered(API_PATHS[question["path"]], body))
 
 
 if __name__ == "__main__":

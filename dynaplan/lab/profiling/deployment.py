@@ -51,7 +51,7 @@ NOT_HANDED_DOWN = frozenset(
 """Environment variables that configure the user's own deployment; this one is configured by options."""
 
 CHILD = (
-    "import sys; from dynaplan.process.parent_death import die_with_parent; "
+    "import sys; from dynaplan.process.kernel import die_with_parent; "
     "die_with_parent(int(sys.argv.pop(1))); from dynaplan.cli import main; main()"
 )
 """The child's program: our command line, killed when this process ends; its first argument is our pid."""

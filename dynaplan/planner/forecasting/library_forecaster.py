@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, Forecast, ForecastSettings
+from dynaplan.engines.common.child import SECRETS
 from dynaplan.planner.forecasting.forecaster import last_known
 from dynaplan.planner.forecasting.libraries import MODULES
-from dynaplan.planner.forecasting.library_process import ForecastingProcess
 from dynaplan.planner.forecasting.series import Series, measured
+from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, helper_environment
 from dynaplan.util.errors import ConfigError, TemporaryError
 
 log = logging.getLogger(__name__)
@@ -24,6 +29,12 @@ ARIMA_WINDOW = 50
 
 LOADING_S = 120.0
 """Seconds that the library may take to load: a few on a free machine, a minute on a loaded one."""
+
+MAIN = "dynaplan.planner.forecasting.library_process_main"
+"""The module that the process runs."""
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables that are set to 1: many threads make small linear algebra a hundred times slower."""
 
 
 def check_installed(method: str) -> None:
@@ -48,7 +59,7 @@ class LibraryForecaster:
         self._settings = settings
         self._method = settings.load_predictor
         self._interval_s = interval_s
-        self._starting: asyncio.Task[ForecastingProcess] | None = None
+        self._library: _Library | None = None
         self._turn = asyncio.Lock()
         self._failures: set[str] = set()
 
@@ -70,20 +81,17 @@ class LibraryForecaster:
             async with asyncio.timeout(deadline_s), self._turn:
                 return await self._computed(series, max(1, steps))
         except TimeoutError:
-            if self._starting is not None and not self._starting.done():
+            if self._library and not self._library.loading.done():
                 return self._failed(history, f"{self._method} is still loading after {deadline_s:g} s")
             return self._failed(history, f"{self._method} took longer than {deadline_s:g} s")
-        except (TemporaryError, OSError, ValueError) as error:
+        except (TemporaryError, HelperFailed, OSError, ValueError) as error:
             return self._failed(history, f"{self._method} failed: {error}")
 
     async def close(self) -> None:
         """Kill the process, if there is one; return when it is gone."""
-        starting, self._starting = self._starting, None
-        if starting is not None:
-            starting.cancel()
-            for started in await asyncio.gather(starting, return_exceptions=True):
-                if isinstance(started, ForecastingProcess):
-                    await started.close()
+        library, self._library = self._library, None
+        if library:
+            await library.close()
 
     def _failed(self, history: Sequence[float | None], reason: str) -> Forecast:
         if reason not in self._failures:
@@ -92,43 +100,69 @@ class LibraryForecaster:
         return last_known(history, reason)
 
     async def _computed(self, series: Series, steps: int) -> Forecast:
-        process = await self._process()
+        longest_s = max(LOADING_S, self._settings.load_predictor_deadline_s)
+        library = self._library = self._library or _Library(self._method, longest_s)
         question = {
             "series": series,
             "steps": steps,
             "interval_s": self._interval_s,
             "log1p": self._settings.load_predictor_log1p,
         }
+        is_asked = False
         try:
-            answer = await process.ask(question)
-        except BaseException:  # late, cancelled or dead: a later answer could be that of this question
-            await self.close()
+            await asyncio.shield(library.loading)  # which goes on when the forecast that began it ends
+            is_asked = True
+            answer = await library.ask(question)
+        except BaseException:
+            if is_asked or library.loading.done():  # late or dead: another forecast starts another process
+                await self.close()
             raise
         if "error" in answer:
             raise TemporaryError(str(answer["error"]))
         return Forecast(max(0.0, float(answer["value"])), self._method, str(answer["note"]))
 
-    async def _process(self) -> ForecastingProcess:
-        """Return the process, its library loaded. Loading goes on when the forecast that began it ends."""
-        starting = self._starting
-        if starting is None or (starting.done() and _is_lost(starting)):
-            await self.close()
-            starting = self._starting = asyncio.create_task(self._start())
-        return await asyncio.shield(starting)
 
-    async def _start(self) -> ForecastingProcess:
-        process = await ForecastingProcess.spawn(self._method)
+class _Library:
+    """A process that loads a library and computes with it; ``loading`` fails when it cannot be loaded."""
+
+    def __init__(self, method: str, longest_s: float) -> None:
+        # Prophet leaves files behind when it is killed; they go with the directory.
+        self._directory = tempfile.TemporaryDirectory(prefix="dynaplan-forecast-")
+        self._complaints = Path(self._directory.name) / "stderr.txt"
+        environment = _environment() | {"TMPDIR": self._directory.name}
+        with self._complaints.open("wb") as complaints:
+            self._stderr = os.dup(complaints.fileno())
+        limits = HelperLimits(longest_s)
+        self._helper = HelperProcess(MAIN, (method,), limits, environment, self._stderr)
+        self.loading = asyncio.create_task(self._load(), name=f"load {method}")
+
+    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to one question, or its ``error``; TemporaryError when the process ends."""
         try:
-            async with asyncio.timeout(LOADING_S):
-                await process.ready()
-        except BaseException as error:
-            await process.close()
-            if isinstance(error, TimeoutError):
-                raise TemporaryError(f"its library did not load within {LOADING_S:g} s") from None
-            raise
-        return process
+            answer, _ = await self._helper.ask(question)
+        except HelperFailed as failure:
+            raise TemporaryError(f"{failure}{self._complaint()}") from None
+        return answer
+
+    async def close(self) -> None:
+        """Kill the process and its children; return when it is gone and its files are."""
+        await self._helper.close()
+        await asyncio.gather(self.loading, return_exceptions=True)
+        os.close(self._stderr)
+        self._directory.cleanup()
+
+    async def _load(self) -> None:
+        answer = await self.ask({})
+        if "error" in answer:
+            raise TemporaryError(str(answer["error"]))
+
+    def _complaint(self) -> str:
+        """Return the last line of the process's standard error."""
+        text = self._complaints.read_text(errors="replace")
+        return "".join(f": {line}" for line in text.strip().splitlines()[-1:])
 
 
-def _is_lost(starting: asyncio.Task[ForecastingProcess]) -> bool:
-    """Tell whether the start failed, or the process that it started has ended."""
-    return starting.cancelled() or starting.exception() is not None or starting.result().has_ended
+def _environment() -> dict[str, str]:
+    """Return our environment, with one thread and without secrets."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    return environment | helper_environment() | dict.fromkeys(THREADS, "1")

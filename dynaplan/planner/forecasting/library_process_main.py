@@ -1,8 +1,6 @@
-"""The forecasting process: ``python -m dynaplan.planner.forecasting.library_process_main METHOD PARENT_PID``.
+"""The forecasting process, a helper (``dynaplan.process.helper``): ``process_main ... METHOD``.
 
-It loads the library and says ``{"ready": true}``. Then it answers each line of its standard input, a question
-in JSON, with one line on its standard output, until its input ends. A line with ``error`` says in words what
-failed; after one in the place of ``ready`` the process ends. It is killed when its parent ends.
+``{}`` is answered with ``{}`` when the library is loaded. An answer with ``error`` says in words what failed.
 
 ======== ========================================================================
 question ``series`` (measurements, the newest last, null for a gap), ``steps`` ahead,
@@ -13,36 +11,31 @@ answer   ``value``, and a ``note`` on how it was found
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dynaplan.planner.forecasting.libraries import LIBRARIES, load
 from dynaplan.planner.forecasting.series import LARGEST_LOG
-from dynaplan.process.parent_death import die_with_parent
+from dynaplan.process.helper_main import become_helper
 
 
-def main(method: str, parent_pid: int) -> None:
-    """Compute a forecast for each line of standard input until it ends, as it does with the parent."""
-    os.setpgid(0, 0)  # what the library starts is killed with this process
-    die_with_parent(parent_pid)
-    answers = _own_output()
+def main(arguments: Sequence[str]) -> None:
+    """Load the library, and compute a forecast for each question."""
+    channel, (method,) = become_helper(arguments)
     warnings.simplefilter("ignore")
+    fault: dict[str, Any] = {}
     try:
         load(method)
     except Exception as error:
-        _say(answers, _failure(error))
-        return
-    _say(answers, {"ready": True})
-    for line in sys.stdin:
+        fault = _failure(error)
+    for question, _ in channel:
         try:
-            _say(answers, answer(method, json.loads(line)))
+            channel.answer(fault or (answer(method, question) if question else {}))
         except Exception as error:  # whatever a library fails with, the planner must go on
-            _say(answers, _failure(error))
+            channel.answer(_failure(error))
 
 
 def answer(method: str, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,17 +55,5 @@ def _failure(error: Exception) -> dict[str, str]:
     return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _own_output() -> TextIO:
-    """Open the standard output for our answers alone, and send what libraries print to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return answers
-
-
-def _say(answers: TextIO, message: Mapping[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1:])

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from dynaplan.process.kernel import descendants, parents
 from dynaplan.process.process_table import identify
-from dynaplan.process.shim import descendants, parents
 from tests.fakes.polling import wait_until
 
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
-from dynaplan.process.holding import held, inherited_link
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.holder_link import held, inherited_link
+from dynaplan.process.guard import guarded
 own, grace_s, what = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 link = inherited_link(os.environ)
 if link and what == "never-back":
@@ -52,14 +52,14 @@ if not pids:
         pids["none"] = 0
 text = os.pread(found.kept["text"], 99, 0).decode() if found.kept else ""
 if what != "starting":
-    link.tell_here()
+    link.tell_here(own / "successor")
 say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "text": text, "away_s": found.away_s}
 say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
 print(json.dumps(say), flush=True)
 if is_first and what.startswith("for "):
-    other = [sys.executable, "-c", SELF, *sys.argv[1:3], what.removeprefix("for ")]
+    other = ["env", "OF_THE_OTHER=1", sys.executable, "-c", SELF, *sys.argv[1:3], what.removeprefix("for ")]
     other = ["/nonexistent/python"] if what == "for nothing" else other
-    link.make_way_for(other, {"OF_THE_OTHER": "1"})
+    (own / "successor").write_text("\\0".join(other))
     os.kill(os.getpid(), 9)
 if what == "exit":
     sys.exit(5)

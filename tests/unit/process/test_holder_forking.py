@@ -1,4 +1,4 @@
-"""The fork server below a holder: it outlives the program, and clears up after a killed holder."""
+"""The fork server below a holder: it outlives the program, and ends with the holder."""
 
 from __future__ import annotations
 
@@ -7,80 +7,73 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dynaplan.process.kernel import parents
 from dynaplan.process.process_table import identify
-from dynaplan.process.shim import parents
 from tests.fakes.polling import wait_until
 
 PROGRAM = """
 import json, os, pathlib, sys, time
 from dynaplan.process.holder import OF_THE_PROGRAM
-from dynaplan.process.holding import held, inherited_link
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.holder_link import held, inherited_link
+from dynaplan.process.guard import guarded
 own, version = sys.argv[1:]
 link = inherited_link(os.environ)
 command = [sys.executable, "-m", "program", own]
 link = link or held([*command, "1"], 60.0, 5.0)
-forked = [[sys.executable, "-m", "lives"], command[:3]]
-link.have_fork_server("imported", forked, ["OWN_VERSION", "DYNAPLAN_HOLDER"])
+link.have_fork_server("imported", [sys.executable, "-m", "lives"], {}, ["OWN_VERSION", "DYNAPLAN_HOLDER"])
 pids = {name: pid for name, pid in link.hello().pids.items() if name != "own"}
 name = f"lives {version} {len(pids)}"
 argv = [sys.executable, "-m", "lives", name, str(link.holder_pid)]
 pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
 sleep = guarded(["sleep", "600"], link.holder_pid)
 own_pid = link.spawn("own", OF_THE_PROGRAM, sleep, own, dict(os.environ), (0, 1, 2))
-link.remove_at_the_end([pathlib.Path(own, "left")])
-link.tell_here()
-how = "forked" if "imported" in sys.modules else "executed"
-say = {"me": os.getpid(), "how": how, "holder": link.holder_pid, "pids": pids, "own": own_pid}
+link.tell_here(pathlib.Path(own, "successor"))
+say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "own": own_pid}
 print(json.dumps(say), flush=True)
 if sys.stdin.readline() == "make way\\n":
-    link.make_way_for([*command, "2"], {})
+    pathlib.Path(own, "successor").write_text("\\0".join([*command, "2"]))
     os.kill(os.getpid(), 9)
 time.sleep(600)
 """
 
 LIVES = """
 import os, sys, time
-from dynaplan.process.parent_death import die_with_parent
-_, name, holder = sys.argv
-die_with_parent(int(holder))
-with open(f"{name}.new", "w") as file:
-    file.write("forked" if "imported" in sys.modules else "executed")
-os.rename(f"{name}.new", name)
-time.sleep(600)
+from dynaplan.process.kernel import die_with_parent
+def main(arguments):
+    name, holder = arguments
+    die_with_parent(int(holder))
+    with open(f"{name}.new", "w") as file:
+        file.write("forked" if "imported" in sys.modules else "executed")
+    os.rename(f"{name}.new", name)
+    time.sleep(600)
 """
 
-IMPORTED = """
-FIRST = THEN = ()
-AFTERWARDS = "imported"
-
-def clear_up(paths, holder_pid):
-    with open(paths[0], "w") as file:
-        file.write(str(holder_pid))
-"""
+IMPORTED = "FIRST = THEN = ()"
 
 
-def fork_server_below(holder: int) -> int:
-    """The fork server that is a child of the holder; what it forks looks like it for a moment."""
-    wait_until(lambda: len(forks_below(holder)) == 1)
-    return forks_below(holder)[0]
+def fork_server_below(holder: int, forked: Iterable[int]) -> int:
+    """The fork server that is a child of the holder; what it has forked has the same command line."""
+    wait_until(lambda: len(set(forks_below(holder)) - set(forked)) == 1)
+    [pid] = set(forks_below(holder)) - set(forked)
+    return pid
 
 
 def forks_below(holder: int) -> list[int]:
-    """The fork servers that are children of the holder."""
+    """The children of the holder that are fork servers by their command line."""
     found = []
     for pid in [pid for pid, parent in parents().items() if parent == holder]:
         with suppress(OSError):  # one that has ended meanwhile
-            if b"children.fork_server import" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"process.fork_server import" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
 
-def test_it_outlives_the_program_which_it_forks_and_is_another_for_another_version_and_ends_with_the_holder(
+def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_with_the_holder(
     tmp_path: Path,
 ) -> None:
     files = {"program.py": PROGRAM, "lives.py": LIVES, "imported.py": IMPORTED}
@@ -93,19 +86,18 @@ def test_it_outlives_the_program_which_it_forks_and_is_another_for_another_versi
     )
     try:
         first = said(process)
-        server = fork_server_below(process.pid)
+        server = fork_server_below(process.pid, first["pids"].values())
         os.kill(first["me"], signal.SIGKILL)
         second = said(process)
-        assert fork_server_below(process.pid) == server
+        assert fork_server_below(process.pid, second["pids"].values()) == server
         assert set(first["pids"]) < set(second["pids"])
         wait_until(lambda: identify(first["own"]) is None)
         assert process.stdin
         process.stdin.write(b"make way\n")
         process.stdin.flush()
         third = said(process)
-        other = fork_server_below(process.pid)
+        other = fork_server_below(process.pid, third["pids"].values())
         assert other != server
-        assert [each["how"] for each in (first, second, third)] == ["executed", "forked", "executed"]
         wait_until(lambda: identify(second["own"]) is None)
         names = list(third["pids"])
         assert names == ["lives 1 0", "lives 1 1", "lives 2 2"]
@@ -117,7 +109,6 @@ def test_it_outlives_the_program_which_it_forks_and_is_another_for_another_versi
         process.communicate()
     everyone = [first["me"], second["me"], third["me"], server, other, third["own"], *third["pids"].values()]
     wait_until(lambda: not any(map(identify, everyone)))
-    assert (tmp_path / "left").read_text() == str(process.pid)
 
 
 def said(process: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -13,17 +13,9 @@ from pathlib import Path
 import pytest
 
 from dynaplan.graph import lifecycle
-from dynaplan.process.process_table import TRACKERS_WITHIN_S as TRACKERS_WITHIN_OF_PROCESSES_S
+from dynaplan.process.kernel import EXIT_NEVER, descendants, isolated, parents
 from dynaplan.process.process_table import command_under, identify
-from dynaplan.process.shim import (
-    END_SIGNAL,
-    EXIT_NEVER,
-    TRACKERS_WITHIN_S,
-    descendants,
-    is_shim,
-    parents,
-    shimmed,
-)
+from dynaplan.process.shim import END_SIGNAL, is_shim, shimmed
 from tests.fakes.polling import wait_until
 
 Shim = Callable[..., subprocess.Popen[bytes]]
@@ -228,13 +220,10 @@ def test_it_shows_neither_the_words_nor_the_variables_of_its_command(shim: Shim)
     [
         b"",
         b"vllm\0serve\0",
-        b"python\0-I\0-S\0/x/foundation/children/shim.py\0--parent\0007\0--\0sleep\0",
-        b"vllm\0serve\0--chat-template\0/x/foundation/children/shim.py\0--port\0",
+        "\0".join((*isolated("shim", "--parent", "7", "--", "sleep"), "")).encode(),
+        "\0".join((*isolated("guard", "--child", "7"), "")).encode(),
+        b"vllm\0serve\0--chat-template\0/x/process/shim.py\0--child\0--port\0",
     ],
 )
 def test_no_other_process_is_taken_for_a_shim(line: bytes) -> None:
     assert not is_shim(line)
-
-
-def test_the_time_of_trackers_is_the_same_wherever_they_are_spared() -> None:
-    assert TRACKERS_WITHIN_S == TRACKERS_WITHIN_OF_PROCESSES_S

@@ -1,11 +1,9 @@
-"""The tokenising process: ``python -m ...process_main PARENT_PID DIRECTORY [TEMPLATE]``.
+"""The tokenising process, a helper (``dynaplan.process.helper``): ``process_main ... DIRECTORY [TEMPLATE]``.
 
-It reads questions and writes answers, in their order, until its input ends:
-
-- a question is ``QUESTION``: the length of the body in bytes, the tokens of a block, 1 for a chat; then the
-  request's body. A body of no length asks whether the model could be read.
-- an answer is ``ANSWER``: the number of the prompt's tokens, and of bytes that follow; then the chained
-  hashes of its full blocks, each in 64 bits. ``FAULT`` for the tokens: a text follows, which says why.
+- ``{"block_tokens": ..., "is_chat": ...}`` and a request's body is answered with ``{"tokens": ...}``, the
+  number of the prompt's tokens, and the chained hashes of its full blocks, each in 64 bits.
+- ``{}`` asks whether the model could be read, and is answered with ``{}``.
+- ``{"error": ...}`` says why there are no tokens. After one in answer to ``{}`` the process ends.
 
 It has a bounded memory, a bounded time for a template, and nothing of the frontend's environment.
 """
@@ -15,30 +13,21 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import signal
-import struct
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import Any
 
 from dynaplan.engines.timing_model.block_hashes import TOKEN_BYTES, packed_block_hashes
-from dynaplan.process.parent_death import die_with_parent
-
-QUESTION = struct.Struct("<IIB")
-ANSWER = struct.Struct("<II")
-FAULT = 2**32 - 1
+from dynaplan.process.helper_main import Channel, become_helper
 
 TEMPLATE_S = 1.0
 """Time that a template may take for one chat; a long conversation takes some milliseconds."""
 
-MEMORY_BYTES = 6 * 1024**3
-"""Memory that may be addressed; the tokenizer of 200,000 words takes about 300 MB."""
-
-LONGEST_FAULT_BYTES = 400
+LONGEST_FAULT = 400
 
 Packed = Callable[[bytes, bool], bytes]
 """Makes packed token ids of a request's body, which is a chat or not."""
@@ -86,47 +75,40 @@ def _too_late(number: int, frame: FrameType | None) -> None:
     raise TimeoutError("the chat template takes too long")
 
 
-def answered(packed: Packed, body: bytes, block_tokens: int, is_chat: bool) -> bytes:
-    """Return the answer to one question."""
+def answered(packed: Packed, question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the answer to one question: the object, and the hashes."""
     try:
-        ids = packed(body, is_chat)
+        ids = packed(body, question["is_chat"])
     except MemoryError:
         return fault("the prompt takes too much memory")
     except Exception as error:  # a template is somebody's program: it may raise anything
         return fault(f"{type(error).__name__}: {error}")
-    hashes = array("Q", packed_block_hashes(ids, block_tokens)).tobytes()
-    return ANSWER.pack(len(ids) // TOKEN_BYTES, len(hashes)) + hashes
+    hashes = array("Q", packed_block_hashes(ids, question["block_tokens"])).tobytes()
+    return {"tokens": len(ids) // TOKEN_BYTES}, hashes
 
 
-def fault(reason: str) -> bytes:
+def fault(reason: str) -> tuple[dict[str, Any], bytes]:
     """Return the answer that there are no tokens, and why."""
-    text = reason.encode(errors="replace")[:LONGEST_FAULT_BYTES]
-    return ANSWER.pack(FAULT, len(text)) + text
+    return {"error": reason[:LONGEST_FAULT]}, b""
 
 
-def serve(packed: Packed, questions: BinaryIO, answers: BinaryIO) -> None:
+def serve(packed: Packed, channel: Channel) -> None:
     """Answer each question with block hashes, until the frontend closes the pipe."""
-    while len(head := questions.read(QUESTION.size)) == QUESTION.size:
-        length, block_tokens, is_chat = QUESTION.unpack(head)
-        body = questions.read(length)
-        answers.write(answered(packed, body, block_tokens, bool(is_chat)) if length else ANSWER.pack(0, 0))
-        answers.flush()
+    for question, body in channel:
+        channel.answer(*(answered(packed, question, body) if question else ({}, b"")))
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Become the process that the frontend has started."""
-    parent_pid, directory, *template = arguments
-    die_with_parent(int(parent_pid))
+    channel, (directory, *template) = become_helper(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         packed = model_reader(Path(directory), "".join(template))
     except Exception as error:  # the library raises Exception itself for a file that it cannot read
-        reason = f"{directory} cannot be read: {error}"
-        sys.stdout.buffer.write(fault(reason))
+        channel.answer(*fault(f"{directory} cannot be read: {error}"))
         return
     gc.freeze()
-    serve(packed, sys.stdin.buffer, sys.stdout.buffer)
+    serve(packed, channel)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from dynaplan.cli.scaling.reloading import alone
-from dynaplan.cli.starting import upgrading
+from dynaplan.cli.starting import upgrade
 from dynaplan.cli.starting.detaching import PROGRAM
-from dynaplan.cli.starting.upgrade import check_version
-from dynaplan.cli.starting.upgrading import Upgrading
-from dynaplan.fleet import circus_client, deployments, local_host
-from dynaplan.fleet.circus_client import CommandRefused
+from dynaplan.cli.starting.upgrade import Upgrading, check_version
+from dynaplan.fleet import deployments, local_host
 from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.fleet.reattach import versions
 from dynaplan.fleet.reattach.versions import VERSION_FILE, RunningServe, Takeover, Version, own_version
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.process.identity import ProcessIdentity
@@ -38,10 +37,10 @@ class Box:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.told: list[dict[str, Any]] = []
+        self.programs: list[Any] = []
         self.renewed: list[str] = []
         self.fails = ""
-        self.refusal = ""
+        self.is_gone = False
         self.successor: RunningServe | None = NEW
         self.plugin_started_at, self.now = 201, 210
         self.workers = tuple(
@@ -58,22 +57,15 @@ class Box:
     @property
     def found(self) -> Any:
         facts = {"namespace": "ns", "workers": self.workers, "runtime_dir": self.directory}
-        return SimpleNamespace(**facts, circus_endpoint="ipc://x", arbiter=HOLDER)
+        return SimpleNamespace(**facts, arbiter=HOLDER)
 
-    def client(self, endpoint: str, *, sender: str) -> Any:
-        assert sender == circus_client.A_PERSON
-        return self
-
-    async def call(self, command: str, **properties: Any) -> None:
-        assert command == "upgrade"
-        if self.refusal:
-            raise CommandRefused(self.refusal)
-        self.told.append(properties)
+    def take_over(self, runtime_dir: Path, running: RunningServe, program: Any, path: str | None) -> None:
+        assert runtime_dir == self.directory
+        if self.is_gone:
+            raise ProcessLookupError(f"serve, process {running.pid}, has ended")
+        self.programs.append(program)
         if self.successor:
             self.write(self.successor)
-
-    def close(self) -> None:
-        """The client of circus needs no closing here."""
 
     def read(self, name: str) -> Any:
         assert name == PLUGIN_PULSE
@@ -110,13 +102,12 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     async def closed() -> None:
         return None
 
-    monkeypatch.setenv("DYNAPLAN_WORKER_TOKEN", "the token")
     monkeypatch.setattr(store, "close", closed)
-    monkeypatch.setattr(upgrading, "WorkerRestart", Restart)
-    monkeypatch.setattr(upgrading, "restart_process", restart_process)
-    monkeypatch.setattr(upgrading, "TAKEN_WITHIN_S", 0.3)
-    monkeypatch.setattr(upgrading, "KEEPS_WITHIN_S", 0.3)
-    monkeypatch.setattr(circus_client, "CircusClient", box.client)
+    monkeypatch.setattr(upgrade, "WorkerRestart", Restart)
+    monkeypatch.setattr(upgrade, "restart_process", restart_process)
+    monkeypatch.setattr(upgrade, "TAKEN_WITHIN_S", 0.3)
+    monkeypatch.setattr(upgrade, "KEEPS_WITHIN_S", 0.3)
+    monkeypatch.setattr(versions, "take_over", box.take_over)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(local_host, "heartbeats", lambda directory: box)
@@ -127,7 +118,7 @@ async def test_serve_is_replaced_then_frontends_then_workers_then_the_rest(
     box: Box, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await Upgrading(box.found, OLD).run()
-    assert [(each["program"], each["token"]) for each in box.told] == [(list(PROGRAM), "the token")]
+    assert box.programs == [PROGRAM]
     assert box.renewed == ["frontend", "decode", "planner"]
     assert "serve and 3 workers" in capsys.readouterr().out
 
@@ -135,7 +126,7 @@ async def test_serve_is_replaced_then_frontends_then_workers_then_the_rest(
 async def test_an_upgrade_that_was_interrupted_goes_on_with_the_workers_that_are_left(box: Box) -> None:
     box.replace(box.workers[0])
     await Upgrading(box.found, NEW).run()
-    assert box.told == []
+    assert box.programs == []
     assert box.renewed == ["planner", "frontend", "decode"]
 
 
@@ -151,7 +142,7 @@ async def test_going_back_spares_the_workers_that_the_upgrade_did_not_reach(box:
 async def test_force_replaces_serve_and_every_worker_of_the_same_version(box: Box) -> None:
     box.successor = replace(ALWAYS_OWN, pid=12, started_at=200)
     await Upgrading(box.found, ALWAYS_OWN).run(is_forced=True)
-    assert len(box.told) == 1
+    assert len(box.programs) == 1
     assert box.renewed == ["frontend", "decode", "planner"]
 
 
@@ -180,16 +171,16 @@ async def test_a_worker_that_does_not_start_ends_it_and_what_is_left_is_named(bo
     assert box.renewed == ["frontend"]
 
 
-async def test_a_serve_that_makes_no_way_says_why(box: Box) -> None:
-    box.refusal = "serve is starting or stopping"
-    with pytest.raises(DeploymentError, match="ns makes no way: serve is starting"):
+async def test_a_serve_that_is_gone_is_not_replaced(box: Box) -> None:
+    box.is_gone = True
+    with pytest.raises(DeploymentError, match="cannot be replaced: serve, process 11, has ended"):
         await Upgrading(box.found, OLD).run()
 
 
 async def test_two_upgrades_do_not_go_on_at_once(box: Box) -> None:
     with alone(box.found, "upgrade"), pytest.raises(DeploymentError, match="goes on"):
         await Upgrading(box.found, OLD).run()
-    assert box.told == []
+    assert box.programs == []
 
 
 def test_what_runs_is_replaced_unless_nothing_would_change(box: Box) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
 from dynaplan.planner.rules.deciding import decide
 from dynaplan.webui.live_charts import ChartsAsked
-from tests.fakes.polling import eventually
 from tests.unit.cli.watching.documents import FIGURES, document, worker_document
 from tests.unit.planner.rules.situations import interval
 
@@ -85,61 +83,38 @@ class Looks:
         return document(worker_document(), prefill, load=FIGURES)
 
 
-class Written(list[tuple[str, str]]):
-    """The events that were written."""
-
-    def write(self, name: str, text: str) -> None:
-        self.append((name, text))
-
-    def of(self, name: str) -> list[str]:
-        return [text for each, text in self if each == name]
-
-
-@pytest.fixture
-def written() -> Written:
-    return Written()
-
-
-async def run(page_feed: PageFeed, *, until: Any) -> None:
-    running = asyncio.create_task(page_feed.run())
-    try:
-        await eventually(until)
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
-
-
 def no_records(last: int, tail_bytes: int) -> Sequence[dict[str, Any]]:
     return []
 
 
-async def test_looks_have_the_sentences_of_top(written: Written) -> None:
-    page_feed = PageFeed(Looks(), no_records, written.write)  # type: ignore[arg-type]
-    await run(page_feed, until=lambda: written.of("look"))
-    look = json.loads(written.of("look")[0])
+def page_feed() -> PageFeed:
+    return PageFeed(Looks(), no_records)  # type: ignore[arg-type]
+
+
+async def test_looks_have_the_sentences_of_top() -> None:
+    [(name, text)] = await page_feed().events([])
+    look = json.loads(text)
+    assert name == "look"
     assert look["workers"][0]["worker"] == "dynamo_VllmWorker"
     assert "p: it crashed" in look["notes"]
 
 
-async def test_only_charts_that_are_shown_are_drawn_and_at_once(written: Written) -> None:
-    page_feed = PageFeed(Looks(), no_records, written.write)  # type: ignore[arg-type]
-
-    def asked() -> bool:
-        if len(written) == 1:
-            page_feed.ask(b"not json")
-            page_feed.ask(b"[[900, 380]]\n")
-        return bool(written.of(SMALL.name))
-
-    await run(page_feed, until=asked)
-    assert len(written.of(SMALL.name)) == 1
-    assert {name for name, _ in written} == {"look", SMALL.name}
+async def test_only_charts_that_are_shown_are_drawn_and_at_once() -> None:
+    feed = page_feed()
+    assert [name for name, _ in await feed.events([])] == ["look"]
+    assert [name for name, _ in await feed.events([SMALL])] == [SMALL.name]
+    assert await feed.events([SMALL]) == []
 
 
-async def test_charts_are_drawn_again_when_there_is_more_to_see(
-    written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_charts_are_drawn_again_when_there_is_more_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "LOOK_S", 0.0)
     monkeypatch.setattr(feed, "DRAW_S", 0.0)
-    page_feed = PageFeed(Looks(), no_records, written.write)  # type: ignore[arg-type]
-    page_feed.ask(b"[[900, 380]]")
-    await run(page_feed, until=lambda: len(written.of(SMALL.name)) > 2)
+    drawing = page_feed()
+    for _ in range(3):
+        assert [name for name, _ in await drawing.events([SMALL])] == ["look", SMALL.name]
+
+
+async def test_new_decisions_are_listed_once() -> None:
+    feed = PageFeed(Looks(), lambda last, tail_bytes: [record(10, is_change=True)])  # type: ignore[arg-type]
+    feed._history.look = lambda now_s, look=feed._history.look: look(NOW_S)  # type: ignore[method-assign]
+    assert [name for name, _ in await feed.events([])] == ["look", "decisions"]

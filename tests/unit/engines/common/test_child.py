@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.engines.common.child import EngineChild, exit_words
-from dynaplan.process.parent_death import EXIT_NEVER
+from dynaplan.process.kernel import EXIT_NEVER
 from dynaplan.process.process_table import descendants_of, group_members, identify
 from tests.fakes.polling import eventually, wait_until
 

@@ -25,7 +25,7 @@ from dynaplan.fleet.reattach.adopting import DEPLOYMENT, adopted, leave_to_the_n
 from dynaplan.fleet.reattach.processes import HeldFleet
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.process.holding import Held
+from dynaplan.process.holder_link import Held
 from dynaplan.process.identity import ProcessIdentity
 from tests.unit.fleet.test_launch import LAUNCH
 

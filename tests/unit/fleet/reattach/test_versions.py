@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +13,37 @@ import pytest
 
 import dynaplan
 from dynaplan.fleet.reattach.versions import (
+    PACKAGE_VARIABLE,
+    SUCCESSOR_FILE,
     VERSION_FILE,
     RunningServe,
     Takeover,
     Version,
+    check_own_package,
     own_version,
     read_serve,
+    take_over,
     write_own,
 )
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.process import process_table
+from dynaplan.util.errors import DeploymentError
 
+PACKAGE = str(Path(dynaplan.__file__).resolve().parent)
+PROGRAM = ("/new/bin/python", "-P", "-m", "dynaplan", "serve")
 A, B = Version("1", "/a/python", "/a"), Version("2", "/b/python", "/b")
 
 
 def test_the_same_version_that_comes_back_keeps_the_moment_since_which_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_own(tmp_path)
+    write_own(tmp_path, ["graph"])
     first = read_serve(tmp_path)
     assert first and first.version == own_version()
-    write_own(tmp_path)
+    write_own(tmp_path, ["graph"])
     assert read_serve(tmp_path) == first
     monkeypatch.setattr(dynaplan, "__version__", "99")
-    write_own(tmp_path)
+    write_own(tmp_path, ["graph"])
     second = read_serve(tmp_path)
     assert second and second.version.number == "99"
     assert second.takeovers[:1] == first.takeovers
@@ -40,7 +52,7 @@ def test_the_same_version_that_comes_back_keeps_the_moment_since_which_it_runs(
 
 def test_what_cannot_be_read_is_nothing(tmp_path: Path) -> None:
     assert read_serve(tmp_path) is None
-    for text in ("{", "[]", '{"pid": 1}', '{"pid": 1, "started_at": 1, "takeovers": []}'):
+    for text in ("{", "[]", '{"pid": 1}', '{"pid": 1, "started_at": 1, "takeovers": [], "arguments": []}'):
         (tmp_path / VERSION_FILE).write_text(text)
         assert read_serve(tmp_path) is None
 
@@ -65,3 +77,43 @@ def test_workers_of_another_version_are_renewed_frontends_first_and_those_that_l
     back = RunningServe(1, 30, (*upgraded.takeovers, Takeover(A, 30)))
     assert [each.name for each in back.not_renewed(workers)] == ["new"]
     assert RunningServe(1, 30, (Takeover(A, 30),)).not_renewed(workers) == []
+
+
+def serve_of_before(arguments: tuple[str, ...] = ("graph", "--port", "0")) -> tuple[Any, RunningServe]:
+    """A process that stands for ``serve``, and what is written down of it."""
+    process = subprocess.Popen(["sleep", "600"])
+    started_at = process_table.identify(process.pid)
+    assert started_at
+    return process, RunningServe(process.pid, started_at, (Takeover(A, 5),), arguments)
+
+
+def test_the_successor_has_the_new_program_and_the_old_arguments_and_serve_is_killed(tmp_path: Path) -> None:
+    process, serve = serve_of_before()
+    take_over(tmp_path, serve, PROGRAM, f"modules{os.pathsep}/opt")
+    assert process.wait(10) == -signal.SIGKILL
+    words = (tmp_path / SUCCESSOR_FILE).read_text().split("\0")
+    path = f"{Path.cwd() / 'modules'}{os.pathsep}/opt"
+    variables = [f"{PACKAGE_VARIABLE}={PACKAGE}", f"PYTHONPATH={path}"]
+    assert words == ["env", *variables, *PROGRAM, "graph", "--port", "0"]
+    assert (tmp_path / SUCCESSOR_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_that_is_another_by_now_is_not_killed_and_nothing_is_left_for_it(tmp_path: Path) -> None:
+    process, serve = serve_of_before()
+    try:
+        with pytest.raises(ProcessLookupError):
+            take_over(tmp_path, replace(serve, started_at=serve.started_at - 1), PROGRAM, None)
+        assert process.poll() is None
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_package_that_was_not_meant_does_not_take_over() -> None:
+    meant = {PACKAGE_VARIABLE: PACKAGE}
+    check_own_package(meant, is_trial=True)
+    assert meant == {}
+    check_own_package({PACKAGE_VARIABLE: "/other"}, is_trial=False)
+    with pytest.raises(DeploymentError, match="/other is to take over"):
+        check_own_package({PACKAGE_VARIABLE: "/other"}, is_trial=True)

@@ -132,7 +132,7 @@ def test_on_a_network_file_system_that_directory_is_in_memory(
         if Path(environ["DYN_FILE_KV"]).parent == tmp_path:
             raise ConfigError("it is on a network file system (nfs4)")
 
-    monkeypatch.setattr(needed.wiring.connections, "connect_store", connect)
+    monkeypatch.setattr(needed.connections, "connect_store", connect)
     monkeypatch.setenv(BACKEND_VARIABLE, "file")
     assert servers_of(AGGREGATED, tmp_path).environment["DYN_FILE_KV"] == str(tmp_path / "scratch" / "store")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from tokenizers import Tokenizer
 
 from dynaplan.engines.timing_model.block_hashes import block_hashes
 from dynaplan.gateway.kv_routing.tokens import process_main
-from dynaplan.gateway.kv_routing.tokens.process_main import ANSWER, FAULT, QUESTION, model_reader, serve
+from dynaplan.gateway.kv_routing.tokens.process_main import answered, model_reader
 from tests.fakes.tokenizers import CHATML, byte_level_bpe, write_model
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
@@ -27,6 +26,9 @@ def tokenizer() -> Tokenizer:
     return byte_level_bpe()
 
 
+FAULT = -1
+"""In place of the tokens where there are none."""
+
 Ask = Callable[..., tuple[int, Any]]
 
 
@@ -37,12 +39,9 @@ def ask(tmp_path: Path, tokenizer: Tokenizer) -> Ask:
     def asked(body: object, *, is_chat: bool = True, template: str = CHATML) -> tuple[int, Any]:
         packed = model_reader(write_model(tmp_path, tokenizer, template), "")
         question = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answers = io.BytesIO()
-        serve(packed, io.BytesIO(QUESTION.pack(len(question), 4, is_chat) + question), answers)
-        tokens, length = ANSWER.unpack(answers.getvalue()[: ANSWER.size])
-        data = answers.getvalue()[ANSWER.size :]
-        assert len(data) == length
-        return tokens, data.decode() if tokens == FAULT else list(struct.unpack(f"<{length // 8}Q", data))
+        answer, data = answered(packed, {"block_tokens": 4, "is_chat": is_chat}, question)
+        hashes = list(struct.unpack(f"<{len(data) // 8}Q", data))
+        return answer.get("tokens", FAULT), answer.get("error", hashes)
 
     return asked
 
@@ -63,10 +62,6 @@ def test_a_completion_begins_as_the_tokenizer_says(ask: Ask, tokenizer: Tokenize
     bare = tokenizer.encode(PROMPT, add_special_tokens=False).ids
     plain = {"prompt": PROMPT, "add_special_tokens": False}
     assert ask(plain, is_chat=False) == (len(bare), block_hashes(bare, 4))
-
-
-def test_a_question_without_a_body_is_answered_when_the_model_is_read(ask: Ask) -> None:
-    assert ask(b"") == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from dynaplan.graph import lifecycle
-from dynaplan.process.parent_death import EXIT_NEVER, MAX_LOG_BYTES, guarded
+from dynaplan.process.guard import MAX_LOG_BYTES, guarded
+from dynaplan.process.kernel import EXIT_NEVER
 from tests.fakes.polling import wait_until
 
 
@@ -33,7 +34,7 @@ def test_a_server_dies_with_its_supervisor(tmp_path: Path) -> None:
 
 SUPERVISOR = """
 import os, subprocess, sys, time
-from dynaplan.process.parent_death import guarded
+from dynaplan.process.guard import guarded
 child = subprocess.Popen(guarded(sys.argv[2:], os.getpid(), log=sys.argv[1]), start_new_session=True)
 open(sys.argv[1], "a").close()
 print(child.pid, flush=True)
@@ -96,8 +97,7 @@ def test_variables_are_dropped_by_prefix_and_others_kept(tmp_path: Path) -> None
 
 def test_python_children_can_ask_to_die_with_their_parent() -> None:
     script = (
-        "import sys; from dynaplan.process.parent_death import die_with_parent; "
-        "die_with_parent(int(sys.argv[1]))"
+        "import sys; from dynaplan.process.kernel import die_with_parent; die_with_parent(int(sys.argv[1]))"
     )
     here = Path(__file__).parents[3]
     for parent_pid, expected in ((os.getpid(), 0), (1, 1)):

@@ -15,15 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.process.fork_server import FORK_SERVER
+from dynaplan.process.fork_server import RUN
 from dynaplan.process.holder import AWAITED, HOLDER_VARIABLE
+from dynaplan.process.kernel import adopt_orphans, die_with_parent, isolated
 from dynaplan.process.packets import END, PacketSocket
-from dynaplan.process.parent_death import adopt_orphans, die_with_parent
-
-BECOME_HOLDER = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from dynaplan.process.holder import main; "
-    "sys.exit(main(sys.argv[1:]))"
-)
 
 
 @dataclass(frozen=True)
@@ -79,11 +74,9 @@ def _become_holder(
         if int(name) > 2:
             with suppress(OSError):  # the descriptor of the listing itself
                 os.set_inheritable(int(name), int(name) == descriptor)
-    root = str(Path(dynaplan.__file__).resolve().parents[1])
     numbers = (str(program), str(descriptor), f"{grace_s:g}", f"{drain_s:g}")
-    words = [sys.executable, "-I", "-S", "-c", BECOME_HOLDER, root, *numbers, "--", *command]
     try:
-        os.execv(sys.executable, words)
+        os.execv(sys.executable, isolated("holder", *numbers, "--", *command))
     finally:
         os._exit(1)
 
@@ -142,19 +135,19 @@ class HolderLink:
         return int(answer[1])
 
     def have_fork_server(
-        self, modules: str, beginnings: Sequence[Sequence[str]], differing: Sequence[str]
+        self, modules: str, beginning: Sequence[str], variables: Mapping[str, str], free: Sequence[str]
     ) -> None:
-        """Have commands that begin with such words forked from now on, by a process that has imported much.
+        """Have commands with that beginning forked from now on, by a process that has imported much.
 
-        They are ``[sys.executable, "-m", module]``, or have ``-P`` in between; ``modules`` names the module
-        that lists what to import. Executed is any other command, and one whose environment differs from that
-        of this process in other variables than such as begin with one of ``differing``.
+        ``modules`` names the module that lists what to import; ``variables`` are added to its environment.
+        Executed is any other command, and one whose environment differs from that in other variables than
+        such as begin with one of ``free``.
         """
         if not all(map(os.path.isabs, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
             return  # it means another directory in each working directory
         package = str(Path(dynaplan.__file__).resolve().parent)
-        command = [sys.executable, "-c", FORK_SERVER, package, modules]
-        with _file_of((command, dict(os.environ), [*map(list, beginnings)], list(differing))) as text:
+        command = [sys.executable, "-P", "-c", RUN, package, modules]
+        with _file_of((command, {**os.environ, **variables}, list(beginning), list(free))) as text:
             self._ask(("fork server",), (text,))
 
     def keep(self, name: str, descriptor: int) -> None:
@@ -178,16 +171,12 @@ class HolderLink:
         """Name the files and directories to remove, in order, if everything must end without a program."""
         self._ask(("remove", [*map(str, paths), *(f"{path}/" for path in if_empty)]))
 
-    def tell_here(self) -> None:
-        """Say that all is as before: from now on an exit of this program is the end of everything."""
-        self._ask(("here",))
+    def tell_here(self, successor: Path) -> None:
+        """Say that all is as before: from now on an exit of this program is the end of everything.
 
-    def make_way_for(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Have this command started when this process has ended, with these variables beside the holder's.
-
-        What this process has started goes on.
+        ``successor`` is the file for the command of another program that is to take this one's place.
         """
-        self._ask(("next", list(command), dict(variables)))
+        self._ask(("here", str(successor)))
 
     def look(self, *, waits: bool = False) -> None:
         """Take note of processes that have ended; with ``waits``, of the next one at least."""

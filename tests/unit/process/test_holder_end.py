@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dynaplan.process.closing import cleans_up, remove
+from dynaplan.process.holder import cleans_up, remove
 from tests.fakes.polling import wait_until
 
 
