@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dynaplan.fleet.ports import Claims, DocumentStore, StartupTimes
     from dynaplan.fleet.statefile_store import NamespaceLock
     from dynaplan.process.identity import LeaseOwner, ProcessIdentity
-    from dynaplan.process.ports import Processes, ProcessWatch
+    from dynaplan.process.ports import ProcessWatch
 
 
 def statefile_path(namespace: str) -> Path:
@@ -108,13 +108,6 @@ def deployments_of_machine() -> dict[int, tuple[str, Path | None]]:
     return claimants(node_dir(os.environ))
 
 
-def processes() -> Processes:
-    """Return the processes of this machine."""
-    from dynaplan.process import process_table as processes
-
-    return processes
-
-
 def this_process() -> LeaseOwner:
     """Return this process as the owner of its leases."""
     from dynaplan.store.file import owners
@@ -127,10 +120,3 @@ def process_watch(died: Callable[[LeaseOwner], None]) -> ProcessWatch:
     from dynaplan.store.file import owners
 
     return owners.LeaseOwners(died)
-
-
-def network() -> str:
-    """Return what tells the network of this process from others: see ``Instance.network``."""
-    from dynaplan.process import process_table as processes
-
-    return processes.network()

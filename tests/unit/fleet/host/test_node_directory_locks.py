@@ -24,7 +24,7 @@ from tests.fakes.polling import eventually, wait_until
 HOLD_PORTS = """
 import sys
 from pathlib import Path
-from dynaplan.fleet.host import port_leases
+from dynaplan.process import port_leases
 port_leases.quiet_ports = lambda: tuple(map(int, sys.argv[2].split("-")))
 lease = port_leases.lease_ports(2, Path(sys.argv[1]))
 print(*lease.ports, flush=True)

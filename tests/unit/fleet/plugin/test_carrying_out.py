@@ -33,7 +33,7 @@ class Box:
         self.is_alive, self.plugin_silent_s = True, 0.0
         self.store = MemoryStore(LoopClock())
         processes = SimpleNamespace(is_alive=lambda _: self.is_alive)
-        monkeypatch.setattr(local_host, "processes", lambda: processes)
+        monkeypatch.setattr(carrying_out, "process_table", processes)
         monkeypatch.setattr(local_host, "heartbeats", lambda _: SimpleNamespace(read=self.pulse))
         statefile = SimpleNamespace(read=lambda: {"any": "document"})
         monkeypatch.setattr(local_host, "open_statefile", lambda _: statefile)

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet import local_host
 from dynaplan.fleet.launch import RELOADED_FILE, Launch, Reload
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.preparation import Preparation
@@ -110,7 +109,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dynaplan.fleet.reattach.adopting.log_to", lambda path: None)
     made, environment = Box(tmp_path), dict(os.environ)
-    monkeypatch.setattr(local_host, "processes", made.processes)
+    monkeypatch.setattr("dynaplan.fleet.reattach.adopting.process_table", made.processes())
     yield made
     os.environ.clear()
     os.environ.update(environment)
