@@ -155,7 +155,7 @@ class Serving:
             *(worker_watcher(launch, worker) for worker in prepared.workers),
         ]
         plugin = {
-            "use": "dynaplan.fleet.plugin.plugin.FleetPlugin",
+            "use": "dynaplan.fleet_plugin.FleetPlugin",
             "name": launch.plugin_name,
             "close_child_stdout": False,
             "close_child_stderr": False,

@@ -1,1 +1,1 @@
-"""Keys, watches and leases: etcd through its JSON gateway, NATS, and a twin in memory."""
+"""Keys, watches and leases: in etcd, in NATS, in a directory, in a cluster's API, and in memory."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from dynaplan.store.encoding import encoded, key_range, key_values
 from dynaplan.store.etcd_gateway import NOT_FOUND, Gateway, Refused, endpoints_of, tls_of
+from dynaplan.store.hub import ensure_identity
 from dynaplan.store.model import KeyValue, Transaction, WatchEvent
 from dynaplan.store.watch import Watch
 
@@ -89,16 +89,17 @@ class EtcdStore:
     async def identity(self) -> str:
         """Return a random mark in the data itself, written by the first client that finds none.
 
-        The cluster's id would not do: an etcd that comes back with an empty disk has the same one, and by the
-        time of a look its revision may have passed the old one's.
+        The cluster's id would not do: an etcd that comes back with an empty disk has the same one.
         """
-        while True:
-            mark = await self.get(IDENTITY_KEY)
-            if mark:
-                return mark.value
-            await self.commit(
-                Transaction(expected={IDENTITY_KEY: 0}, puts={IDENTITY_KEY: secrets.token_hex(8)})
-            )
+
+        async def read() -> str | None:
+            item = await self.get(IDENTITY_KEY)
+            return item.value if item else None
+
+        async def create(mark: str) -> None:
+            await self.commit(Transaction(expected={IDENTITY_KEY: 0}, puts={IDENTITY_KEY: mark}))
+
+        return await ensure_identity(read, create)
 
     async def close(self) -> None:
         """Close every connection and end every watch."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 
-from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.store.hub import WatchHub
+from dynaplan.store.model import Deleted, KeyValue, Put, Transaction, WatchEvent
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
@@ -16,12 +16,6 @@ from dynaplan.util.errors import PermanentError, StoreUnavailable
 class _Lease:
     ttl_s: float
     until_s: float
-
-
-@dataclass(eq=False)
-class _Watcher:
-    prefix: str
-    events: asyncio.Queue[WatchEvent | None] = field(default_factory=asyncio.Queue)
 
 
 class MemoryStore:
@@ -35,23 +29,26 @@ class MemoryStore:
     def __init__(self, clock: Clock) -> None:
         self.is_available = True
         self._clock = clock
-        self._items: dict[str, KeyValue] = {}
+        self._hub = WatchHub(is_known=True)
         self._leases: dict[int, _Lease] = {}
-        self._watchers: list[_Watcher] = []
         self._revision = 0
         self._identity = 1
-        self._is_closed = False
         self._ids = itertools.count(0x694D98147D54BE01)
+
+    @property
+    def items(self) -> dict[str, KeyValue]:
+        """What the store holds, by key; leases whose time is over may still have theirs."""
+        return self._hub.items
 
     async def get(self, key: str) -> KeyValue | None:
         """The key, or None when it is absent."""
         self._enter()
-        return self._items.get(key)
+        return self.items.get(key)
 
     async def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """Every key under the prefix, in key order."""
         self._enter()
-        return self._under(prefix)
+        return self._hub.under(prefix)
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
         """Write the key; raises PermanentError when the lease does not exist."""
@@ -67,7 +64,7 @@ class MemoryStore:
         """Carry the transaction out as a whole; False when its expectation fails."""
         self._enter()
         for key, revision in transaction.expected.items():
-            item = self._items.get(key)
+            item = self.items.get(key)
             if (item.revision if item else 0) != revision:
                 return False
         self._change(transaction.puts, transaction.deletes, transaction.lease)
@@ -75,21 +72,7 @@ class MemoryStore:
 
     def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
         """A Snapshot, then every change, without a gap, until the store is closed."""
-        return self._events(prefix)
-
-    async def _events(self, prefix: str) -> AsyncGenerator[WatchEvent]:
-        watcher = _Watcher(prefix)
-        self._watchers.append(watcher)
-        if not self._is_closed:
-            watcher.events.put_nowait(Snapshot(self._under(prefix)))
-        try:
-            while not self._is_closed or not watcher.events.empty():
-                event = await watcher.events.get()
-                if event is None:
-                    return
-                yield event
-        finally:
-            self._watchers.remove(watcher)
+        return self._hub.watch(prefix)
 
     async def grant(self, ttl_s: int) -> int:
         """Make a lease of ``ttl_s`` seconds and return its id."""
@@ -119,9 +102,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Have every watch end its iteration; the keys stay."""
-        self._is_closed = True
-        for watcher in self._watchers:
-            watcher.events.put_nowait(None)
+        self._hub.close()
 
     def expire(self) -> None:
         """End every lease whose time is over."""
@@ -131,41 +112,26 @@ class MemoryStore:
 
     def wipe(self) -> None:
         """Lose everything, as an etcd that comes back with an empty disk; watches get a new snapshot."""
-        self._items.clear()
         self._leases.clear()
         self._revision = 0
         self._identity += 1
-        for watcher in self._watchers:
-            watcher.events.put_nowait(Snapshot(()))
+        self._hub.replace(())
 
     def _enter(self) -> None:
-        if not self.is_available or self._is_closed:
+        if not self.is_available or self._hub.is_closed:
             raise StoreUnavailable("the store in memory is switched off")
         self.expire()
 
-    def _under(self, prefix: str) -> tuple[KeyValue, ...]:
-        return tuple(self._items[key] for key in sorted(self._items) if key.startswith(prefix))
-
     def _end(self, lease: int) -> None:
         if self._leases.pop(lease, None) is not None:
-            self._change({}, [key for key, item in self._items.items() if item.lease == lease])
+            self._change({}, [key for key, item in self.items.items() if item.lease == lease])
 
     def _change(self, puts: dict[str, str], deletes: Iterable[str], lease: int = 0) -> None:
         """Apply all changes in one revision, as in one etcd transaction."""
         if puts and lease and lease not in self._leases:
             raise PermanentError("requested lease not found")
-        gone = [key for key in deletes if key in self._items]
+        gone = [key for key in deletes if key in self.items]
         if puts or gone:
             self._revision += 1
-        for key, value in puts.items():
-            item = KeyValue(key, value, self._revision, lease)
-            self._items[key] = item
-            self._tell(key, Put(item))
-        for key in gone:
-            del self._items[key]
-            self._tell(key, Deleted(key))
-
-    def _tell(self, key: str, event: WatchEvent) -> None:
-        for watcher in self._watchers:
-            if key.startswith(watcher.prefix):
-                watcher.events.put_nowait(event)
+        items = [KeyValue(key, value, self._revision, lease) for key, value in puts.items()]
+        self._hub.apply([*(Put(item) for item in items), *(Deleted(key) for key in gone)])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 from dynaplan.store.encoding import decoded, key_value, key_values
 from dynaplan.store.etcd_gateway import Gateway
 from dynaplan.store.model import Deleted, Put, Snapshot, WatchEvent
-from dynaplan.util.backoff import Backoff
+from dynaplan.util.backoff import Backoff, jittered_until
 from dynaplan.util.errors import StoreUnavailable
 
 Document = dict[str, Any]
@@ -51,7 +49,7 @@ class Watch:
 
     async def events(self) -> AsyncGenerator[WatchEvent]:
         """A Snapshot, then every change, until the gateway is closed."""
-        backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, self._pause)
+        backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, jittered_until(self._gateway.closed))
         while not self._gateway.closed.is_set():
             try:
                 if not self._next_revision:
@@ -99,14 +97,6 @@ class Watch:
             # The header may be ahead of these events; without events it is a notice of progress.
             last = int(changes[-1]["kv"]["mod_revision"]) if changes else revision
             self._next_revision = max(self._next_revision, last + 1)
-
-    async def _pause(self, delay_s: float) -> None:
-        """Wait about that long (so that not every client comes back at once), or until closed."""
-        try:
-            async with asyncio.timeout(delay_s * random.uniform(0.5, 1.0)):
-                await self._gateway.closed.wait()
-        except TimeoutError:
-            pass
 
 
 def _event(change: Document) -> WatchEvent:

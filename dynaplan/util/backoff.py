@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 
@@ -36,3 +37,19 @@ class Backoff:
         """Begin with the first pause again: an attempt has succeeded."""
         self._next_s = self._first_s
         self.is_first = True
+
+
+def jittered_until(event: asyncio.Event) -> Callable[[float], Awaitable[None]]:
+    """Return a ``sleep`` that ends when the event is set, or after half to all of its time.
+
+    So not all clients of a server try again at once.
+    """
+
+    async def sleep(delay_s: float) -> None:
+        try:
+            async with asyncio.timeout(delay_s * random.uniform(0.5, 1.0)):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+    return sleep

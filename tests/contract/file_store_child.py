@@ -6,12 +6,8 @@ Arguments: what to do, the directory, and what that takes.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import itertools
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.file.store import FileStore
@@ -19,9 +15,7 @@ from dynaplan.store.instances import Instance
 from dynaplan.store.model import Transaction
 from dynaplan.store.registration import Registration
 from dynaplan.util.clock import SystemClock
-
-STEPS = ("open", "write", "pwrite", "replace", "rename", "unlink", "mkdir", "ftruncate", "utime")
-"""The calls with which a store changes files."""
+from dynaplan.util.errors import StoreUnavailable
 
 
 async def hold(store: FileStore, key: str, ttl_s: str) -> None:
@@ -49,23 +43,14 @@ async def count(store: FileStore, prefix: str, keys: str, rounds: str) -> None:
             await store.put(f"{prefix}{number}", str(value))
 
 
-async def transact(store: FileStore, step: int) -> None:
-    """Change several keys in one transaction, but die at the step of that number."""
-    old = await store.get("v1/box/old")
-    die_at(step)
-    changed = {"v1/box/a": "new", "v1/other/b": "new", "c": "new"}
-    await store.commit(Transaction({"v1/box/old": old.revision if old else 0}, changed, ("v1/box/old",)))
-
-
-def transact_for_each_line(directory: str) -> None:
-    """Read numbers of steps; for each let a process of its own try the transaction, and tell how it ended."""
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            asyncio.run(transact(FileStore(Path(directory)), int(line)))
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        print({0: "done", signal.SIGKILL: "killed"}.get(status, status), flush=True)
+async def transact(store: FileStore, *keys: str) -> None:
+    """Write the same value to these keys, and the next one, and so on."""
+    print("ready", flush=True)
+    for value in itertools.count():
+        try:
+            await store.commit(Transaction(puts=dict.fromkeys(keys, str(value))))
+        except StoreUnavailable:
+            continue
 
 
 async def register(store: FileStore, ttl_s: str) -> None:
@@ -89,37 +74,12 @@ async def keep(store: FileStore, lease: str) -> None:
     await asyncio.Event().wait()
 
 
-def die_at(step: int) -> None:
-    """Let SIGKILL end this process at the call of that number, from 1, that changes a file; half written."""
-    left = step
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*arguments: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                if call is write:
-                    write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **named)
-
-        return made
-
-    write = os.write
-    for name in STEPS:
-        setattr(os, name, counted(getattr(os, name)))
-
-
 async def main(what: str, directory: str, *arguments: str) -> None:
     """Run one of them."""
     store = FileStore.from_environment({"DYN_FILE_KV": directory})
-    await {"hold": hold, "leave": leave, "count": count, "keep": keep, "register": register}[what](
-        store, *arguments
-    )
+    works = (hold, leave, count, transact, keep, register)
+    await next(work for work in works if work.__name__ == what)(store, *arguments)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "transact":
-        transact_for_each_line(sys.argv[2])
-    else:
-        asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(main(*sys.argv[1:]))

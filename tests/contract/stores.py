@@ -6,7 +6,7 @@ A backend is added by an entry in ``BACKENDS`` and, where it falls short, one in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ ONE_REVISION = "all that a transaction writes has one revision"
 OTHER_CLIENTS = "another client reads and changes the same data"
 LEASES_OUTLIVE = "a lease lives on when its client has closed the store"
 LARGE_DATA = "megabytes of values have room"
+FRESH_LEASES = "a renewal knows at once that its lease has been revoked, also where the lease is watched"
 
 
 async def _memory(_request: pytest.FixtureRequest, _directory: Path) -> Callable[[], Store]:
@@ -72,7 +73,7 @@ BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], Awaitable[Callable[[
 LACKS: dict[str, frozenset[str]] = {
     "memory": frozenset({OTHER_CLIENTS, LEASES_OUTLIVE}),
     "nats": frozenset({EVERY_CHANGE, ONE_REVISION}),
-    "kubernetes": frozenset({LARGE_DATA}),
+    "kubernetes": frozenset({LARGE_DATA, FRESH_LEASES}),
 }
 """Backend -> promises that it does not make."""
 
@@ -111,11 +112,19 @@ class Watched:
         return [event.item.value for event in self.events if isinstance(event, Put)]
 
     @property
+    def key_puts(self) -> list[tuple[str, str]]:
+        return [(event.item.key, event.item.value) for event in self.events if isinstance(event, Put)]
+
+    @property
     def snapshots(self) -> int:
         return sum(isinstance(event, Snapshot) for event in self.events)
 
     async def reaches(self, state: dict[str, str]) -> None:
         await eventually(lambda: self.state == state)
+
+    async def reaches_among(self, keys: Container[str], state: dict[str, str]) -> None:
+        """As ``reaches``, whatever other keys there are."""
+        await eventually(lambda: {key: value for key, value in self.state.items() if key in keys} == state)
 
     async def started(self) -> Watched:
         await eventually(lambda: self.snapshots)

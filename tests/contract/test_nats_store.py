@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -159,61 +158,6 @@ async def test_what_is_too_long_for_nats_is_refused_for_good_and_harms_nothing(s
 
 
 # Transactions and leases
-
-
-async def test_a_transaction_guards_keys_that_it_does_not_write(store: NatsStore, watch: Watched) -> None:
-    await store.put("guarded", "1")
-    guarded = await store.get("guarded")
-    assert guarded is not None
-    await watch.started()
-    expected = {"guarded": guarded.revision, "absent": 0, "watched/k": 0}
-    transaction = Transaction(expected, {"watched/k": "1", "watched/l": "1"}, ("watched/m",))
-    assert await store.commit(transaction)
-    assert not await store.commit(transaction)
-    await store.put("guarded", "2")
-    assert not await store.commit(Transaction({"guarded": guarded.revision}, {"watched/k": "2"}))
-    assert not await store.commit(Transaction({"guarded": 0}, {"watched/k": "2"}))
-    await watch.reaches({"watched/k": "1", "watched/l": "1"})
-    assert {item.key for item in await store.list("")} == {"guarded", "watched/k", "watched/l"}
-
-
-async def test_transactions_at_once_lose_no_update(store: NatsStore, other: NatsStore) -> None:
-    await store.put("a", "0")
-    await store.put("b", "0")
-
-    async def add(each: NatsStore) -> None:
-        done = 0
-        while done < 20:
-            a, b = await each.list("")
-            assert a.value == b.value
-            next_ = str(int(a.value) + 1)
-            done += await each.commit(
-                Transaction({"a": a.revision, "b": b.revision}, {"a": next_, "b": next_})
-            )
-
-    await asyncio.gather(add(store), add(other))
-    assert [item.value for item in await store.list("")] == ["40", "40"]
-
-
-async def test_a_key_that_was_deleted_can_be_expected_to_be_absent(store: NatsStore) -> None:
-    await store.put("k", "1")
-    await store.delete("k")
-    assert await store.commit(Transaction({"k": 0}, {"k": "2"}))
-    lease = await store.grant(10)
-    await store.put("leased", "1", lease)
-    await store.revoke(lease)
-    assert await store.commit(Transaction({"leased": 0}, {"leased": "2"}))
-    item = await store.get("leased")
-    assert item is not None
-    assert (item.value, item.lease) == ("2", 0)
-
-
-async def test_any_process_may_keep_alive_and_revoke_a_lease(store: NatsStore, other: NatsStore) -> None:
-    lease = await store.grant(7)
-    assert await other.keep_alive(lease) == 7.0
-    assert await store.keep_alive(lease) == 7.0
-    await other.revoke(lease)
-    assert await store.keep_alive(lease) == 0.0
 
 
 async def test_the_keys_of_a_lease_end_in_the_order_in_which_they_were_written(

@@ -167,6 +167,15 @@ async def test_revoking_a_lease_deletes_its_keys_and_only_those(store: Store) ->
     assert [item.key for item in await store.list("")] == ["free"]
 
 
+async def test_a_key_that_was_written_again_under_another_lease_ends_with_that_one(store: Store) -> None:
+    first, second = await store.grant(10), await store.grant(10)
+    await store.put("k", "1", first)
+    await store.put("k", "2", second)
+    await store.revoke(second)
+    assert await store.get("k") is None
+    await store.revoke(first)
+
+
 async def test_revoking_a_lease_twice_is_the_same_as_once(store: Store) -> None:
     lease = await store.grant(10)
     await store.revoke(lease)
@@ -326,6 +335,19 @@ async def test_a_watch_can_be_left_at_any_time(store: Store) -> None:
         break
 
 
+async def test_a_watch_that_begins_while_the_only_other_one_is_left_misses_nothing(store: Store) -> None:
+    for number in range(20):
+        first = await Watched(store, "watched/").started()
+        second = Watched(store, "watched/")
+        for _ in range(number % 5):
+            await asyncio.sleep(0)
+        await first.stop()
+        await second.started()
+        await store.put("watched/k", str(number))
+        await second.reaches({"watched/k": str(number)})
+        await second.stop()
+
+
 # Bytes that are no text, and keys of any form
 
 
@@ -397,19 +419,22 @@ async def test_any_client_may_keep_a_lease_alive_and_revoke_it(store: Store, oth
     assert await store.get("k") is None
 
 
-async def test_of_many_clients_that_count_none_loses_an_update(store: Store, other: Store) -> None:
+async def test_of_many_clients_that_count_in_two_keys_none_loses_an_update(
+    store: Store, other: Store
+) -> None:
+    await store.commit(Transaction(puts={"count/a": "0", "count/b": "0"}))
+
     async def count(client: Store) -> None:
-        for _ in range(25):
-            while True:
-                item = await client.get("count")
-                value, revision = (int(item.value), item.revision) if item else (0, 0)
-                if await client.commit(Transaction({"count": revision}, {"count": str(value + 1)})):
-                    break
+        done = 0
+        while done < 25:
+            a, b = await client.list("count/")
+            assert a.value == b.value
+            more = str(int(a.value) + 1)
+            expected = {a.key: a.revision, b.key: b.revision}
+            done += await client.commit(Transaction(expected, {a.key: more, b.key: more}))
 
     await asyncio.gather(*(count(client) for client in (store, other)))
-    item = await store.get("count")
-    assert item is not None
-    assert item.value == "50"
+    assert [item.value for item in await store.list("count/")] == ["50", "50"]
 
 
 async def test_a_lease_lives_on_when_its_client_has_closed_the_store(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +103,8 @@ def test_the_worker_that_has_a_conversation_cached_stays_when_others_leave(deplo
     conversation = Conversation(deployment, "emma")
     for turn in range(4):
         conversation.ask(f"question {turn} " * 100)
-    store = Path(deployment.clients_environment()["DYN_FILE_KV"])
-    wait_until(lambda: any("worth" in path.parent.name + path.name for path in store.rglob("*")))
+    database = Path(deployment.clients_environment()["DYN_FILE_KV"]) / "sqlite" / "store.db"
+    wait_until(lambda: any("worth" in key for key in keys_in(database)))
     for number in (2, 1):
         deployment.scale(decode=number)
     why = deployment.run("why", "--namespace", deployment.namespace).stdout
@@ -111,6 +113,12 @@ def test_the_worker_that_has_a_conversation_cached_stays_when_others_leave(deplo
     tokens, cached = conversation.ask("are you still there?")
     assert cached > 0.8 * tokens
     assert deployment.stop() == 0
+
+
+def keys_in(database: Path) -> list[str]:
+    """The keys of a file store."""
+    with closing(sqlite3.connect(database)) as connection:
+        return [key.decode() for (key,) in connection.execute("SELECT key FROM item")]
 
 
 def sources_at_one(deployment: Deployment) -> list[str]:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from dynaplan.fleet.plugin.reconciler import RESYNC_S, Reconciler
 from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
-from dynaplan.fleet.upkeep.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
+from dynaplan.fleet.upkeep.event_hook import ON_EVENT_VARIABLE, DecisionEvents, EventHook, EventWatch
 from dynaplan.graph.lifecycle import Worker
-from dynaplan.planner import factory
 from dynaplan.process import process_table
 from dynaplan.process.kernel import die_with_parent
 from dynaplan.process.logfile import LogFile, configure_logging
@@ -40,9 +38,6 @@ from dynaplan.util.clock import Clock, SystemClock
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
-
-RECORDS_OF_A_POLL = 10
-"""The planner's last records in which one poll finds its events: more than a planner writes meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ async def _present(statefile: Statefile, ports: FleetPorts) -> tuple[Worker, ...
     return asking.result()
 
 
-class FleetPlugin(CircusPlugin):
+class ReconcilerPlugin(CircusPlugin):
     """Owns the workers' watchers, the GPUs and the statefile of one deployment."""
 
     name = "fleet"
@@ -139,11 +134,14 @@ class FleetPlugin(CircusPlugin):
         )
 
     def _event_hook(self, target: str, launch: Launch, reconciler: Reconciler, clock: Clock) -> EventHook:
-        directory = launch.log_dir / "planner"
-        records = partial(factory.recent_decisions, directory, RECORDS_OF_A_POLL)
+        decisions = self.decision_events(launch.log_dir / "planner")
         return EventHook(
-            target, launch.namespace, EventWatch(lambda: reconciler.workers.values(), records), clock
+            target, launch.namespace, EventWatch(lambda: reconciler.workers.values(), decisions), clock
         )
+
+    def decision_events(self, planner_dir: Path) -> DecisionEvents:
+        """Return the events among the decisions that planners have recorded there."""
+        raise NotImplementedError
 
     def _gpu_availability(self, launch: Launch) -> GpuAvailability:
         claims = local_host.gpu_claims(launch.arbiter, launch.namespace)

@@ -12,9 +12,9 @@ import logging
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from dynaplan.graph.lifecycle import Worker, WorkerState
@@ -50,24 +50,28 @@ class HookEvent:
     text: str
 
 
-class EventWatch:
-    """Finds events by polling the workers, and what the planner has written down.
+class DecisionEvents(Protocol):
+    """The events among a planner's decisions: scaled, a target missed."""
 
-    ``records`` returns the planner's last records, the oldest first. The first poll finds nothing: what
-    was so when it began is no event.
+    def poll(self) -> Iterable[HookEvent]:
+        """Return those since the last poll; the first one returns none."""
+        ...
+
+
+class EventWatch:
+    """Finds events by polling the workers, and a planner's decisions.
+
+    The first poll finds nothing: what was so when it began is no event.
     """
 
-    def __init__(
-        self, workers: Callable[[], Iterable[Worker]], records: Callable[[], Iterable[Mapping[str, Any]]]
-    ) -> None:
+    def __init__(self, workers: Callable[[], Iterable[Worker]], decisions: DecisionEvents) -> None:
         self._workers = workers
-        self._records = records
+        self._decisions = decisions
         self._failed: frozenset[str] | None = None
-        self._last: str | None = None
 
     def poll(self) -> list[HookEvent]:
         """Return the events since the last poll."""
-        return [*self._failures(), *self._decisions()]
+        return [*self._failures(), *self._decisions.poll()]
 
     def _failures(self) -> Iterator[HookEvent]:
         failed = {each.name: each for each in self._workers() if each.state is WorkerState.FAILED}
@@ -75,37 +79,6 @@ class EventWatch:
         if before is not None:
             for name in sorted(failed.keys() - before):
                 yield HookEvent(FAILED, f"{name} has failed: {failed[name].reason}")
-
-    def _decisions(self) -> Iterator[HookEvent]:
-        records = [each for each in self._records() if isinstance(each.get("wall_time"), str)]
-        before = self._last
-        self._last = max([before or "", *(each["wall_time"] for each in records)])
-        if before is None:
-            return
-        for record in records:
-            if record["wall_time"] > before:
-                yield from _events_of(record)
-
-
-def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
-    """Yield the events of a planner's record: a change, and a target whose error budget is used up."""
-    from dynaplan.planner.rules.explaining import in_one_line, is_change  # much, for those who have a hook
-
-    if is_change(record) and not record.get("settings", {}).get("no-operation"):
-        yield HookEvent(SCALED, in_one_line(record))
-    before, after = (_budget(record, state) for state in ("state", "next_state"))
-    for name in ("ttft", "itl"):
-        key = f"{name}_requests"
-        if after.get(key, 0.0) < 0 <= before.get(key, 0.0):
-            missed = -after[key]
-            said = f"{missed:.0f} more requests missed it than its percentile allows"
-            yield HookEvent(TARGET_MISSED, f"the target of {name.upper()}: {said}")
-
-
-def _budget(record: Mapping[str, Any], state: str) -> Mapping[str, float]:
-    document = record.get(state)
-    found = document.get("error_budget") if isinstance(document, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass

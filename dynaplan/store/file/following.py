@@ -1,182 +1,218 @@
-"""Watches of a store in a directory: one follower for a process, and a queue for each watch."""
+"""Follows the database of a store: feeds the hub of its watches, and ends leases."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import math
+import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
 
-from dynaplan.store.file.contents import StoreContents
-from dynaplan.store.file.disk import StoreDisk
-from dynaplan.store.file.notices import FileNotices
+from dynaplan.store.file.database import StoreDatabase
 from dynaplan.store.file.owners import LeaseOwners
-from dynaplan.store.model import Put, Snapshot, WatchEvent
+from dynaplan.store.hub import WatchHub
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-SHORTEST_PAUSE_S = 1.0
-"""Time between two looks at the store while nothing tells of a change."""
+POLL_S = 1.0
+"""Time between two looks at the database or at its leases, while the kernel does not report their changes."""
 
-FIRST_DELAY_S = 0.1
-"""Pause before a store that has gone is made anew: its remover may not have finished."""
+UNREPORTED_S = 10.0
+"""Longest delay of a change whose writer was killed after its commit, before it touched the file."""
+
+LEASES_READ_AFTER_S = 0.25
+"""Shortest time between two looks at the leases, however often they change."""
+
+RECREATED_AFTER_S = 0.1
+"""Pause before a store that was removed is made anew: who removes it may not have finished."""
+
+_IN_ATTRIB, _IN_DELETE = 0x4, 0x200
+_GONE = 0x400 | 0x800
+"""``IN_DELETE_SELF`` and ``IN_MOVE_SELF``."""
+_READ_BYTES = 65536
 
 
-class WatchQueue:
-    """Events that one watch has not told yet."""
+class Call(Protocol):
+    """Runs a method of the database where it may block, and returns its result."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._events: asyncio.Queue[WatchEvent | BaseException | None] = asyncio.Queue()
-        self._has_begun = False
-
-    def begin(self, contents: StoreContents) -> None:
-        """Begin, again if need be, with all keys of the prefix."""
-        self._has_begun = True
-        self._events.put_nowait(Snapshot(contents.under(self._prefix)))
-
-    def take(self, events: Iterable[WatchEvent | None], contents: StoreContents) -> None:
-        """Take changes over, after which the contents are these; None among them: everything may be new."""
-        events = tuple(events)
-        if not self._has_begun or None in events:
-            self.begin(contents)
-            return
-        for event in events:
-            key = event.item.key if isinstance(event, Put) else getattr(event, "key", "")
-            if event is not None and key.startswith(self._prefix):
-                self._events.put_nowait(event)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """End after what is there, with this error if any."""
-        self._events.put_nowait(error)
-
-    async def events(self) -> AsyncGenerator[WatchEvent]:
-        """Yield them as they come, until the end."""
-        while (event := await self._events.get()) is not None:
-            if isinstance(event, BaseException):
-                raise event
-            yield event
+    def __call__(self, what: Callable[[], T]) -> Awaitable[T]:
+        """Raise StoreUnavailable where a later call may succeed."""
+        ...
 
 
 class Follower:
-    """Looks at the store whenever its log changes, and ends leases when their owners die or their time is
-    over.
+    """Reads what has changed whenever a commit is reported; ends leases that expire or whose owner dies.
 
-    ``look`` and ``sweep`` are the store's; ``fail`` is told of an error that no retry cures.
+    An error that no retry cures ends the watches and this.
     """
 
-    def __init__(
-        self,
-        disk: StoreDisk,
-        look: Callable[[], Awaitable[None]],
-        sweep: Callable[[], Awaitable[float]],
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._disk = disk
-        self._look = look
-        self._sweep = sweep
+    def __init__(self, call: Call, database: StoreDatabase, hub: WatchHub) -> None:
+        self._call = call
+        self._database = database
+        self._hub = hub
+        self._identity = ""
+        self._lease_changes = -1
+        self._leases_read_s = -math.inf
+        self._read_leases_at_s = 0.0
+        self._reading = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._owners = LeaseOwners(lambda owner: self._owner_died())
+        self._owners = LeaseOwners(lambda _: self._owner_died())
         self._notices: FileNotices | None = None
-        self._followed: object = None
-        self._sweep_at_s = 0.0
-        self._tasks = BackgroundTasks(lambda _task, error: fail(error))
+        self._noticed: object = None
+        self._tasks = BackgroundTasks(lambda _, error: hub.fail(error))
         self._tasks.spawn(self._follow(), name="file store")
 
-    def wake(self) -> None:
-        """Have the watches look at the log at the next opportunity, without a notice."""
-        self._wake.set()
+    @property
+    def is_running(self) -> bool:
+        """False after an error that no retry cures, and when closed."""
+        return len(self._tasks) > 0
+
+    async def catch_up(self) -> None:
+        """Know all that was written before now; where that fails, what is known has to do."""
+        try:
+            await self._read_changes()
+        except StoreUnavailable as error:
+            log.debug("a watch begins with what is known: %s", error)
 
     async def close(self) -> None:
-        """End the background task; watches tell nothing more."""
+        """Follow no more: the hub gets no changes."""
+        self._hub.forget()
         await self._tasks.cancel()
 
     async def _follow(self) -> None:
+        backoff = Backoff(RECREATED_AFTER_S, POLL_S)
         try:
-            await self._look_again_and_again()
+            while True:
+                self._wake.clear()
+                try:
+                    if self._database.is_gone():
+                        await backoff.pause()
+                    await self._read_changes()
+                    if self._listen():
+                        await self._read_changes()
+                    await self._read_leases()
+                except StoreUnavailable as error:
+                    log.debug("following is interrupted: %s", error)
+                    await backoff.pause()
+                    continue
+                backoff.reset()
+                await self._wait()
         finally:
             self._owners.close()
-            self._drop_notices()
+            self._stop_listening()
 
-    async def _look_again_and_again(self) -> None:
-        backoff = Backoff(FIRST_DELAY_S, SHORTEST_PAUSE_S)
-        while True:
-            self._wake.clear()
-            try:
-                if self._disk.is_gone():
-                    await backoff.pause()
-                await self._look()
-                if self._arm():
-                    await self._look()
-                await self._look_after_leases()
-            except StoreUnavailable as error:
-                log.debug("following is interrupted: %s", error)
-                await backoff.pause()
-                continue
-            backoff.reset()
-            await self._pause()
+    async def _read_changes(self) -> None:
+        async with self._reading:
+            found = await self._call(partial(self._database.changes, self._identity, self._hub.version))
+            if found.identity != self._identity or found.lease_changes != self._lease_changes:
+                soon_s = self._leases_read_s + LEASES_READ_AFTER_S
+                self._read_leases_at_s = min(self._read_leases_at_s, soon_s)
+            self._identity, self._lease_changes = found.identity, found.lease_changes
+            if found.items is None:
+                self._hub.apply(found.events, found.position)
+            else:
+                self._hub.replace(found.items, found.position)
 
-    async def _look_after_leases(self) -> None:
-        contents = self._disk.contents
-        self._owners.follow(contents.owners)
-        now_s = time.monotonic()
-        if now_s >= self._sweep_at_s:
-            self._sweep_at_s = max(await self._sweep(), now_s + SHORTEST_PAUSE_S)
-        elif contents.ttls_s:
-            self._sweep_at_s = min(self._sweep_at_s, now_s + min(contents.ttls_s))
+    async def _read_leases(self) -> None:
+        """End leases that are over, when it is time to; follow the owners of the others."""
+        if time.monotonic() < self._read_leases_at_s:
+            return
+        leases = await self._call(self._database.end_leases)
+        now_s = self._leases_read_s = time.monotonic()
+        first_s = min((lease.ends_s for lease in leases), default=math.inf)
+        self._read_leases_at_s = max(first_s, now_s + POLL_S)
+        self._owners.follow({lease.owner for lease in leases if lease.owner})
+        if not self._owners.are_all_told:
+            self._read_leases_at_s = min(self._read_leases_at_s, now_s + POLL_S)
 
-    async def _pause(self) -> None:
-        """Wait until something is told, or it is time to look by oneself."""
-        until_s = self._sweep_at_s
-        if self._notices is None or not self._owners.are_all_told:
-            until_s = min(until_s, time.monotonic() + SHORTEST_PAUSE_S)
+    async def _wait(self) -> None:
+        """Wait until something is reported, or it is time to look."""
+        longest_s = UNREPORTED_S if self._notices else POLL_S
+        wait_s = min(self._read_leases_at_s - time.monotonic(), longest_s)
         try:
-            async with asyncio.timeout(max(0.0, until_s - time.monotonic()) if until_s < math.inf else None):
+            async with asyncio.timeout(max(0.0, wait_s)):
                 await self._wake.wait()
         except TimeoutError:
             pass
 
-    def _arm(self) -> bool:
-        """Have the kernel tell of changes; True when it has only begun to, so that one more look is
-        needed.
-        """
-        if self._followed == self._disk.opened:
+    def _listen(self) -> bool:
+        """Have the kernel report changes; True when it has only begun to, and one more look is needed."""
+        if self._noticed == self._database.opened:
             return False
-        self._followed = self._disk.opened
-        self._drop_notices()
+        self._noticed = self._database.opened
+        self._stop_listening()
         notices = None
         try:
             notices = FileNotices()
-            notices.follow(str(self._disk.path), self._disk.journal_path)
+            notices.follow(self._database.directory, self._database.changed)
         except OSError as error:
             log.warning(
-                "changes in %s are looked for every %g s, since the kernel does not tell of them: %s",
-                self._disk.path,
-                SHORTEST_PAUSE_S,
+                "changes in %s are polled every %g s, since the kernel does not report them: %s",
+                self._database.directory,
+                POLL_S,
                 error.strerror,
             )
             if notices:
                 notices.close()
             return False
         self._notices = notices
-        asyncio.get_running_loop().add_reader(notices.fd, self._noticed)
+        asyncio.get_running_loop().add_reader(notices.fd, self._changed)
         return True
 
-    def _noticed(self) -> None:
+    def _changed(self) -> None:
         if self._notices:
             self._notices.drain()
         self._wake.set()
 
     def _owner_died(self) -> None:
-        self._sweep_at_s = 0.0
+        self._read_leases_at_s = 0.0
         self._wake.set()
 
-    def _drop_notices(self) -> None:
+    def _stop_listening(self) -> None:
         if self._notices:
             asyncio.get_running_loop().remove_reader(self._notices.fd)
             self._notices.close()
             self._notices = None
+
+
+class FileNotices:
+    """An inotify descriptor, to be given to an event loop. Raises OSError when the kernel has none left.
+
+    Python's standard library has no access to inotify. Which file it was does not matter here.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def follow(self, directory: Path, changed: Path) -> None:
+        """Report that the file is touched, or its directory or the one above is gone. Raises OSError."""
+        for path, mask in ((directory, _GONE), (changed.parent, _GONE | _IN_DELETE), (changed, _IN_ATTRIB)):
+            self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), mask))
+
+    def drain(self) -> None:
+        """Take the notices that have come."""
+        try:
+            while len(os.read(self.fd, _READ_BYTES)) > _READ_BYTES // 2:
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """Close the inotify descriptor; it reports no change any more."""
+        os.close(self.fd)
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return result

@@ -218,9 +218,11 @@ class ClusterStore:
             if held is None:
                 raise PermanentError(f"lease {transaction.lease:x} does not exist")
             name, record = held[0], records[held[0]]
-            lease = record.leases[transaction.lease]
+            # A key that was under another lease of the pod would come back with the end of this one.
+            leases = {each: _released(of, transaction.puts) for each, of in record.leases.items()}
+            lease = leases[transaction.lease]
             keys = {**lease.keys, **_stored(transaction, version + 1)}
-            leases = {**record.leases, transaction.lease: replace(lease, keys=keys)}
+            leases[transaction.lease] = replace(lease, keys=keys)
             try:
                 await self._write_record(name, replace(record, leases=leases), documents[name])
             except (ClusterConflict, ClusterNotFound):
@@ -236,9 +238,7 @@ class ClusterStore:
             if any(keys & held.keys.keys() for held in record.leases.values()):
                 await self._change(
                     name,
-                    lambda leases: {
-                        lease: replace(held, keys=_without(held.keys, keys)) for lease, held in leases.items()
-                    },
+                    lambda leases: {lease: _released(held, keys) for lease, held in leases.items()},
                 )
 
     async def _change(self, name: str, change: Callable[[Leases], Leases]) -> None:
@@ -324,3 +324,8 @@ def _stored(transaction: Transaction, revision: int) -> dict[str, StoredKey]:
 
 def _without(keys: Mapping[str, StoredKey], gone: Container[str]) -> dict[str, StoredKey]:
     return {key: stored for key, stored in keys.items() if key not in gone}
+
+
+def _released(held: HeldLease, gone: Container[str]) -> HeldLease:
+    """The lease without those keys."""
+    return replace(held, keys=_without(held.keys, gone))

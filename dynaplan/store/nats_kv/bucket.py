@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynaplan.events.messaging.nats import NatsMessenger
+from dynaplan.store.nats_connection import NatsConnection
 from dynaplan.store.nats_kv.messages import Draft, Entry
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import PermanentError, QueueUnavailable, StoreUnavailable
@@ -67,7 +67,7 @@ class JetStreamBucket:
     def __init__(self, options: Mapping[str, Any], name: str = BUCKET) -> None:
         self.stream = f"KV_{name}"
         self.prefix = f"$KV.{name}."
-        self.messenger = NatsMessenger(options)
+        self.messenger = NatsConnection(options)
         self._connected = OnFirstUse(self._connect)
         self._is_made = False
         self._is_closed = False
@@ -178,7 +178,7 @@ class JetStreamBucket:
         for limit in self._limits:
             limit.reschedule(asyncio.get_running_loop().time())
 
-    async def _connect(self) -> NatsMessenger:
+    async def _connect(self) -> NatsConnection:
         if self._is_closed:
             raise QueueUnavailable("the connection to NATS is closed")
         await self.messenger.connect()

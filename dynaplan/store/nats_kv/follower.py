@@ -10,16 +10,16 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-from dynaplan.store.model import Put, Snapshot, WatchEvent
+from dynaplan.store.hub import WatchHub
+from dynaplan.store.model import WatchEvent
 from dynaplan.store.nats_kv.bucket import Conflict, JetStreamBucket
 from dynaplan.store.nats_kv.messages import Draft, Entry, tombstone
-from dynaplan.store.nats_kv.mirror import Change, Mirror
+from dynaplan.store.nats_kv.mirror import Mirror
 from dynaplan.store.nats_kv.subjects import GUARD, lease_name, lease_of
-from dynaplan.util.backoff import Backoff
+from dynaplan.util.backoff import Backoff, jittered_until
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -40,48 +40,31 @@ LEASE_GRACE_S = 2.0
 SWEEP_AFTER_S = 0.25
 
 
-@dataclass(eq=False)
-class _Watcher:
-    """One watch. ``since`` is the sequence that its Snapshot must not be older than; 0 when any will do."""
-
-    prefix: str
-    since: int = 0
-    is_begun: bool = False
-    events: asyncio.Queue[WatchEvent | Exception | None] = field(default_factory=asyncio.Queue)
-
-
 class BucketFollower:
     """Follows the bucket from the first watch on, until it is closed."""
 
     def __init__(self, bucket: JetStreamBucket) -> None:
         self._bucket = bucket
-        self._watchers: list[_Watcher] = []
+        self._hub = WatchHub()
         self._mirror: Mirror | None = None
         self._renewed_s: dict[int, float] = {}
         self._messages: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._connected = asyncio.Event()
+        self._pause = jittered_until(self._connected)
         self._tasks = BackgroundTasks()
         self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
         bucket.messenger.on_reconnect(self._on_connected)
 
     async def events(self, prefix: str) -> AsyncGenerator[WatchEvent]:
         """A Snapshot, then every change, until the follower is closed."""
-        is_followed = self._task is not None and not self._task.done()
-        watcher = _Watcher(prefix, await self._present() if is_followed else 0)
-        self._watchers.append(watcher)
-        if self._is_closed:
-            watcher.events.put_nowait(None)
-        elif self._task is None or self._task.done():
+        since = 0
+        if self._task is not None and not self._task.done():
+            since = await self._present()
+        if (self._task is None or self._task.done()) and not self._hub.is_closed:
             self._task = asyncio.create_task(self._run(), name="watch of the bucket")
-        self._begin_watches()
-        try:
-            while (event := await watcher.events.get()) is not None:
-                if isinstance(event, Exception):
-                    raise event
+        async with aclosing(self._hub.watch(prefix, since)) as events:
+            async for event in events:
                 yield event
-        finally:
-            self._watchers.remove(watcher)
 
     async def _present(self) -> int:
         """Return a sequence behind everything that any process has written by now.
@@ -89,7 +72,7 @@ class BucketFollower:
         The mirror may lag behind, and a watch that begins after a write has to tell of it.
         """
         backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, self._pause)
-        while not self._is_closed:
+        while not self._hub.is_closed:
             try:
                 return await self._bucket.write(Draft(GUARD))
             except StoreUnavailable as error:
@@ -99,12 +82,11 @@ class BucketFollower:
 
     async def close(self) -> None:
         """End every watch, and the one consumer that they share."""
-        self._is_closed = True
+        self._hub.close()
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._tasks.cancel()
-        self._tell_all(None)
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, self._pause)
@@ -114,10 +96,11 @@ class BucketFollower:
             except StoreUnavailable as error:
                 log.debug("watch interrupted: %s", error)
             except PermanentError as error:
-                self._tell_all(error)
+                self._hub.fail(error)
                 return
             finally:
                 self._mirror = None
+                self._hub.forget()
             await backoff.pause()
 
     async def _session(self, backoff: Backoff) -> None:
@@ -130,8 +113,7 @@ class BucketFollower:
         async with self._bucket.call() as client:
             inbox = client.new_inbox()
             subscription = await client.subscribe(inbox, cb=receive)
-        for watcher in self._watchers:
-            watcher.since = 0  # what is read from now on is newer
+        self._hub.forget()
         # From here on a new connection ends the session.
         self._messages = messages
         self._connected.clear()
@@ -147,17 +129,8 @@ class BucketFollower:
     def _begin(self, mirror: Mirror) -> None:
         self._mirror = mirror
         self._renewed_s = dict.fromkeys(mirror.leases, time.monotonic())
-        for watcher in self._watchers:
-            watcher.is_begun = False
-        self._begin_watches()
+        self._hub.replace(mirror.items.values(), mirror.sequence)
         self._sweep_soon()
-
-    def _begin_watches(self) -> None:
-        """Give the Snapshot to each watch that waits for one, if the mirror is new enough for it."""
-        for watcher in self._watchers:
-            if self._mirror is not None and not watcher.is_begun and self._mirror.sequence >= watcher.since:
-                watcher.is_begun = True
-                watcher.events.put_nowait(Snapshot(self._mirror.under(watcher.prefix)))
 
     async def _read(self, messages: asyncio.Queue[Msg | None]) -> None:
         """Take in what the consumer sends; return when something of it is lost."""
@@ -190,9 +163,7 @@ class BucketFollower:
     def _take(self, message: Msg) -> None:
         assert self._mirror is not None
         entry = self._bucket.entry(message)
-        self._tell(self._mirror.apply(entry))
-        if entry.name == GUARD:
-            self._begin_watches()
+        self._hub.apply(self._mirror.apply(entry), self._mirror.sequence)
         lease = lease_of(entry.name)
         if lease in self._mirror.leases:
             self._renewed_s[lease] = time.monotonic()
@@ -209,23 +180,12 @@ class BucketFollower:
                 continue
             entry = await self._bucket.read(lease_name(lease))
             if entry is None or entry.is_gone:
-                self._tell(self._mirror.end(lease))
+                self._hub.apply(self._mirror.end(lease))
                 self._sweep_soon()
 
     async def _answer(self, reply: str) -> None:
         async with self._bucket.call() as client:
             await client.publish(reply, b"")
-
-    def _tell(self, events: list[Change]) -> None:
-        for event in events:
-            key = event.item.key if isinstance(event, Put) else event.key
-            for watcher in self._watchers:
-                if watcher.is_begun and key.startswith(watcher.prefix):
-                    watcher.events.put_nowait(event)
-
-    def _tell_all(self, event: Exception | None) -> None:
-        for watcher in self._watchers:
-            watcher.events.put_nowait(event)
 
     def _sweep_soon(self) -> None:
         if self._mirror is not None and self._mirror.orphans and not self._tasks:
@@ -254,11 +214,3 @@ class BucketFollower:
     def _on_connected(self) -> None:
         self._connected.set()
         self._messages.put_nowait(None)
-
-    async def _pause(self, delay_s: float) -> None:
-        """Wait about that long (so that not every client comes back at once), or until connected."""
-        try:
-            async with asyncio.timeout(delay_s * random.uniform(0.5, 1.0)):
-                await self._connected.wait()
-        except TimeoutError:
-            pass

@@ -23,7 +23,7 @@ class Mirror:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.leases: dict[int, int] = {}
         self.orphans: dict[str, Entry] = {}
-        self._items: dict[str, KeyValue] = {}
+        self.items: dict[str, KeyValue] = {}
         self._leased: dict[int, dict[str, Entry]] = {}
         self.sequence = 0
         whole = sorted(entries, key=lambda entry: entry.sequence)
@@ -32,10 +32,6 @@ class Mirror:
             for _ in self._changes(entry):
                 pass
         self.sequence = whole[-1].sequence if whole else 0
-
-    def under(self, prefix: str) -> tuple[KeyValue, ...]:
-        """Return the keys with the prefix, in key order."""
-        return tuple(self._items[key] for key in sorted(self._items) if key.startswith(prefix))
 
     def apply(self, entry: Entry) -> list[Change]:
         """Take the message in; return what it changes. One that is known already changes nothing."""
@@ -72,18 +68,18 @@ class Mirror:
                 self.orphans[entry.name] = entry
             yield from self._without(entry.name)
             return
-        before = self._items.get(item.key)
+        before = self.items.get(item.key)
         if before is not None and before.lease != item.lease:
             self._leased.get(before.lease, {}).pop(entry.name, None)
         if item.lease:
             self._leased.setdefault(item.lease, {})[entry.name] = entry
-        self._items[item.key] = item
+        self.items[item.key] = item
         yield Put(item)
 
     def _without(self, name: str) -> Iterator[Change]:
         """Remove the key with that name, if there is one."""
         key = key_of(name)
-        before = None if key is None else self._items.pop(key, None)
+        before = None if key is None else self.items.pop(key, None)
         if before is not None:
             self._leased.get(before.lease, {}).pop(name, None)
             yield Deleted(before.key)

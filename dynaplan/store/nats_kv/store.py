@@ -10,9 +10,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 
+from dynaplan.store.hub import ensure_identity
 from dynaplan.store.model import KeyValue, Transaction, WatchEvent
 from dynaplan.store.nats_connection import options_of
 from dynaplan.store.nats_kv.bucket import Conflict, JetStreamBucket, JetStreamRefusal
@@ -135,16 +137,21 @@ class NatsStore:
 
     async def identity(self) -> str:
         """Return a random mark in the data itself, written by the first client that finds none."""
-        while True:
+
+        async def read() -> str | None:
             entry = await self._bucket.read(IDENTITY)
-            if entry is not None and not entry.is_gone:
-                self._mark = entry.data.decode(errors="replace")
-                return self._mark
-            mine = Draft(IDENTITY, secrets.token_hex(8).encode())
-            try:
-                await self._bucket.write(mine.if_last(entry.sequence if entry else 0))
-            except Conflict:
-                continue
+            return None if entry is None or entry.is_gone else entry.data.decode(errors="replace")
+
+        async def create(mark: str) -> None:
+            last = await self._bucket.read(IDENTITY)
+            if last is None or last.is_gone:
+                with suppress(Conflict):
+                    await self._bucket.write(
+                        Draft(IDENTITY, mark.encode()).if_last(last.sequence if last else 0)
+                    )
+
+        self._mark = await ensure_identity(read, create)
+        return self._mark
 
     async def close(self) -> None:
         """Close the connection and end every watch."""

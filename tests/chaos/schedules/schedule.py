@@ -182,7 +182,7 @@ class Schedule(Faults):
             machine.wrong.append(f"registrations left at the end: {self._registrations()}")
 
     def _registrations(self) -> list[str]:
-        return [key for key in self.machine.store.store._items if key.startswith(SERVICES_PREFIX)]
+        return [key for key in self.machine.store.store.items if key.startswith(SERVICES_PREFIX)]
 
     async def becomes(self, check: Callable[[], bool], within_s: float) -> bool:
         deadline_s = self.machine.loop.time() + within_s
@@ -195,7 +195,7 @@ class Schedule(Faults):
     def _is_whole(self) -> bool:
         machine = self.machine
         document = machine.statefile.document
-        items = {key: item.value for key, item in machine.store.store._items.items()}
+        items = {key: item.value for key, item in machine.store.store.items.items()}
         counts = DesiredCounts.from_keys(NAMESPACE, items)
         wanted = {"VllmWorker": counts.num_decode_workers, "PrefillWorker": counts.num_prefill_workers}
         fleet = fleet_of(document) if document else ()
@@ -209,6 +209,6 @@ class Schedule(Faults):
     def _states(self) -> str:
         document = self.machine.statefile.document
         fleet = fleet_of(document) if document else ()
-        items = self.machine.store.store._items.values()
+        items = self.machine.store.store.items.values()
         counts = DesiredCounts.from_keys(NAMESPACE, {item.key: item.value for item in items})
         return f"{[(each.name, each.state.value, each.pid, each.reason) for each in fleet]}, {counts}"

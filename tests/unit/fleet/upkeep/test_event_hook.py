@@ -21,6 +21,7 @@ from dynaplan.fleet.upkeep.event_hook import (
     HookEvent,
 )
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.planner.decision_events import RecordedDecisionEvents
 from dynaplan.planner.rules import explaining
 from tests.fakes.clock import ManualClock
 
@@ -36,7 +37,7 @@ def record(at: str, before: float = 5.0, after: float = 4.0) -> dict[str, Any]:
 
 def test_a_worker_that_has_failed_is_one_event_and_what_was_so_before_is_none() -> None:
     fleet = [worker("old", WorkerState.FAILED), worker("w", WorkerState.READY)]
-    watch = EventWatch(lambda: fleet, list)
+    watch = EventWatch(lambda: fleet, RecordedDecisionEvents(list))
     assert watch.poll() == []
     fleet[1] = worker("w", WorkerState.FAILED)
     assert watch.poll() == [HookEvent("failed", "w has failed: it crashed")]
@@ -49,7 +50,7 @@ def test_a_worker_that_has_failed_is_one_event_and_what_was_so_before_is_none() 
 
 def test_a_budget_that_is_used_up_is_a_missed_target_once() -> None:
     records = [record("2026-01-01T00:00:00", 5.0, -1.0)]
-    watch = EventWatch(list, lambda: records)
+    watch = EventWatch(list, RecordedDecisionEvents(lambda: records))
     assert watch.poll() == []
     records.append(record("2026-01-01T00:00:30", 5.0, -3.0))
     (event,) = watch.poll()
@@ -62,7 +63,7 @@ def test_a_change_is_an_event_unless_the_planner_only_watches(monkeypatch: pytes
     monkeypatch.setattr(explaining, "is_change", lambda record: True)
     monkeypatch.setattr(explaining, "in_one_line", lambda record: "changed")
     records: list[dict[str, Any]] = [{"wall_time": None}]
-    watch = EventWatch(list, lambda: records)
+    watch = EventWatch(list, RecordedDecisionEvents(lambda: records))
     watch.poll()
     records += [record("1"), {**record("2"), "settings": {"no-operation": True}}, {"wall_time": "3"}]
     assert watch.poll() == [HookEvent("scaled", "changed"), HookEvent("scaled", "changed")]

@@ -23,7 +23,7 @@ def locks(store: MemoryStore, clock: LoopClock) -> Locks:
 
 
 def keys(store: MemoryStore) -> dict[str, str]:
-    return {key: item.value for key, item in store._items.items()}
+    return {key: item.value for key, item in store.items.items()}
 
 
 async def test_the_keys_are_those_of_the_original_and_live_under_a_lease(

@@ -25,7 +25,7 @@ def expired(number: int, sequence: int) -> Entry:
 
 
 def keys(mirror: Mirror, prefix: str = "") -> list[str]:
-    return [item.key for item in mirror.under(prefix)]
+    return sorted(key for key in mirror.items if key.startswith(prefix))
 
 
 def test_it_begins_with_what_is_there() -> None:

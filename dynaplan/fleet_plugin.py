@@ -1,0 +1,23 @@
+"""The fleet plugin as ``serve`` has circus load it: its event hook hears of a planner's decisions, too."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from dynaplan.fleet.plugin.plugin import ReconcilerPlugin
+from dynaplan.fleet.upkeep.event_hook import DecisionEvents
+
+RECORDS_OF_A_POLL = 10
+"""The planner's last records in which one poll finds its events: more than a planner writes meanwhile."""
+
+
+class FleetPlugin(ReconcilerPlugin):
+    """The fleet plugin of a deployment whose planner logs below the deployment's logs."""
+
+    def decision_events(self, planner_dir: Path) -> DecisionEvents:
+        """Return the events among the decisions that planners have recorded there."""
+        from dynaplan.planner.decision_events import RecordedDecisionEvents  # much, for those who have a hook
+        from dynaplan.planner.recorders.jsonl import TAIL_BYTES, recent_records
+
+        return RecordedDecisionEvents(partial(recent_records, planner_dir, RECORDS_OF_A_POLL, TAIL_BYTES))

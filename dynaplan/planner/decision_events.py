@@ -1,0 +1,49 @@
+"""The events among a planner's recorded decisions, for the event hook of the fleet plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from dynaplan.fleet.upkeep.event_hook import SCALED, TARGET_MISSED, HookEvent
+from dynaplan.planner.rules.explaining import in_one_line, is_change
+
+
+class RecordedDecisionEvents:
+    """Decisions that scaled, and targets whose error budget is used up.
+
+    ``records`` returns the planner's last records, the oldest first. Those of the first poll are no events.
+    """
+
+    def __init__(self, records: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+        self._records = records
+        self._last: str | None = None
+
+    def poll(self) -> Iterator[HookEvent]:
+        """Yield the events of the records that are newer than those of the last poll."""
+        records = [each for each in self._records() if isinstance(each.get("wall_time"), str)]
+        before = self._last
+        self._last = max([before or "", *(each["wall_time"] for each in records)])
+        if before is None:
+            return
+        for record in records:
+            if record["wall_time"] > before:
+                yield from _events_of(record)
+
+
+def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
+    if is_change(record) and not record.get("settings", {}).get("no-operation"):
+        yield HookEvent(SCALED, in_one_line(record))
+    before, after = (_budget(record, state) for state in ("state", "next_state"))
+    for name in ("ttft", "itl"):
+        key = f"{name}_requests"
+        if after.get(key, 0.0) < 0 <= before.get(key, 0.0):
+            missed = -after[key]
+            said = f"{missed:.0f} more requests missed it than its percentile allows"
+            yield HookEvent(TARGET_MISSED, f"the target of {name.upper()}: {said}")
+
+
+def _budget(record: Mapping[str, Any], state: str) -> Mapping[str, float]:
+    document = record.get(state)
+    found = document.get("error_budget") if isinstance(document, dict) else None
+    return found if isinstance(found, dict) else {}
