@@ -19,7 +19,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
 from statistics import median
 
-from dynaplan.gateway.migration.partial_answers import PartialAnswer, UnreadPages
+from dynaplan.gateway.migration import PartialAnswer, UnreadPages
 from dynaplan.store.instances import Instance
 from tests.bench.load_generator import generate
 from tests.bench.table import Row

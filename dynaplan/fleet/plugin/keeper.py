@@ -38,7 +38,7 @@ from dynaplan.fleet.rules.observing import (
 )
 from dynaplan.fleet.rules.reconcile import Fleet, Reconciled, reconcile, renewable, replaced
 from dynaplan.fleet.rules.removals import MOST_REMOVALS, REMOVALS, Removal
-from dynaplan.fleet.rules.restarting import CrashLedger, after_exit
+from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.rules.startup_times import startup_key
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
@@ -105,7 +105,6 @@ class FleetKeeper:
         self._beat = beat
         self._kept = kept
         self._wake = wake
-        self._crashes = CrashLedger()
         self._waits = Waits()
         self._removals: deque[Removal] = deque(maxlen=MOST_REMOVALS)
         self._to_replace: set[str] = set()
@@ -182,15 +181,11 @@ class FleetKeeper:
         now_s = self._clock.now_s()
         exits = self._departures.exits(self._workers.values())
         seen = observe(self._workers, World(now_s, exits, instances, self._departures.gone))
-        self._crashes.note(self._workers, seen.workers)
-        forgiven = self._crashes.forgiven(seen.workers, self._link.forgiven, now_s)
-        self._keep({**seen.workers, **forgiven})
+        self._keep(seen.workers)
         for lease in seen.dead_leases:
             self._link.revoke(lease)
         for line in seen.news:
             self._say(line)
-        for name in forgiven:
-            self._say(self._crashes.told(name))
         for name, seconds in seen.started_s.items():
             worker = self._workers[name]
             self._startup_s[worker.role.value] = round(seconds, 3)
