@@ -1,10 +1,73 @@
-"""The two checks before a request is read: the API key, and the number of requests that wait already."""
+"""What is checked of a request before it costs a worker anything.
+
+Before its body is read: the API key, and the number of requests that wait already. Then: the model's name,
+addresses that an engine would fetch, and the length of the prompt.
+"""
 
 from __future__ import annotations
 
 import hmac
 
-from dynaplan.gateway.openai_api import ApiError
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
+from dynaplan.gateway.routing.worker_router import WorkerRouter
+
+
+class Admission:
+    """The checks of one frontend; each raises ApiError for a request that does not pass."""
+
+    def __init__(self, settings: FrontendSettings, router: WorkerRouter) -> None:
+        self._settings = settings
+        self._router = router
+        self._key = ApiKey(settings.api_key)
+        self._room = WaitingRoom(settings.max_waiting_requests)
+
+    def check_key(self, authorization: str) -> None:
+        """Raise ApiError (401) unless the header bears the key."""
+        self._key.check(authorization)
+
+    def check_room(self) -> None:
+        """Raise ApiError (429) when too many requests wait for their first token."""
+        self._room.check()
+
+    def enter_room(self) -> Place:
+        """Return a place among the waiting requests, to be left with the first token; raises as above."""
+        return self._room.enter()
+
+    def check_model(self, model: str) -> None:
+        """Raise ApiError (404) for an unknown model, (503) while no worker has registered one."""
+        known = self.model_names()
+        if model not in known:
+            if not known:
+                raise self._router.nobody("No worker has said yet which model it serves. Try again.")
+            raise ApiError(
+                404,
+                f"The model {model!r} does not exist; there is {', '.join(sorted(known))}",
+                code="model_not_found",
+                param="model",
+                metric="not_found",
+            )
+
+    def check_call(self, call: Call) -> None:
+        """Raise ApiError (400) for addresses that may not be fetched, and a prompt that is too long."""
+        check_media(call, self._settings.allow_media_urls)
+        check_context(call, self._context_tokens())
+
+    def model_names(self) -> set[str]:
+        """Return the configured model name, and the registered ones of workers: models and adapters."""
+        cards = [instance.card for instance in self._router.instances]
+        names = {str(card.get("model") or "") for card in cards}
+        names |= {str(name) for card in cards for name in card.get("loras") or ()}
+        return (names | {self._settings.model}) - {""}
+
+    def _context_tokens(self) -> int:
+        """Return the longest context, in tokens, of the workers whose tokenizer the frontend has; else 0.
+
+        Only the simulated engine's tokenizer is known here. Other engines check the length themselves.
+        """
+        cards = [instance.card for instance in self._router.instances]
+        stated = [card.get("context_tokens") for card in cards if card.get("tokenizer") == "sim"]
+        return max((tokens for tokens in stated if isinstance(tokens, int)), default=0)
 
 
 class WaitingRoom:

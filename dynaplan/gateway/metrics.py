@@ -25,10 +25,10 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from dynaplan.gateway.engine_answers import Usage, count_tokens
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.gateway.routing.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.router_names import RouterNames
-from dynaplan.gateway.stream_tokens import Usage, counted, tokens_in
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,7 +74,7 @@ class _ModelMetrics:
 
 
 class RequestRecord:
-    """Observes one request from its acceptance, at ``begun_s``, until ``finished``.
+    """Observes one request from its acceptance, at ``begun_s``, until ``finish``.
 
     ``output_tokens`` is the number of tokens that its stream has brought, ``ttft_s`` the time to the first
     of them.
@@ -94,19 +94,19 @@ class RequestRecord:
         self._of_model.active.inc()
         self._of_model.queued.inc()
 
-    def answering(self) -> None:
+    def begin_answer(self) -> None:
         """Count the request as answering instead of queued: the first token has arrived."""
         if self.is_waiting:
             self.is_waiting = False
             self._of_model.queued.dec()
 
-    def streamed(self, chunk: bytes, endpoint: ApiPath = CHAT_COMPLETIONS) -> None:
+    def observe(self, chunk: bytes, endpoint: ApiPath = CHAT_COMPLETIONS) -> None:
         """Observe TTFT or ITL for whole events of a stream of that path that are being passed on.
 
         An engine may send several tokens at once: the time since the previous ones is spread over them
         evenly.
         """
-        tokens = counted(endpoint, chunk) if endpoint.inputs else tokens_in(chunk)
+        tokens = count_tokens(endpoint, chunk)
         if tokens <= 0:
             return
         now_s = self._now_s()
@@ -123,16 +123,16 @@ class RequestRecord:
         self._last_s = now_s
         self.output_tokens += tokens
 
-    def migrated(self) -> None:
+    def count_migration(self) -> None:
         """Count that another worker goes on with the answer."""
         self._of_model.migrations.inc()
 
-    def finished(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
+    def finish(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
         """Observe the end of the request; ``error_type`` is empty when it was answered.
 
         The usage that the answer ``stated`` is exact and comes before the estimate ``input_tokens``.
         """
-        self.answering()
+        self.begin_answer()
         self._of_model.inflight.dec()
         self._of_model.active.dec()
         self._of_model.duration_s.observe(self._now_s() - self.begun_s)
@@ -192,21 +192,21 @@ class FrontendMetrics:
         """Begin to observe an accepted request."""
         return RequestRecord(self, model, endpoint, is_stream)
 
-    def refused(
+    def count_refusal(
         self, endpoint: str, error_type: str, model: str = "unknown", is_stream: bool = False
     ) -> None:
         """Count a request that was answered with an error before it was accepted."""
         self.count_ended((model, endpoint, "stream" if is_stream else "unary"), error_type)
 
-    def client_left(self) -> None:
+    def count_disconnect(self) -> None:
         """Count a client that closed its connection before its answer was complete."""
         self._disconnected.labels(self.namespace).inc()
 
-    def connection_closed(self, reason: str) -> None:
+    def count_closed_connection(self, reason: str) -> None:
         """Count a client's connection that was closed, or refused, because of a limit."""
         self._closed_connections.labels(self.namespace, reason).inc()
 
-    def placed(self, model: str, place: str) -> None:
+    def count_prefill(self, model: str, place: str) -> None:
         """Count a prefill by place: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
         self._prefills.labels(self.namespace, model, place).inc()
 

@@ -71,6 +71,10 @@ class ApiError(Exception):
         """Write the error in OpenAI's form: ``{"error": {...}}``."""
         return json.dumps({"error": self._error}).encode()
 
+    def to_event(self) -> bytes:
+        """Write the error as an event of a stream."""
+        return b"data: " + self.to_json() + b"\n\n"
+
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """Make an error 400: the client must change its request."""
@@ -119,6 +123,22 @@ def no_such_path(path: str) -> ApiError:
 def worker_failed(message: str) -> ApiError:
     """Make an error 502: workers tried, and failed."""
     return ApiError(502, message, kind="server_error", code="worker_failed", metric="internal")
+
+
+def needs_local_prefill() -> ApiError:
+    """Make an error 400: only a decode worker could compute the prompt, and none here can."""
+    return bad_request(
+        "The decode workers here cannot compute a prompt, and images, sounds, lists of prompts and other "
+        "paths than completions are not computed for them. Send one prompt of text.",
+        code="needs_local_prefill",
+    )
+
+
+def internal_error() -> ApiError:
+    """Make an error 500: a fault of the frontend's own."""
+    return ApiError(
+        500, "The frontend failed; its log says how", kind="server_error", code="internal", metric="internal"
+    )
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.util.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dynaplan.gateway.answering import Exchange
-    from dynaplan.gateway.stream_tokens import Usage
 
 log = logging.getLogger(__name__)
 
@@ -71,18 +67,14 @@ class TrafficRecording:
                 hint="Expected a file in a directory that exists: a new one, or a recording to continue.",
             ) from None
 
-    def ended(self, exchange: Exchange, stated: Usage, *, is_answered: bool) -> None:
-        """Take a finished exchange down. A failed one counts with the tokens it got, and not without any."""
-        call, record = exchange.call, exchange.record
-        output_tokens = record.output_tokens if stated.output_tokens is None else stated.output_tokens
-        if not (is_answered or output_tokens) or len(self._waiting) >= MOST_WAITING:
+    def add(self, begun_s: float, prompt_tokens: int, output_tokens: int, blocks: PromptBlocks) -> None:
+        """Record a request that began at that time of ``now_s`` and has ended with these lengths."""
+        if len(self._waiting) >= MOST_WAITING:
             return
-        prompt_tokens = call.prompt_tokens if stated.input_tokens is None else stated.input_tokens
-        blocks = exchange.blocks
         # The blocks were cut by an estimate of the prompt's tokens: keep only those that it really fills.
         full = prompt_tokens // blocks.tokens if blocks.tokens else 0
         self._waiting.append(
-            TracedRequest(record.begun_s, prompt_tokens, output_tokens, blocks.hashes[:full], blocks.tokens)
+            TracedRequest(begun_s, prompt_tokens, output_tokens, blocks.hashes[:full], blocks.tokens)
         )
         self._has_waiting.set()
 

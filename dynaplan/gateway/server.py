@@ -1,6 +1,6 @@
 """The Frontend's process: builds its parts, listens on the public port, drains and closes.
 
-The package's docstring (``gateway/__init__.py``) follows a request through these parts.
+``request_path`` follows a request through these parts.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING
 from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import HttpProcessingError
 
 from dynaplan.config.frontend import gathered_settings
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.engines import registry
 from dynaplan.fleet import local_host
 from dynaplan.fleet.absence import Absence, absence_in
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import fleet_key
-from dynaplan.gateway.forgiving import ForgivenCrashes
-from dynaplan.gateway.forwarding import Forwarder
+from dynaplan.gateway.admission import Admission
+from dynaplan.gateway.all_metrics import AllMetrics
 from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX
 from dynaplan.gateway.kv_routing.router_inputs import RouterKnowledge
-from dynaplan.gateway.malformed import http_logger
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
-from dynaplan.gateway.reporting.all_metrics import AllMetrics
-from dynaplan.gateway.requests import FrontendRequests
+from dynaplan.gateway.reports import Reports
+from dynaplan.gateway.request_path import RequestPath
+from dynaplan.gateway.routes import FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
 from dynaplan.gateway.routing.unmanaged_watch import Neighbours
@@ -122,48 +122,39 @@ class FrontendServer:
             component=settings.prefill_component,
             wait_s=settings.prefill_wait_s,
             connect=runtime.messenger,
-            placed=self._metrics.placed,
+            placed=self._metrics.count_prefill,
             background=self._background,
             sleepers=self._sleepers,
             told=self._knowledge.told,
         )
-        forwarder = self._new_forwarder()
-        self._sleepers.on_change(forwarder.fell_asleep)
-        self._all_metrics = AllMetrics(runtime, lambda: self._requests.own_metrics())
+        self._path = self._new_path()
+        self._all_metrics = AllMetrics(runtime, lambda: self._routes.own_metrics())
         self._page = self._page_routes()
-        self._requests = FrontendRequests(
-            settings,
-            self._router,
-            forwarder,
-            self._metrics,
-            self._recording,
-            self._all_metrics,
-            self._page.handle if self._page else None,
-            self._tracer,
+        self._routes = FrontendRoutes(
+            self._path, self._all_metrics.read, self._page.handle if self._page else None
         )
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None
 
-    def _new_forwarder(self) -> Forwarder:
-        settings, runtime = self._settings, self._runtime
-        return Forwarder(
-            self._upstream,
+    def _new_path(self) -> RequestPath:
+        settings = self._settings
+        reports = Reports(self._metrics, self._recording, self._tracer, logs_requests=settings.access_log)
+        return RequestPath(
+            settings,
+            Admission(settings, self._router),
             self._router,
             self.prefill,
+            self._upstream,
             Reservations(self._upstream, self._background),
-            worker_wait_s=settings.worker_wait_s,
-            migration_limit=settings.migration_limit,
-            forgive=ForgivenCrashes(
-                runtime.store, runtime.leases, runtime.namespace, self._background
-            ).forgive,
-            engine_api=registry.engine_api,
-            served=self._knowledge.served,
+            self._sleepers,
+            self._knowledge,
+            reports,
         )
 
     @property
     def in_flight(self) -> int:
         """The number of completion requests that are not answered yet."""
-        return self._requests.in_flight
+        return self._path.in_flight
 
     @property
     def port(self) -> int:
@@ -228,7 +219,7 @@ class FrontendServer:
         secret = runtime.worker_token if settings.page else ""
         is_tls = runtime.server_tls is not None
         place = page_of(os.environ, runtime.namespace, secret, settings.host, settings.api_key, is_tls=is_tls)
-        return PageRoutes(place, lambda request: self._requests.handle(request)) if place else None
+        return PageRoutes(place, lambda request: self._routes.handle(request)) if place else None
 
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel.
@@ -236,7 +227,7 @@ class FrontendServer:
         A client that has not been told of the end may send its next request on the connection of its last
         one, just before that would be closed: it is answered, and told.
         """
-        self._requests.is_draining = True
+        self._routes.is_draining = True
         if self._acceptor:
             await self._acceptor.stop()
         if self._page:
@@ -258,7 +249,7 @@ class FrontendServer:
         if self._recording:
             await self._recording.write()
         await self._background.finish(FINISH_WITHIN_S)
-        await self._requests.close()
+        await self._path.close()
         if self._tracer:
             await asyncio.to_thread(self._tracer.close)
         await self._all_metrics.close()
@@ -289,13 +280,13 @@ class FrontendServer:
             settings.head_timeout_s,
         )
         return ClientServer(
-            self._requests.handle,
+            self._routes.handle,
             limits,
-            self._metrics.connection_closed,
+            self._metrics.count_closed_connection,
             request_factory=self._new_request,
             handler_cancellation=True,
             access_log=None,
-            logger=http_logger(),
+            logger=_http_logger(),
         )
 
     def _public_url(self) -> str:
@@ -321,7 +312,7 @@ class FrontendServer:
     ) -> web.BaseRequest:
         loop = asyncio.get_running_loop()
         size = self._settings.max_body_bytes
-        if self._requests.is_draining:
+        if self._routes.is_draining:
             message = message._replace(should_close=True)  # the answer says "Connection: close"
         return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
 
@@ -338,3 +329,26 @@ def _has_coming_decode_workers(fleet: str) -> bool:
     except ValueError:
         return False
     return decode.starting + decode.backoff > 0
+
+
+_CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError)
+
+
+class _OneLineForClientFaults(logging.Filter):
+    """Reduces the record of malformed HTTP to a line, which fills no disk; leaves our own faults whole."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, _CLIENT_FAULTS):
+            record.msg = f"{record.getMessage()}: {' '.join(str(error).split())}"
+            record.args, record.exc_info, record.exc_text = (), None, None
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        return True
+
+
+def _http_logger() -> logging.Logger:
+    """Return the logger of an HTTP server that anonymous clients may speak to."""
+    logger = logging.getLogger("dynaplan.http")
+    if not logger.filters:
+        logger.addFilter(_OneLineForClientFaults())
+    return logger

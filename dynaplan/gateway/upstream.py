@@ -1,8 +1,9 @@
-"""The connections to the workers and their engines, and the meaning of their failures.
+"""The engine's side of a request: connections to the workers and their engines, and what their failures mean.
 
+The request path knows engines by ``Upstream`` and ``EngineAnswer`` alone, and no type of the HTTP client.
 A failure is one of two kinds. ``WorkerRefused``: the worker has certainly not begun with the request, so it
 can go elsewhere as if nothing had happened. ``WorkerDied``: the worker may have begun; the request is tried
-elsewhere too, but counted against ``MOST_DEATHS``, in case that it is the request that kills workers.
+elsewhere too, but the deaths are counted, in case that it is the request that kills workers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first
 LARGEST_WRITE_BYTES = 256 * 1024
 """Bytes of a body that are sent in one piece."""
 
+LARGEST_HELD_BYTES = 1024 * 1024
+"""Bytes of one line that are held back at most; a longer line is passed on in pieces."""
+
 _Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 _is_reused: ContextVar[bool] = ContextVar("_is_reused", default=False)
@@ -49,14 +53,12 @@ class WorkerDied(Exception):
     """The worker failed in the middle of the request, before the client got anything of its answer.
 
     ``is_connection_lost`` tells a connection that broke off, as a dying process leaves it, from an answer
-    that says that the engine has failed. ``is_asleep`` tells an engine that fell asleep over the request,
-    which is nobody's fault, from both.
+    that says that the engine has failed.
     """
 
-    def __init__(self, reason: str, *, is_connection_lost: bool = False, is_asleep: bool = False) -> None:
+    def __init__(self, reason: str, *, is_connection_lost: bool = False) -> None:
         super().__init__(reason)
         self.is_connection_lost = is_connection_lost
-        self.is_asleep = is_asleep
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -95,7 +97,7 @@ class Upstream:
         *,
         is_kept: bool = True,
         trace: Mapping[str, str] = NO_TRACE,
-    ) -> aiohttp.ClientResponse:
+    ) -> EngineAnswer:
         """Post the request; return the answer as soon as its status is there. The caller closes it.
 
         ``trace`` are the headers of the client's trace.
@@ -130,7 +132,7 @@ class Upstream:
         body: bytes,
         request_id: str,
         trace: Mapping[str, str],
-    ) -> aiohttp.ClientResponse:
+    ) -> EngineAnswer:
         headers = {
             "Authorization": self._authorization,
             "Content-Type": "application/json",
@@ -146,30 +148,65 @@ class Upstream:
                 raise out_of_descriptors(descriptor_limit()) from None
             raise WorkerRefused(str(error)) from None
         except _Unanswered as error:
-            raise WorkerDied(_said(error), is_connection_lost=True) from None
+            raise WorkerDied(_reason(error), is_connection_lost=True) from None
         if response.status in REFUSALS:
             response.close()
             raise WorkerRefused(f"status {response.status}")
-        return response
+        return EngineAnswer(response)
 
 
-async def read_some(response: aiohttp.ClientResponse) -> bytes:
-    """Return the next bytes of the answer, empty at its end; raises WorkerDied."""
-    try:
-        return await response.content.readany()
-    except _Unanswered as error:
-        raise WorkerDied(_said(error), is_connection_lost=True) from None
+class EngineAnswer:
+    """The answer to one request, from its status to ``close``, which may come at any time."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self._held = b""
+        self.status = response.status
+
+    def header(self, name: str) -> str | None:
+        """Return the value of a header; None without it."""
+        return self._response.headers.get(name)
+
+    async def read_all(self) -> bytes:
+        """Return the whole answer, the same at each call; raises WorkerDied."""
+        try:
+            return await self._response.read()
+        except _Unanswered as error:
+            raise WorkerDied(_reason(error), is_connection_lost=True) from None
+
+    async def read_lines(self) -> bytes:
+        """Return the next whole lines, so that no event is passed on in half; empty at the answer's end.
+
+        Raises WorkerDied.
+        """
+        chunk = await self._read_some()
+        if not self._held and chunk.endswith(b"\n"):
+            return chunk
+        return await self._complete_lines(chunk)
+
+    async def _complete_lines(self, chunk: bytes) -> bytes:
+        lines, self._held = self._held + chunk, b""
+        while chunk:
+            end = lines.rfind(b"\n") + 1 or (len(lines) if len(lines) > LARGEST_HELD_BYTES else 0)
+            if end:
+                self._held = lines[end:]
+                return lines[:end]
+            chunk = await self._read_some()
+            lines += chunk
+        return lines
+
+    async def _read_some(self) -> bytes:
+        try:
+            return await self._response.content.readany()
+        except _Unanswered as error:
+            raise WorkerDied(_reason(error), is_connection_lost=True) from None
+
+    def close(self) -> None:
+        """Give the connection back if the answer was read to its end, else close it."""
+        self._response.close()
 
 
-async def read_whole(response: aiohttp.ClientResponse) -> bytes:
-    """Return the whole answer; raises WorkerDied."""
-    try:
-        return await response.read()
-    except _Unanswered as error:
-        raise WorkerDied(_said(error), is_connection_lost=True) from None
-
-
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 

@@ -41,9 +41,6 @@ class InstanceKeys:
         return frozenset(found for key in keys if (found := self.instance(namespace, key)))
 
 
-FORGIVEN_CRASHES = InstanceKeys("forgiven_crashes")
-"""The instance died of a request: a frontend says so, and the fleet plugin does not count the crash."""
-
 ASLEEP = InstanceKeys("asleep")
 """The instance's engine sleeps: its worker says so. The value is why it cannot be woken, or empty."""
 

@@ -25,10 +25,9 @@ from dynaplan.engines.sim.api import read_request
 from dynaplan.engines.vllm import ASK_TO_HOLD, SIGNALS, make
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.gateway.engine_answers import count_chat_tokens, find_failure, find_usage, is_aborted
 from dynaplan.gateway.openai_api import ApiError
 from dynaplan.gateway.routing.reservation import _read_fields
-from dynaplan.gateway.stream_events import failure_in, is_aborted
-from dynaplan.gateway.stream_tokens import tokens_in, usage_in
 from dynaplan.gateway.upstream import WorkerDied
 from dynaplan.planner.metrics.exposition import Exposition, increase, traffic_of
 from dynaplan.store.instances import Instance
@@ -64,10 +63,10 @@ def test_any_event_of_a_stream_is_counted_and_a_failure_in_it_is_an_error(
     path: Path, data: st.DataObject
 ) -> None:
     events = bytes_of(path.read_bytes(), data.draw)
-    assert tokens_in(events) >= 0
-    usage_in(events)
+    assert count_chat_tokens(events) >= 0
+    find_usage(events)
     is_aborted(events)
-    if failure := failure_in(events):
+    if failure := find_failure(events):
         json.loads(failure.to_api_error().to_json())
 
 
@@ -76,7 +75,7 @@ def test_any_event_of_a_stream_is_counted_and_a_failure_in_it_is_an_error(
 def test_an_error_event_of_any_form_is_an_error_of_openais_form(data: st.DataObject) -> None:
     real = {"error": {"message": "no", "type": "x", "param": None, "code": 400}}
     text = json_text(real, data.draw).replace("\n", " ")
-    failure = failure_in(b"data: {} " + text.encode("utf-8", "replace") + b"\n\n") or failure_in(
+    failure = find_failure(b"data: {} " + text.encode("utf-8", "replace") + b"\n\n") or find_failure(
         b"data: " + text.encode("utf-8", "replace") + b"\n\n"
     )
     if failure:
@@ -88,8 +87,8 @@ def test_an_error_event_of_any_form_is_an_error_of_openais_form(data: st.DataObj
 @total
 @given(digits=st.integers(1, 6000), name=st.sampled_from(["prompt", "completion", "cached"]))
 def test_a_usage_of_any_size_is_read_or_not_stated(digits: int, name: str) -> None:
-    usage = usage_in(b'"usage":{"completion_tokens":1,"%b_tokens":%b}' % (name.encode(), b"9" * digits))
-    timings = usage_in(b'"timings":{"cache_n":1,"prompt_n":%b,"x":1,"predicted_n":1}' % (b"9" * digits))
+    usage = find_usage(b'"usage":{"completion_tokens":1,"%b_tokens":%b}' % (name.encode(), b"9" * digits))
+    timings = find_usage(b'"timings":{"cache_n":1,"prompt_n":%b,"x":1,"predicted_n":1}' % (b"9" * digits))
     assert all(number is None or number <= 10**16 for number in (usage.input_tokens, timings.input_tokens))
 
 
@@ -240,6 +239,6 @@ def test_traffic_is_made_of_any_metrics_of_a_frontend_or_a_value_error(data: st.
 
 
 def test_an_error_event_is_what_the_fixtures_say() -> None:
-    failure = failure_in((ENGINES / "vllm" / "error_kv_transfer.sse").read_bytes())
+    failure = find_failure((ENGINES / "vllm" / "error_kv_transfer.sse").read_bytes())
     assert failure
     assert isinstance(failure.to_api_error(), ApiError)

@@ -54,7 +54,7 @@ async def large(here: Stage, **changes: Any) -> tuple[int, str]:
 
 
 def held(here: Stage) -> int:
-    return here.frontend._requests._budget.held_bytes
+    return here.frontend._path.bodies.held_bytes
 
 
 @pytest.mark.parametrize("headers", ["Content-Length: 400000", "Transfer-Encoding: chunked"])

@@ -95,18 +95,16 @@ async def poisoned(here: Stage, text: str) -> tuple[int, str]:
     return await here.post(COMPLETIONS, prompt=text, max_tokens=8, **POISON)
 
 
-async def test_a_poisoned_request_ends_in_500_with_the_reason_and_its_variants_are_refused_at_once() -> None:
+async def test_a_poisoned_request_ends_in_500_with_the_reason_and_is_then_refused_without_a_death() -> None:
     async with stage(served_model_name=MODEL) as here:
         hospital = Hospital(here, 3)
         here.runtime.spawn(hospital.keep(), "hospital")
         await eventually(lambda: len(hospital.workers) == 3)
-        first = await poisoned(here, "hi")
-        assert first[0] == 500
-        assert json.loads(first[1])["error"]["code"] == "request_kills_workers"
-        for number in range(30):
-            status, _ = await poisoned(here, f"variant {number}")
-            assert status == 500
-        assert hospital.deaths <= 4
+        for _ in range(30):
+            status, text = await poisoned(here, "hi")
+            assert (status, json.loads(text)["error"]["code"]) == (500, "request_kills_workers")
+        assert hospital.deaths == 2
+        assert (await here.post(COMPLETIONS, prompt="hi", max_tokens=8))[0] == 200
 
 
 async def test_innocent_requests_beside_a_poisoned_one_are_all_answered() -> None:
@@ -124,8 +122,8 @@ async def test_innocent_requests_beside_a_poisoned_one_are_all_answered() -> Non
                 answers.append(status)
 
         async def attack() -> None:
-            for number in range(25):
-                await poisoned(here, f"variant {number}")
+            for _ in range(25):
+                assert (await poisoned(here, "hi"))[0] in (500, 502)
 
         await asyncio.gather(attack(), *map(ask, range(8)))
         assert 2 <= hospital.deaths <= 6

@@ -21,7 +21,7 @@ from statistics import median
 
 import uvloop
 
-from dynaplan.gateway.migration.partial_answers import PartialAnswer, UnreadPages
+from dynaplan.gateway.migration import PartialAnswer, UnreadPages
 from dynaplan.store.instances import Instance
 from tests.bench.load import generate
 from tests.bench.table import Row

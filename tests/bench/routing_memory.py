@@ -2,8 +2,8 @@
 
 ``python -m tests.bench.routing_memory told|predicted REQUESTS`` prints, of one process that has routed that
 many, its objects and its resident memory in MiB. Real parts: the router with its books, the index of told
-blocks or the prediction, trials, the counts of what caches served, and the metrics. The engines' blocks are a
-bounded cache each; requests are conversations of random lengths, and workers come and go.
+blocks or the prediction, poison requests, the counts of what caches served, and the metrics. The engines'
+blocks are a bounded cache each; requests are conversations of random lengths, and workers come and go.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
 from dynaplan.gateway.kv_routing.kv_index import KvIndex
 from dynaplan.gateway.openai_api import COMPLETIONS, Call
+from dynaplan.gateway.poison_requests import PoisonRequests
 from dynaplan.gateway.routing.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
-from dynaplan.gateway.trials import Trials
 from dynaplan.store.instances import Instance
 from tests.bench.table import Row
 
@@ -127,7 +127,7 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
         chosen=metrics.chosen,
     )
     now_s = asyncio.get_running_loop().time
-    trials = Trials(now_s)
+    poison = PoisonRequests(now_s)
     talks = [f"conversation {number} " for number in range(200)]
     flying: deque[Booking] = deque()
     held = []
@@ -137,11 +137,11 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
         if len(talks[talk]) > 400:
             talks[talk] = f"conversation {number} "
         call = Call(COMPLETIONS, b"{}", {}, "m", True, talks[talk], len(talks[talk]) // 4)
-        async with trials.trial(call) as trial:
+        async with poison.admit(call) as suspect:
             booking = await router.book(call, 0.0)
-            trial.at(booking.instance.instance_id)
+            suspect.sent_to(booking.instance)
             booking.prefilled()
-            trial.answered()
+            suspect.answered()
         fleet.compute(booking.instance.instance_id, booking.blocks.hashes)
         worth.served(booking.instance.instance_id, booking.overlap_blocks * booking.block_tokens, now_s())
         flying.append(booking)

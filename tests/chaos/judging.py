@@ -9,7 +9,7 @@ from tests.chaos.history import Request
 
 FRONTEND, DECODE, PREFILL = "Frontend", "VllmWorker", "PrefillWorker"
 MOST_DEATHS = 3
-DEATHS_OF_A_SHAPE = 3
+DEATHS_TO_REFUSE = 2
 MIGRATIONS = 3
 
 
@@ -51,10 +51,9 @@ class Judge:
             return "" if self._losses(request, FRONTEND) else "the frontend broke off unharmed"
         losses = self._losses(request, DECODE)
         if "Workers have died over this request" in request.error:
-            # By gateway/suspects.py a request that was alone at a death is convicted by the next, one of
-            # the same shape by the third; then all of that shape are, whatever has befallen them.
+            # An equal request may have caused the deaths, before this one was sent (poison_requests.py).
             deaths = sum(service == DECODE and at_s <= request.ended_s for at_s, service in self.harms)
-            return "" if losses >= 2 or deaths >= DEATHS_OF_A_SHAPE else "convicted of too few deaths"
+            return "" if deaths >= DEATHS_TO_REFUSE else "refused after too few deaths"
         if request.status == 502:
             return "" if losses >= MOST_DEATHS else "an error without enough deaths"
         if "files and connections open" in request.error:

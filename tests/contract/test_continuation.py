@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.gateway.migration.continuing import continuation
+from dynaplan.gateway.migration import make_continuation
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, Call, read_call
 from tests.contract.engine_workers import KINDS, Kind, Worker, starting
 
@@ -40,6 +40,6 @@ async def test_a_begun_answer_goes_on_where_it_was_cut(engine: tuple[Kind, Worke
     whole = await texts(worker, asked)
     for tokens in (3, 7, 11):
         begun = "".join(whole[:tokens])
-        rest = continuation(asked, begun, tokens, registry.engine_api(kind.name))
+        rest = make_continuation(asked, begun, tokens, registry.engine_api(kind.name))
         sent = begun.removesuffix(rest.held)
         assert sent + "".join(await texts(worker, rest.call)) == "".join(whole)

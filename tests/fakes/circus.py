@@ -88,7 +88,6 @@ class FakeLink:
         self.counts: DesiredCounts | None = None
         self.instances: tuple[Instance, ...] | None = None
         self.unanswered: set[int] = set()
-        self.forgiven: frozenset[int] = frozenset()
         self.leave_first = ""
         self.asleep: frozenset[int] = frozenset()
         self.cache_worth: dict[int, int] = {}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
-from dynaplan.gateway.stream_tokens import Usage
 
 
 class CountingFrontend:
@@ -53,8 +53,8 @@ class CountingFrontend:
         for _ in range(times):
             record = self.metrics.record(model, "completions", is_stream=True)
             self.now_s += ttft_s
-            record.streamed(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
-            record.finished("", isl, Usage(isl, osl))
+            record.observe(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
+            record.finish("", isl, Usage(isl, osl))
 
     async def _render(self, _: web.Request) -> web.Response:
         self.scrapes += 1

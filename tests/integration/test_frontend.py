@@ -177,6 +177,28 @@ async def test_more_waiting_than_allowed_is_refused_with_retry_after() -> None:
         assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
 
 
+async def test_a_request_that_finds_the_room_full_after_its_body_is_refused_and_leaves_no_gauge() -> None:
+    go_on = asyncio.Event()
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        text = json.dumps(body(CHAT)).encode()
+        yield text[:5]
+        await go_on.wait()
+        yield text[5:]
+
+    async with stage(max_waiting_requests=1) as here:
+        worker = await here.worker("hold_before")
+        slow = asyncio.create_task(here.client.post(here.url + CHAT, data=slow_body()))
+        await eventually(lambda: here.frontend.in_flight == 1)
+        waiting = asyncio.create_task(here.post())
+        await eventually(lambda: worker.in_flight == 1)
+        go_on.set()
+        assert (await slow).status == 429
+        worker.go_on.set()
+        assert (await waiting)[0] == 200
+        assert await here.sample("dynamo_frontend_inflight_requests") == 0
+
+
 async def test_a_stream_that_has_begun_does_not_wait_any_more() -> None:
     async with stage(max_waiting_requests=1) as here:
         worker = await here.worker("hold_within")
@@ -484,7 +506,7 @@ async def test_a_drain_finishes_what_is_held_and_accepts_no_connection() -> None
         async with here.client.post(url + CHAT, json=body(CHAT, stream=True)) as response:
             await response.content.readany()
             draining = asyncio.create_task(here.frontend.drain())
-            await eventually(lambda: here.frontend._requests.is_draining)
+            await eventually(lambda: here.frontend._routes.is_draining)
             assert worker.in_flight == 1
             assert not draining.done()
             async with aiohttp.ClientSession() as other:
@@ -581,10 +603,10 @@ RECORD = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from dynaplan.gateway.metrics import FrontendMetrics
-from dynaplan.gateway.stream_tokens import Usage
+from dynaplan.gateway.engine_answers import Usage
 metrics = FrontendMetrics("ns", lambda: 0.0, Path(sys.argv[1]))
 record = metrics.record("m", "completions", True)
-record.finished("", 7, Usage(7, 5))
+record.finish("", 7, Usage(7, 5))
 metrics.record("m", "completions", True)
 print(metrics.render().decode(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL if sys.argv[2] == "die" else signal.SIGCONT)

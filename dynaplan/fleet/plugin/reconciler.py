@@ -47,7 +47,7 @@ from dynaplan.fleet.rules.observing import (
 )
 from dynaplan.fleet.rules.reconcile import Reconciled, reconcile, renewable, replaced
 from dynaplan.fleet.rules.removals import MOST_REMOVALS, REMOVALS, Removal
-from dynaplan.fleet.rules.restarting import CrashLedger, after_exit
+from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.rules.startup_times import startup_key
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
@@ -97,7 +97,6 @@ class Reconciler:
         self._termination = termination
         self._workers = {worker.name: worker for worker in workers}
         self._wake = wake
-        self._crashes = CrashLedger()
         self._pending = PendingWorkers()
         self._removals: deque[Removal] = deque(maxlen=MOST_REMOVALS)
         self._to_replace: set[str] = set()
@@ -164,15 +163,11 @@ class Reconciler:
         now_s = self._clock.now_s()
         exits = self._termination.exits(self._workers.values())
         seen = observe(self._workers, World(now_s, exits, instances, self._termination.gone))
-        self._crashes.note(self._workers, seen.workers)
-        forgiven = self._crashes.forgiven(seen.workers, self._link.forgiven, now_s)
-        self._record({**seen.workers, **forgiven})
+        self._record(seen.workers)
         for lease in seen.dead_leases:
             self._link.revoke(lease)
         for line in seen.news:
             self._terminal.report(line)
-        for name in forgiven:
-            self._terminal.report(self._crashes.told(name))
         for name, seconds in seen.started_s.items():
             worker = self._workers[name]
             self._startup_s[worker.role.value] = round(seconds, 3)

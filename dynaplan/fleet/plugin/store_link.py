@@ -19,7 +19,7 @@ from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
 from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instance_keys import ASLEEP, FORGIVEN_CRASHES
+from dynaplan.store.instance_keys import ASLEEP
 from dynaplan.store.model import KeyValue, Transaction
 from dynaplan.store.port import Store
 from dynaplan.util.errors import PermanentError, TemporaryError
@@ -44,9 +44,6 @@ class StoreLink:
         self._namespace = namespace
         self._wake = wake
         self._counts = PrefixWatcher(store, planner_prefix(namespace), full_key_string, value_string)
-        self._forgiven = PrefixWatcher(
-            store, FORGIVEN_CRASHES.prefix(namespace), full_key_string, value_string
-        )
         self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
         self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
         self._worth = PrefixWatcher(store, CACHE_WORTH.prefix(namespace), full_key_string, value_string)
@@ -68,11 +65,9 @@ class StoreLink:
         self._counts.on_snapshot(self._write_again)
         for watcher in (self._counts, self._live):
             watcher.on_change(self._name_unreadable)
-        self._forgiven.on_change(self._wake.set)
         self._asleep.on_change(self._wake.set)
         self._tasks.spawn(self._follow_registrations(), "registrations")
         self._tasks.spawn(self._counts.run(), "desired counts")
-        self._tasks.spawn(self._forgiven.run(), "forgiven crashes")
         self._tasks.spawn(self._asleep.run(), "sleeping engines")
         self._tasks.spawn(self._worth.run(), "the worth of caches")
         self._tasks.spawn(self._live.run(), "live settings")
@@ -89,11 +84,6 @@ class StoreLink:
         """The worker that leaves before any other by the decision in force; empty when none is named."""
         counts = self.counts
         return first_to_leave(self._namespace, self._keys or {}, counts.decision_id) if counts else ""
-
-    @property
-    def forgiven(self) -> frozenset[int]:
-        """The instances whose crashes requests have caused, as frontends say."""
-        return FORGIVEN_CRASHES.instances(self._namespace, self._forgiven.current)
 
     @property
     def asleep(self) -> frozenset[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -108,64 +106,6 @@ def without_process(worker: Worker, now_s: float, policy: RestartPolicy = DEFAUL
     if now_s - worker.since_s >= policy.stable_s:
         worker = replace(worker, restarts_s=(), failures=0)
     return replace(worker, url="").moved(WorkerState.STARTING, now_s, "its process has ended")
-
-
-def forgiven(worker: Worker, crash_s: float, now_s: float) -> Worker:
-    """Return the worker as if its crash at ``crash_s`` had not been: a request has caused it.
-
-    One that waits for its restart after that crash, or has failed by it, is started again now.
-    """
-    after = replace(worker, restarts_s=tuple(each for each in worker.restarts_s if each != crash_s))
-    if worker.since_s != crash_s:
-        return after
-    if worker.state is WorkerState.BACKOFF:
-        return replace(after, retry_at_s=min(worker.retry_at_s, now_s))
-    if worker.state is WorkerState.FAILED and worker.failures:
-        return replace(after, failures=worker.failures - 1, retry_at_s=min(worker.retry_at_s, now_s))
-    return after
-
-
-MANY_FORGIVEN = 3
-"""Forgiven crashes of one worker after which the user is told that the worker itself may be broken."""
-
-
-class CrashLedger:
-    """The last crashes of registered workers: the instance that ended, its worker and the time in seconds."""
-
-    def __init__(self, most: int = 1000) -> None:
-        self._crashes: OrderedDict[int, tuple[str, float]] = OrderedDict()
-        self._times_forgiven: Counter[str] = Counter()
-        self._most = most
-
-    def note(self, before: Mapping[str, Worker], after: Mapping[str, Worker]) -> None:
-        """Write down the workers that have crashed between the two looks."""
-        for name, worker in after.items():
-            instance_id = before[name].instance_id
-            if instance_id and before[name].pid and not worker.pid and worker.state in _CRASHED:
-                self._crashes[instance_id] = name, worker.since_s
-                if len(self._crashes) > self._most:
-                    self._crashes.popitem(last=False)
-
-    def forgiven(self, workers: Mapping[str, Worker], instances: Set[int], now_s: float) -> dict[str, Worker]:
-        """Return the workers with a crash of these instances, each as if it had not been; once each."""
-        after: dict[str, Worker] = {}
-        for instance_id in instances & self._crashes.keys():
-            name, crash_s = self._crashes.pop(instance_id)
-            if name in workers:
-                after[name] = forgiven(after.get(name, workers[name]), crash_s, now_s)
-                self._times_forgiven[name] += 1
-        return after
-
-    def told(self, name: str) -> str:
-        """Return a line about a worker whose crash was forgiven; after several it says what else may be."""
-        line = f"{name} ended over a request that kills workers: not counted, started again at once."
-        times = self._times_forgiven[name]
-        if times < MANY_FORGIVEN:
-            return line
-        return f"{line} That was so {times} times: if ordinary requests do it, see `dynaplan logs {name}`."
-
-
-_CRASHED = (WorkerState.BACKOFF, WorkerState.FAILED)
 
 
 def exit_reason(exit_code: int | None, killer: str = "") -> str:

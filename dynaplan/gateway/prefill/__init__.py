@@ -14,8 +14,8 @@ The way of one remote prefill, with module names in ``gateway/prefill`` unless a
 4. ``puller`` publishes a ``PrefillAnswer`` with the hand-off: fields, opaque to dynaplan, by which another
    engine of the same kind finds the KV entries. Only then it acknowledges the message.
 5. ``remote_prefill`` receives the answer; ``hand_off`` remembers which prefill worker holds the entries.
-6. ``gateway/forwarding.py`` adds the fields to the client's body and posts it to the decode worker,
-   whose engine fetches the KV entries and streams.
+6. ``gateway/request_path.py`` adds the fields to the client's body and posts it to the decode
+   worker, whose engine fetches the KV entries and streams.
 7. With the first token ``hand_off`` publishes the request's id to the prefill worker, which frees the
    entries.
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dynaplan.gateway.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
+from dynaplan.gateway.upstream import Upstream, WorkerDied, WorkerRefused
 from dynaplan.store.instances import Instance
 from dynaplan.util.documents import object_field, parse_object
 from dynaplan.util.tasks import BackgroundTasks
@@ -62,7 +62,7 @@ class Reservations:
         body = json.dumps({"request_id": request_id, "hand_off": hand_off}).encode()
         response = await self._upstream.post(instance.url + RESERVE_PATH, body, request_id)
         try:
-            answer = await read_whole(response)
+            answer = await response.read_all()
         finally:
             response.close()
         if response.status != 200:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from dynaplan.store.instance_keys import ASLEEP, WAKE
@@ -20,6 +22,10 @@ ASK_AGAIN_S = 5.0
 
 WISH_TTL_S = 30
 """Seconds for which the wish to have a worker awake stands."""
+
+
+class EngineAsleep(Exception):
+    """The engine sleeps, or has fallen asleep over a request: nobody's fault, and no death."""
 
 
 class Sleepers:
@@ -41,6 +47,7 @@ class Sleepers:
         self._reasons: Mapping[int, str] = {}
         self._asked_s: dict[int, float] = {}
         self._callbacks: list[Callable[[frozenset[int]], Any]] = []
+        self._waits: dict[int, set[asyncio.Timeout]] = {}
 
     @property
     def prefix(self) -> str:
@@ -54,6 +61,9 @@ class Sleepers:
         self._reasons = {instance_id: reason for instance_id, reason in named if instance_id}
         self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._reasons}
         fell_asleep = frozenset(self._reasons.keys() - before.keys())
+        for instance_id in fell_asleep:
+            for wait in self._waits.pop(instance_id, ()):
+                wait.reschedule(0.0)
         for callback in self._callbacks:
             callback(fell_asleep)
 
@@ -64,6 +74,28 @@ class Sleepers:
     def __contains__(self, instance: Instance) -> bool:
         """Tell whether the instance sleeps."""
         return instance.instance_id in self._reasons
+
+    @asynccontextmanager
+    async def while_awake(self, instance: Instance) -> AsyncIterator[None]:
+        """Break the ``async with`` block off with EngineAsleep as soon as the instance's engine sleeps."""
+        if instance in self:
+            raise EngineAsleep("its engine sleeps")
+        wait = asyncio.timeout(None)
+        waits = self._waits.setdefault(instance.instance_id, set())
+        try:
+            async with wait:
+                waits.add(wait)
+                try:
+                    yield
+                finally:
+                    waits.discard(wait)
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise EngineAsleep("its engine fell asleep") from None
+        finally:
+            if not self._waits.get(instance.instance_id):
+                self._waits.pop(instance.instance_id, None)
 
     def are_all(self, instances: Collection[Instance]) -> bool:
         """Tell whether all of these instances sleep, and there are any."""

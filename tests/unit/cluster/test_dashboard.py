@@ -23,10 +23,9 @@ from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.gateway.all_metrics import desired_samples, fleet_samples, gpu_samples, merge, render_samples
+from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
-from dynaplan.gateway.reporting.all_metrics import desired_samples, fleet_samples, gpu_samples, rendered
-from dynaplan.gateway.reporting.merging import merged
-from dynaplan.gateway.stream_tokens import Usage
 from dynaplan.planner.metrics.exposition import DEFAULT_PREFIX
 from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
@@ -50,10 +49,10 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel.get(
 def of_frontend() -> str:
     metrics = FrontendMetrics("ns", ManualClock().now_s)
     record = metrics.record("m", "chat_completions", is_stream=True)
-    record.streamed(TOKEN)
-    record.streamed(TOKEN)
-    record.finished("", input_tokens=7, stated=Usage(7, 2, 3))
-    metrics.placed("m", "remote")
+    record.observe(TOKEN)
+    record.observe(TOKEN)
+    record.finish("", input_tokens=7, stated=Usage(7, 2, 3))
+    metrics.count_prefill("m", "remote")
     return metrics.render().decode()
 
 
@@ -77,13 +76,13 @@ def of_fleet() -> str:
         *desired_samples(DesiredCounts(1, 3)),
         *gpu_samples(gpus, {0: GpuUse(10**9)}, {0: GpuActivity(0.5, 300.0)}),
     ]
-    return rendered("ns", samples)
+    return render_samples("ns", samples)
 
 
 @cache
 def given() -> dict[str, set[str]]:
     """Each sample's name of the text that a deployment gives, and its labels."""
-    text = merged(
+    text = merge(
         [("", of_frontend()), ("ns_VllmWorker", of_worker()), ("ns_Planner", of_planner()), ("", of_fleet())]
     )
     labels = defaultdict[str, set[str]](set)

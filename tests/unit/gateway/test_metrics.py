@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.gateway import metrics as frontend_metrics
+from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
-from dynaplan.gateway.stream_tokens import Usage
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.fakes.clock import ManualClock
 from tests.fakes.promlint import faults
@@ -42,8 +42,8 @@ def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
         (1.0, END + DONE),
     ):
         clock.advance(later_s)
-        record.streamed(events)
-    record.finished("", input_tokens=7)
+        record.observe(events)
+    record.finish("", input_tokens=7)
     seen = samples(metrics)
     assert seen["time_to_first_token_seconds_sum"] == pytest.approx(0.5)
     assert seen["inter_token_latency_seconds_sum"] == pytest.approx(0.3)
@@ -61,8 +61,8 @@ def test_requests_over_the_promised_times_are_counted_exactly_and_none_is_seen_a
         record = metrics.record("m", "completions", is_stream=True)
         for later_s in (ttft_s, *[gap_s] * (tokens - 1)):
             clock.advance(later_s)
-            record.streamed(TOKEN)
-        record.finished("", input_tokens=7)
+            record.observe(TOKEN)
+        record.finish("", input_tokens=7)
         seen = samples(metrics)
         return seen["requests_over_ttft_total"], seen["requests_over_itl_total"]
 
@@ -74,14 +74,14 @@ def test_requests_over_the_promised_times_are_counted_exactly_and_none_is_seen_a
         b'requests_over_itl_total{dynamo_namespace="ns",model="m",target_ms="20.0"} 1.0' in metrics.render()
     )
     unpromised = FrontendMetrics("ns", clock.now_s)
-    unpromised.record("m", "completions", is_stream=True).finished("", input_tokens=7)
+    unpromised.record("m", "completions", is_stream=True).finish("", input_tokens=7)
     assert not [name for name in samples(unpromised) if "over" in name]
 
 
 def test_what_the_answer_states_counts_and_not_the_estimate() -> None:
     metrics = FrontendMetrics("ns", ManualClock().now_s)
     record = metrics.record("m", "completions", is_stream=False)
-    record.finished("", input_tokens=7, stated=Usage(31, 8, 30))
+    record.finish("", input_tokens=7, stated=Usage(31, 8, 30))
     seen = samples(metrics)
     assert seen["input_sequence_tokens_sum"] == 31
     assert seen["output_sequence_tokens_sum"] == seen["output_tokens_total"] == 8
@@ -92,15 +92,15 @@ def test_a_request_is_inflight_until_it_ends_and_queued_until_it_answers() -> No
     metrics = FrontendMetrics("ns", ManualClock().now_s)
     record = metrics.record("m", "completions", is_stream=False)
     assert (samples(metrics)["inflight_requests"], samples(metrics)["queued_requests"]) == (1, 1)
-    record.answering()
+    record.begin_answer()
     assert (samples(metrics)["inflight_requests"], samples(metrics)["queued_requests"]) == (1, 0)
-    record.finished("internal", input_tokens=7)
+    record.finish("internal", input_tokens=7)
     assert (samples(metrics)["inflight_requests"], samples(metrics)["queued_requests"]) == (0, 0)
 
 
 def test_a_failed_request_counts_and_does_not_change_the_lengths() -> None:
     metrics = FrontendMetrics("ns", ManualClock().now_s)
-    metrics.record("m", "completions", is_stream=False).finished("internal", input_tokens=7)
+    metrics.record("m", "completions", is_stream=False).finish("internal", input_tokens=7)
     assert samples(metrics)["requests_total"] == 1
     assert (
         "input_sequence_tokens_count" not in samples(metrics)
@@ -135,8 +135,8 @@ def test_the_prefix_can_be_changed_as_in_dynamo(monkeypatch: pytest.MonkeyPatch)
 def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     metrics = FrontendMetrics("ns", ManualClock().now_s)
     metrics.describe_model("m", True, {"context_tokens": 4096, "kv_block_tokens": 16})
-    metrics.record("m", "completions", is_stream=True).finished("", 7, Usage(7, 5, 3))
-    metrics.refused("completions", "overload")
-    metrics.client_left()
-    metrics.placed("m", "remote")
+    metrics.record("m", "completions", is_stream=True).finish("", 7, Usage(7, 5, 3))
+    metrics.count_refusal("completions", "overload")
+    metrics.count_disconnect()
+    metrics.count_prefill("m", "remote")
     assert faults(metrics.render().decode()) == []

@@ -6,27 +6,16 @@ import json
 import logging
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dynaplan.gateway import recording
-from dynaplan.gateway.openai_api import PromptBlocks
+from dynaplan.gateway.openai_api import NO_BLOCKS, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
-from dynaplan.gateway.stream_tokens import Usage
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.factory import read_requests
 from dynaplan.util.errors import ConfigError
-
-
-def exchange(begun_s: float, streamed: int = 5, blocks: PromptBlocks | None = None) -> Any:
-    """What the recording reads of an exchange: 40 tokens by the frontend's estimate."""
-    return SimpleNamespace(
-        call=SimpleNamespace(prompt_tokens=40),
-        record=SimpleNamespace(begun_s=begun_s, output_tokens=streamed),
-        blocks=blocks or PromptBlocks(),
-    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -41,8 +30,8 @@ def opened(path: Path, zero_s: float = 0.0) -> TrafficRecording:
 async def test_a_line_is_a_traced_request_and_the_first_one_says_since_when(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     here = opened(path, zero_s=100.0)
-    here.ended(exchange(100.5), Usage(37, 7), is_answered=True)
-    here.ended(exchange(101.75), Usage(), is_answered=True)
+    here.add(100.5, 37, 7, NO_BLOCKS)
+    here.add(101.75, 40, 5, NO_BLOCKS)
     await here.write()
     first, second = lines(path)
     assert first.pop("began_unix_s") > 1e9
@@ -51,21 +40,11 @@ async def test_a_line_is_a_traced_request_and_the_first_one_says_since_when(tmp_
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_what_failed_counts_by_the_tokens_it_got_and_without_any_not(tmp_path: Path) -> None:
-    path = tmp_path / "traffic.jsonl"
-    here = opened(path)
-    here.ended(exchange(0.0, streamed=3), Usage(), is_answered=False)
-    here.ended(exchange(0.0, streamed=0), Usage(), is_answered=False)
-    here.ended(exchange(0.0, streamed=0), Usage(4, 0), is_answered=True)
-    await here.write()
-    assert [each["output_tokens"] for each in lines(path)] == [3, 0]
-
-
 async def test_equal_beginnings_have_equal_hashes_that_are_not_the_routers(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     here = opened(path)
     for hashes in ((11, 12, 13), (11, 12, 99)):
-        here.ended(exchange(0.0, blocks=PromptBlocks(hashes, 16)), Usage(48, 1), is_answered=True)
+        here.add(0.0, 48, 1, PromptBlocks(hashes, 16))
     await here.write()
     one, other = lines(path)
     assert one["block_tokens"] == 16
@@ -78,8 +57,8 @@ async def test_equal_beginnings_have_equal_hashes_that_are_not_the_routers(tmp_p
 async def test_a_prompt_has_no_more_blocks_than_the_engine_counted_tokens(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     here = opened(path)
-    here.ended(exchange(0.0, blocks=PromptBlocks((1, 2, 3), 16)), Usage(33, 1), is_answered=True)
-    here.ended(exchange(0.0, blocks=PromptBlocks((1, 2, 3), 16)), Usage(9, 1), is_answered=True)
+    here.add(0.0, 33, 1, PromptBlocks((1, 2, 3), 16))
+    here.add(0.0, 9, 1, PromptBlocks((1, 2, 3), 16))
     await here.write()
     assert [len(each.get("block_hashes", ())) for each in lines(path)] == [2, 0]
 
@@ -87,11 +66,11 @@ async def test_a_prompt_has_no_more_blocks_than_the_engine_counted_tokens(tmp_pa
 async def test_a_second_frontend_and_a_later_one_go_on_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     one, other = opened(path, zero_s=0.0), opened(path, zero_s=5000.0)
-    one.ended(exchange(10.0), Usage(1, 1), is_answered=True)
+    one.add(10.0, 1, 1, NO_BLOCKS)
     await one.write()
-    other.ended(exchange(5012.0), Usage(2, 2), is_answered=True)
+    other.add(5012.0, 2, 2, NO_BLOCKS)
     await other.write()
-    one.ended(exchange(11.0), Usage(3, 3), is_answered=True)
+    one.add(11.0, 3, 3, NO_BLOCKS)
     await one.write()
     arrivals = [each["arrival_s"] for each in lines(path)]
     assert arrivals == pytest.approx([0.0, 2.0, 1.0], abs=0.5)
@@ -104,7 +83,7 @@ async def test_a_recording_that_was_moved_away_begins_anew(tmp_path: Path) -> No
     path = tmp_path / "traffic.jsonl"
     here = opened(path)
     for number in range(2):
-        here.ended(exchange(float(number)), Usage(1, 1), is_answered=True)
+        here.add(float(number), 1, 1, NO_BLOCKS)
         await here.write()
         path.rename(tmp_path / f"{number}.jsonl")
     first = [lines(tmp_path / f"{number}.jsonl")[0]["arrival_s"] for number in range(2)]
@@ -114,11 +93,11 @@ async def test_a_recording_that_was_moved_away_begins_anew(tmp_path: Path) -> No
 async def test_what_a_killed_writer_left_of_a_line_goes(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     here = opened(path)
-    here.ended(exchange(0.0), Usage(1, 1), is_answered=True)
+    here.add(0.0, 1, 1, NO_BLOCKS)
     await here.write()
     with path.open("a") as file:
         file.write('{"arrival_s":' + "1" * 70_000)
-    here.ended(exchange(0.0), Usage(2, 2), is_answered=True)
+    here.add(0.0, 2, 2, NO_BLOCKS)
     await here.write()
     assert [each["prompt_tokens"] for each in lines(path)] == [1, 2]
 
@@ -144,7 +123,7 @@ async def test_a_full_disk_costs_lines_and_is_told_once(
     here = opened(path)
 
     async def record(prompt_tokens: int) -> None:
-        here.ended(exchange(0.0), Usage(prompt_tokens, 1), is_answered=True)
+        here.add(0.0, prompt_tokens, 1, NO_BLOCKS)
         await here.write()
 
     def full(descriptor: int, data: bytes) -> None:
@@ -171,7 +150,7 @@ async def test_a_disk_that_takes_nothing_does_not_fill_the_memory(
     path = tmp_path / "traffic.jsonl"
     here = opened(path)
     for number in range(9):
-        here.ended(exchange(float(number)), Usage(1, 1), is_answered=True)
+        here.add(float(number), 1, 1, NO_BLOCKS)
     await here.write()
     assert len(lines(path)) == 3
 
@@ -180,6 +159,6 @@ async def test_many_lines_are_written_in_their_order(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     here = opened(path)
     for number in range(3 * recording.LINES_AT_ONCE + 1):
-        here.ended(exchange(0.0), Usage(number, 1), is_answered=True)
+        here.add(0.0, number, 1, NO_BLOCKS)
     await here.write()
     assert [each["prompt_tokens"] for each in lines(path)] == list(range(3 * recording.LINES_AT_ONCE + 1))

@@ -320,25 +320,6 @@ async def test_a_worker_that_still_loads_may_not_hold_its_gpu_for_as_long_as_req
     assert len(box.processes.killed) == 1
 
 
-@pytest.mark.parametrize("is_forgiven", [True, False])
-async def test_crashes_that_requests_have_caused_never_make_a_worker_failed(
-    tmp_path: Path, is_forgiven: bool
-) -> None:
-    box = await Box(tmp_path).started()
-    for _ in range(25):
-        worker = box.reconciler.workers["ns_VllmWorker"]
-        if worker.state is WorkerState.FAILED:
-            break
-        box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), -6)
-        await box.reconciler.reconcile_once()
-        if is_forgiven:  # the frontend's word comes after the exit
-            box.link.forgiven |= {worker.instance_id}
-        box.now += 0.0 if is_forgiven else 2.0
-        await box.settle(3)
-    assert box.states()["ns_VllmWorker"] == ("ready" if is_forgiven else "failed")
-    assert any("kills workers" in line for line in box.said) == is_forgiven
-
-
 async def test_the_worker_whose_cache_served_least_leaves_and_the_published_fleet_says_why(
     tmp_path: Path,
 ) -> None:

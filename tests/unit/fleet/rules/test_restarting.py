@@ -6,15 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.rules.restarting import (
-    MANY_FORGIVEN,
-    CrashLedger,
-    RestartPolicy,
-    after_exit,
-    exit_reason,
-    forgiven,
-    out_of_memory,
-)
+from dynaplan.fleet.rules.restarting import RestartPolicy, after_exit, exit_reason, out_of_memory
 from dynaplan.graph.lifecycle import EXIT_NEVER, Worker
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
@@ -116,40 +108,6 @@ def test_a_replacement_that_was_stable_has_all_its_restarts_again() -> None:
     assert after_exit(replacement, 1, 59.0).state is FAILED
 
 
-def test_a_forgiven_crash_is_as_if_it_had_not_been() -> None:
-    before = replace(worker("VllmWorker", READY, gpus=(0,)), restarts_s=(1.0, 2.0), pid=7, instance_id=9)
-    crashed = after_exit(before, -6, 3.0)
-    assert crashed.retry_at_s > 3.0
-    after = forgiven(crashed, 3.0, 3.1)
-    assert (after.restarts_s, after.retry_at_s, after.state) == ((1.0, 2.0), 3.1, BACKOFF)
-    later = forgiven(crashed.moved(STARTING, 5.0), 3.0, 6.0)
-    assert (later.restarts_s, later.state) == ((1.0, 2.0), STARTING)
-    assert forgiven(replace(later, since_s=3.0), 3.0, 6.0).state is STARTING
-
-
-def test_a_worker_that_failed_by_a_forgiven_crash_is_tried_again_at_once() -> None:
-    failed = after_exit(replace(worker("VllmWorker", READY, gpus=(0,)), failures=1), -6, 3.0)
-    assert (failed.state, failed.failures) == (FAILED, 2)
-    after = forgiven(failed, 3.0, 3.1)
-    assert (after.state, after.failures, after.retry_at_s) == (FAILED, 1, 3.1)
-
-
-def test_the_ledger_knows_the_last_crashes_of_registered_workers_by_instance() -> None:
-    ledger = CrashLedger(most=2)
-    fleet = {}
-    for number in (1, 2, 3):
-        name = f"w{number}"
-        before = replace(worker("VllmWorker", READY), name=name, pid=7, instance_id=number)
-        fleet[name] = after_exit(before, -6, float(number))
-        ledger.note({name: before}, {name: fleet[name]})
-    running = replace(worker("VllmWorker", READY), name="w4", pid=7, instance_id=4)
-    ledger.note({"w4": running}, {"w4": running})
-    found = ledger.forgiven(fleet, {1, 2, 4, 99}, 9.0)
-    assert {name: each.restarts_s for name, each in found.items()} == {"w2": ()}
-    assert ledger.forgiven(fleet, {2}, 9.0) == {}
-    assert ledger.forgiven({}, {3}, 9.0) == {}
-
-
 def test_the_out_of_memory_killer_is_named_when_it_has_ended_processes_meanwhile() -> None:
     killer = out_of_memory(1, "this control group")
     assert "out-of-memory killer ended a process of this control group meanwhile" in killer
@@ -157,14 +115,3 @@ def test_the_out_of_memory_killer_is_named_when_it_has_ended_processes_meanwhile
     assert out_of_memory(0, "this machine") == ""
     crashed = after_exit(worker("VllmWorker", READY), 1, 1.0, killer=killer)
     assert crashed.reason.startswith("exit code 1: the kernel's out-of-memory killer")
-
-
-def test_after_several_forgiven_crashes_the_user_is_told_that_the_worker_may_be_broken() -> None:
-    ledger = CrashLedger()
-    for number in (1, 2, 3):
-        before = replace(worker("VllmWorker", READY), name="w", pid=7, instance_id=number)
-        crashed = after_exit(before, -6, float(number))
-        ledger.note({"w": before}, {"w": crashed})
-        ledger.forgiven({"w": crashed}, {number}, 9.0)
-        assert ledger.told("w").startswith("w ended over a request that kills workers")
-        assert ("That was so 3 times" in ledger.told("w")) is (number == MANY_FORGIVEN)

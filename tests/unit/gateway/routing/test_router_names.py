@@ -24,8 +24,8 @@ def samples(metrics: FrontendMetrics) -> dict[str, float]:
 def answered(metrics: FrontendMetrics, model: str, input_tokens: int, error_type: str = "") -> None:
     record = metrics.record(model, "chat_completions", is_stream=True)
     for _ in range(3):
-        record.streamed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
-    record.finished(error_type, input_tokens)
+        record.observe(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+    record.finish(error_type, input_tokens)
 
 
 def test_a_router_s_names_have_the_sums_over_all_models_of_the_namespace() -> None:

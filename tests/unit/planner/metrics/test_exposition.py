@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
-from dynaplan.gateway.stream_tokens import Usage
 from dynaplan.gateway.traffic import INPUT_TOKENS
 from dynaplan.planner.forecasting.lengths import points_of
 from dynaplan.planner.metrics.exposition import (
@@ -29,7 +29,7 @@ def frontend(namespace: str = "ns") -> FrontendMetrics:
 
 def answer(metrics: FrontendMetrics, model: str = "m", isl: int = 300, osl: int = 50) -> None:
     record = metrics.record(model, "completions", is_stream=True)
-    record.finished("", isl, Usage(isl, osl))
+    record.finish("", isl, Usage(isl, osl))
 
 
 def read(metrics: FrontendMetrics, namespace: str = "ns") -> Counts:
@@ -49,7 +49,7 @@ def test_requests_over_a_promised_time_are_read_with_it_and_are_not_known_of_oth
     metrics = FrontendMetrics("ns", lambda: float(next(now_s)), promised_ms=(500.0, 1234567.5))
     record = metrics.record("m", "completions", is_stream=True)
     assert traffic_of(30.0, read(metrics)).over_ttft == ((500.0, 0.0),)
-    record.streamed(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
+    record.observe(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
     seen = traffic_of(30.0, read(metrics))
     assert (seen.over_ttft, seen.over_itl) == (((500.0, 1.0),), ((1234567.5, 0.0),))
     assert traffic_of(30.0, read(frontend())).over_ttft == ()
@@ -69,7 +69,7 @@ def test_with_a_model_only_its_traffic_counts_and_what_was_refused_before_the_mo
     metrics = frontend()
     answer(metrics, "Mine", isl=100, osl=10)
     answer(metrics, "another", isl=300, osl=50)
-    metrics.refused("completions", "overload")
+    metrics.count_refusal("completions", "overload")
     text = metrics.render() + b"dynamo_frontend_requests_started_total 4\n"
     for name in ("Mine", "mine"):
         seen = traffic_of(30.0, Exposition(DEFAULT_PREFIX, "ns", name).read(text))
@@ -80,9 +80,9 @@ def test_with_a_model_only_its_traffic_counts_and_what_was_refused_before_the_mo
 def test_requests_that_found_the_waiting_room_full_are_demand_and_other_refusals_are_not() -> None:
     metrics = frontend()
     answer(metrics)
-    metrics.refused("completions", "overload")
-    metrics.refused("completions", "validation")
-    metrics.record("m", "completions", is_stream=False).finished("overload", 5)  # a worker's 429
+    metrics.count_refusal("completions", "overload")
+    metrics.count_refusal("completions", "validation")
+    metrics.record("m", "completions", is_stream=False).finish("overload", 5)  # a worker's 429
     assert traffic_of(30.0, read(metrics)).requests == 3
 
 
@@ -213,7 +213,7 @@ def test_the_hit_rate_is_of_the_answers_that_state_what_was_cached() -> None:
     answer(metrics, isl=400)
     assert traffic_of(30.0, read(metrics)).prefix_hit_rate is None
     for cached_tokens in (300, 340):
-        metrics.record("m", "completions", is_stream=True).finished("", 400, Usage(400, 50, cached_tokens))
+        metrics.record("m", "completions", is_stream=True).finish("", 400, Usage(400, 50, cached_tokens))
     assert traffic_of(30.0, read(metrics)).prefix_hit_rate == 0.8
-    metrics.record("m", "completions", is_stream=True).finished("", 1, Usage(1, 1, 90_000))
+    metrics.record("m", "completions", is_stream=True).finish("", 1, Usage(1, 1, 90_000))
     assert traffic_of(30.0, read(metrics)).prefix_hit_rate == 1.0

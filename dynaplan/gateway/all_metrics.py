@@ -1,4 +1,7 @@
-"""``GET /metrics/all``: every worker, the planner, the frontends, the fleet and the GPUs, in one text."""
+"""``GET /metrics/all``: every worker, the planner, the frontends, the fleet and the GPUs, in one text.
+
+All are texts in Prometheus' format, which are merged into one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +20,6 @@ from dynaplan.fleet import local_host
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
-from dynaplan.gateway.reporting.merging import escaped, merged
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import DynaplanError
@@ -31,6 +34,9 @@ KEPT_S = 1.0
 
 ANSWER_S = 2.0
 """Seconds in which a worker must answer; one that does not is left out, and its state says why."""
+
+WORKER = "worker"
+"""The label that says whose sample it is."""
 
 FleetSample = tuple[str, str, Mapping[str, str], float]
 """Name, help, labels and value of one sample."""
@@ -51,11 +57,11 @@ class AllMetrics:
         self._gpus: tuple[Gpu, ...] = ()
         self._read_gpus: Callable[[], list[FleetSample]] = list
 
-    async def __call__(self) -> bytes:
+    async def read(self) -> bytes:
         """Return the whole text."""
         async with self._one:
             if time.monotonic() - self._answered_s >= KEPT_S:
-                self._answer = (await self._gathered()).encode()
+                self._answer = (await self._gather()).encode()
                 self._answered_s = time.monotonic()
             return self._answer
 
@@ -64,9 +70,9 @@ class AllMetrics:
         if self._session:
             await self._session.close()
 
-    async def _gathered(self) -> str:
+    async def _gather(self) -> str:
         namespace = self._runtime.namespace
-        document = await asyncio.to_thread(self._document)
+        document = await asyncio.to_thread(self._read_document)
         samples = list(fleet_samples(document)) if document else []
         if document and inventory_of(document) != self._gpus:
             self._gpus = inventory_of(document)
@@ -83,16 +89,16 @@ class AllMetrics:
             samples += desired_samples(
                 DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
             )
-            texts += await self._of_workers(item.value for item in registered)
-        return merged([*texts, ("", rendered(namespace, samples))])
+            texts += await self._ask_workers(item.value for item in registered)
+        return merge([*texts, ("", render_samples(namespace, samples))])
 
-    def _document(self) -> Document | None:
+    def _read_document(self) -> Document | None:
         try:
             return self._statefile.read() if self._statefile else None
         except DynaplanError:
             return None
 
-    async def _of_workers(self, values: Iterator[str]) -> list[tuple[str, str]]:
+    async def _ask_workers(self, values: Iterator[str]) -> list[tuple[str, str]]:
         """Ask every registered component that can be called for its metrics."""
         found: dict[str, str] = {}
         for value in values:
@@ -107,7 +113,7 @@ class AllMetrics:
             timeout = aiohttp.ClientTimeout(total=ANSWER_S)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         session = self._session
-        texts = await asyncio.gather(*(_text(session, url) for url in found.values()))
+        texts = await asyncio.gather(*(_fetch(session, url) for url in found.values()))
         return list(zip(found, texts, strict=True))
 
 
@@ -154,8 +160,8 @@ def _gpu_reader(gpus: tuple[Gpu, ...]) -> Callable[[], list[FleetSample]]:
     return lambda: list(gpu_samples(gpus, uses(), activity()))
 
 
-def rendered(namespace: str, samples: list[FleetSample]) -> str:
-    """Return the samples in Prometheus' text format; ``merged`` brings those of one name together."""
+def render_samples(namespace: str, samples: list[FleetSample]) -> str:
+    """Return the samples in Prometheus' text format; ``merge`` brings those of one name together."""
     heads = {name: f"# HELP {name} {about}\n# TYPE {name} gauge\n" for name, about, _, _ in samples}
     lines = []
     for name, head in heads.items():
@@ -163,12 +169,12 @@ def rendered(namespace: str, samples: list[FleetSample]) -> str:
         for other, _, labels, value in samples:
             if other == name:
                 written = {"dynamo_namespace": namespace, **labels}
-                pairs = ",".join(f'{key}="{escaped(text)}"' for key, text in written.items())
+                pairs = ",".join(f'{key}="{escape(text)}"' for key, text in written.items())
                 lines.append(f"{name}{{{pairs}}} {value:.17g}\n")
     return "".join(lines)
 
 
-async def _text(session: aiohttp.ClientSession, url: str) -> str:
+async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
     """Return the metrics of a worker; empty when it does not answer with any."""
     try:
         async with session.get(f"{url}/metrics", raise_for_status=True) as response:
@@ -176,3 +182,49 @@ async def _text(session: aiohttp.ClientSession, url: str) -> str:
     except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError) as error:
         log.debug("no metrics from %s: %s", url, error)
         return ""
+
+
+@dataclass
+class _MetricFamily:
+    head: list[str] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
+
+
+def merge(texts: Iterable[tuple[str, str]]) -> str:
+    """Return the texts of (worker, metrics) as one, each family with one head and all samples below it.
+
+    Prometheus refuses a text that says the type of a metric twice. Samples get the label ``worker`` unless
+    they have it, or the name is empty. The head of a family is that of the first text that has it.
+    """
+    families: dict[str, _MetricFamily] = {}
+    for worker, text in texts:
+        label = f'{WORKER}="{escape(worker)}"' if worker else ""
+        headed, name = set[str](), ""
+        for line in text.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                name = line.split(" ", 3)[2]
+                family = families.setdefault(name, _MetricFamily())
+                if name in headed or not family.head:
+                    headed.add(name)
+                    family.head.append(line)
+            elif line and not line.startswith("#"):
+                sample = line.partition("{")[0].partition(" ")[0]
+                owner = name if name and sample.startswith(name) else sample
+                families.setdefault(owner, _MetricFamily()).samples.append(_add_label(line, label))
+    lines = [line for each in families.values() if each.samples for line in (*each.head, *each.samples)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _add_label(line: str, label: str) -> str:
+    name, brace, rest = line.partition("{")
+    if not label or f'{WORKER}="' in rest:
+        return line
+    if not brace:
+        name, _, value = line.partition(" ")
+        return f"{name}{{{label}}} {value}"
+    return f"{name}{{{label}{'' if rest.startswith('}') else ','}{rest}"
+
+
+def escape(text: str) -> str:
+    """Return a label's value as it stands between its quotes."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.gateway.migration import partial_answers
-from dynaplan.gateway.migration.partial_answers import PartialAnswer, UnreadPages
+from dynaplan.gateway import migration
+from dynaplan.gateway.migration import PartialAnswer, UnreadPages
 
 
 def event(**choice: Any) -> bytes:
@@ -31,16 +31,16 @@ def test_the_text_of_a_chat_and_of_a_completion_is_put_together() -> None:
 
 
 def test_a_long_answer_is_kept_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_answers, "PAGE_BYTES", 100)
+    monkeypatch.setattr(migration, "PAGE_BYTES", 100)
     partial = of(*[event(text=f"{number} ") for number in range(50)])
     assert partial.text() == "".join(f"{number} " for number in range(50))
 
 
 def test_events_are_read_when_there_is_no_room_for_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     one = event(text="1 ")
-    monkeypatch.setattr(partial_answers, "PAGE_BYTES", len(one))
-    monkeypatch.setattr(partial_answers, "MOST_PAGES", 3)
-    monkeypatch.setattr(partial_answers, "MOST_PAGES_OF_ONE", 2)
+    monkeypatch.setattr(migration, "PAGE_BYTES", len(one))
+    monkeypatch.setattr(migration, "MOST_PAGES", 3)
+    monkeypatch.setattr(migration, "MOST_PAGES_OF_ONE", 2)
     pages = UnreadPages()
     first, second = PartialAnswer(pages), PartialAnswer(pages)
     for _ in range(3):
@@ -55,8 +55,8 @@ def test_events_are_read_when_there_is_no_room_for_more_of_them(monkeypatch: pyt
 
 def test_a_stream_that_ends_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
     one = event(text="1 ")
-    monkeypatch.setattr(partial_answers, "PAGE_BYTES", len(one))
-    monkeypatch.setattr(partial_answers, "MOST_PAGES", 1)
+    monkeypatch.setattr(migration, "PAGE_BYTES", len(one))
+    monkeypatch.setattr(migration, "MOST_PAGES", 1)
     pages = UnreadPages()
     for _ in range(3):
         partial = PartialAnswer(pages)
@@ -68,7 +68,7 @@ def test_a_stream_that_ends_gives_its_room_back(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_answer_beyond_the_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_answers, "LARGEST_TEXT_CHARACTERS", 10)
+    monkeypatch.setattr(migration, "LARGEST_TEXT_CHARACTERS", 10)
     partial = of(event(text="12345678901"))
     assert partial.text() == ""
     assert "more than 10 characters" in partial.oddity

@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from dynaplan.engines.api_rules import EngineApi
-from dynaplan.gateway.migration import continuing
-from dynaplan.gateway.migration.continuing import continuation, is_complete, may_migrate, obstacle
-from dynaplan.gateway.migration.partial_answers import PartialAnswer, UnreadPages
+from dynaplan.gateway import migration
+from dynaplan.gateway.migration import (
+    PartialAnswer,
+    UnreadPages,
+    find_obstacle,
+    is_complete,
+    make_continuation,
+    may_migrate,
+)
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, read_call
 
 API = EngineApi(continuation={"continue_final_message": True})
@@ -37,7 +43,7 @@ def partial(text: str, **choice: Any) -> PartialAnswer:
 
 
 def test_a_chat_goes_on_in_a_last_message_of_the_assistant() -> None:
-    rest = continuation(chat(max_tokens=10), "Because", 3, API)
+    rest = make_continuation(chat(max_tokens=10), "Because", 3, API)
     assert rest.call.document["messages"] == [QUESTION, {"role": "assistant", "content": "Because"}]
     assert rest.call.document["continue_final_message"] is True
     assert rest.call.document["max_tokens"] == 7
@@ -46,14 +52,14 @@ def test_a_chat_goes_on_in_a_last_message_of_the_assistant() -> None:
 
 
 def test_a_completion_goes_on_at_the_end_of_its_prompt() -> None:
-    rest = continuation(completion(max_tokens=10, min_tokens=2), " upon", 1, API)
+    rest = make_continuation(completion(max_tokens=10, min_tokens=2), " upon", 1, API)
     assert (rest.call.document["prompt"], rest.call.prompt) == ("Once upon", "Once upon")
     assert (rest.call.document["max_tokens"], rest.call.document["min_tokens"]) == (9, 1)
     assert "continue_final_message" not in rest.call.document
 
 
 def test_white_space_at_the_seam_is_held_and_its_token_computed_again() -> None:
-    rest = continuation(chat(max_tokens=10), "Because \n", 3, API)
+    rest = make_continuation(chat(max_tokens=10), "Because \n", 3, API)
     assert rest.call.document["messages"][-1]["content"] == "Because"
     assert (rest.held, rest.tokens, rest.left_tokens) == (" \n", 3, 7)
     assert rest.call.document["max_tokens"] == 9  # 7, and one for each white space
@@ -61,7 +67,7 @@ def test_white_space_at_the_seam_is_held_and_its_token_computed_again() -> None:
 
 def test_an_answer_of_nothing_but_white_space_is_begun_anew() -> None:
     asked = chat(max_tokens=10)
-    rest = continuation(asked, "\n", 1, API)
+    rest = make_continuation(asked, "\n", 1, API)
     assert (rest.call.document, rest.tokens, rest.held) == (asked.document, 0, "\n")
 
 
@@ -69,14 +75,14 @@ def test_a_message_that_the_client_began_is_gone_on_with() -> None:
     begun = [QUESTION, {"role": "assistant", "content": "Be"}]
     asked = chat(messages=begun, continue_final_message=True)
     assert may_migrate(asked, API)
-    assert continuation(asked, "cause", 1, API).call.document["messages"][-1]["content"] == "Because"
+    assert make_continuation(asked, "cause", 1, API).call.document["messages"][-1]["content"] == "Because"
     assert not may_migrate(chat(messages=begun), API)
 
 
 def test_a_large_body_is_read_again() -> None:
     asked = replace(completion(), document={"model": "m", "stream": True}, is_whole=False)
     assert may_migrate(asked, API)
-    assert continuation(asked, " upon", 1, API).call.document["prompt"] == "Once upon"
+    assert make_continuation(asked, " upon", 1, API).call.document["prompt"] == "Once upon"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,7 @@ def test_a_request_whose_rest_depends_on_more_than_its_text_does_not_migrate(
     fields: dict[str, Any], words: str
 ) -> None:
     assert not may_migrate(chat(**fields), API)
-    assert words in obstacle(chat(**fields), partial("a"), 1, API)
+    assert words in find_obstacle(chat(**fields), partial("a"), 1, API)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_a_request_whose_rest_depends_on_more_than_its_text_does_not_migrate(
 )
 def test_a_request_whose_rest_follows_from_its_text_migrates(fields: dict[str, Any]) -> None:
     assert may_migrate(chat(**fields), API)
-    assert obstacle(chat(**fields), partial("a"), 1, API) == ""
+    assert find_obstacle(chat(**fields), partial("a"), 1, API) == ""
 
 
 @pytest.mark.parametrize(
@@ -126,13 +132,13 @@ def test_what_is_no_stream_and_what_the_engine_cannot_do_does_not_migrate() -> N
 
 
 def test_a_body_beyond_the_bound_does_not_migrate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuing, "LARGEST_BODY_BYTES", 10)
-    assert "bytes" in obstacle(chat(), partial("a"), 1, API)
+    monkeypatch.setattr(migration, "LARGEST_BODY_BYTES", 10)
+    assert "bytes" in find_obstacle(chat(), partial("a"), 1, API)
 
 
 def test_an_answer_at_its_limit_or_its_end_has_no_rest() -> None:
-    assert "all its tokens" in obstacle(chat(max_tokens=3), partial("abc"), 3, API)
-    assert "has ended" in obstacle(chat(), partial("abc", finish_reason="stop"), 3, API)
+    assert "all its tokens" in find_obstacle(chat(max_tokens=3), partial("abc"), 3, API)
+    assert "has ended" in find_obstacle(chat(), partial("abc", finish_reason="stop"), 3, API)
 
 
 def test_an_answer_is_complete_with_its_finish_reason_and_the_usage_if_asked_for() -> None:

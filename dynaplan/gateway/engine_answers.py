@@ -1,0 +1,218 @@
+"""What a frontend reads in the bytes of an engine's answer: tokens, usage, failures.
+
+The bytes pass on as they are. To parse the JSON of every event would cost more CPU time than to pass it on,
+so patterns look for keys; they cannot match inside a JSON text, where the quotes are escaped. All functions
+take *whole* events: ``upstream.EngineAnswer`` cuts a stream where lines end.
+
+1. Tokens: an event with a token counts as one; a frame (role, usage, end) as none.
+2. Usage: the numbers that the engine states at the end are exact, and come before the counted ones.
+3. Failures: engines report them inside a stream, after the status 200, as an error event or as the finish
+   reason ``abort``.
+4. A prompt longer than the context: every engine has words of its own for it, clients look for OpenAI's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dynaplan.gateway.openai_api import (
+    CONTEXT_ADVICE,
+    CONTEXT_CODE,
+    ApiError,
+    ApiPath,
+    bad_request,
+    worker_failed,
+)
+
+# -- 1. tokens ---------------------------------------------------------------------------------------
+
+_EVENT = b"data: {"
+_PLAIN_TOKEN = b'"delta":{"content":"'
+_MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
+"""Marks of the events without a token: a stream's first and last ones, and its usage, for all engines.
+
+An event with such a mark may hold a token all the same; ``_TEXT`` tells.
+"""
+
+_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"[^"]|"tool_calls":\[\{')
+_NUMBER = re.compile(rb'"(prompt|completion|cached|input|output)_tokens":\s*(\d{1,15})(?!\d)')
+_NAMED_DELTA = re.compile(rb"^event: \S*delta\r?\n", re.MULTILINE)
+_NAMED_END = re.compile(
+    rb"^event: (?:message_stop|response\.(?:completed|incomplete|failed))\r?\n",
+    re.MULTILINE,
+)
+_DONE = b"[DONE]"
+_END_BYTES = 16
+"""Bytes at the end of a stream in which ``[DONE]`` stands: the mark itself and some white space."""
+_TIMINGS = re.compile(rb'"cache_n":(\d{1,15}),"prompt_n":(\d{1,15}),.*?"predicted_n":(\d{1,15})(?!\d)')
+_USAGE_BYTES = 1024
+
+
+def count_chat_tokens(events: bytes) -> int:
+    """Return the number of tokens in these whole events of a stream: one per event that is not a frame.
+
+    A frame is an event without a token. vLLM's events with an empty text are tokens: parts of a character.
+    """
+    count = events.count(_EVENT)
+    if count == events.count(_PLAIN_TOKEN):
+        return count
+    return count - len(_frames(events))
+
+
+def count_tokens(endpoint: ApiPath, events: bytes) -> int:
+    """Return the number of tokens in these whole events of a stream of that path.
+
+    Responses and messages name their events; what brings text or a thought ends in ``delta``. A line of its
+    own cannot be part of a JSON text.
+    """
+    return len(_NAMED_DELTA.findall(events)) if endpoint.inputs else count_chat_tokens(events)
+
+
+def is_ended(endpoint: ApiPath, events: bytes) -> bool:
+    """Tell whether the last events of a stream of that path end it."""
+    return _DONE in events[-_END_BYTES:] or bool(endpoint.inputs and _NAMED_END.search(events))
+
+
+def _frames(events: bytes) -> set[int]:
+    """Return the offsets, in bytes, at which the frames begin."""
+    found = set()
+    for mark in _MAYBE_NONE:
+        at = events.find(mark)
+        while at >= 0:
+            begin, end = events.rfind(b"\n", 0, at) + 1, events.find(b"\n", at)
+            end = len(events) if end < 0 else end
+            if events.startswith(_EVENT, begin) and not _TEXT.search(events, begin, end):
+                found.add(begin)
+            at = events.find(mark, end)
+    return found
+
+
+# -- 2. usage ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The numbers of tokens that an answer states; None for a number that it does not state."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+def find_usage(answer: bytes) -> Usage:
+    """Return the usage that the answer, or the end of a stream, states last.
+
+    llama.cpp, when it is not asked for the usage, states the same numbers as ``timings``.
+    """
+    begin = answer.rfind(b'"usage":')
+    stated = dict(_NUMBER.findall(answer[begin : begin + _USAGE_BYTES])) if begin >= 0 else {}
+    named = {b"input": b"prompt", b"output": b"completion"}
+    stated = {named.get(name, name): digits for name, digits in stated.items()}
+    if b"completion" in stated or b"prompt" in stated:
+        return Usage(*(_number(stated.get(name)) for name in (b"prompt", b"completion", b"cached")))
+    begin = answer.rfind(b'"timings":{')
+    timings = _TIMINGS.search(answer, begin) if begin >= 0 else None
+    if not timings:
+        return Usage()
+    cached, computed, predicted = map(int, timings.groups())
+    return Usage(cached + computed, predicted, cached)
+
+
+def _number(digits: bytes | None) -> int | None:
+    return None if digits is None else int(digits)
+
+
+# -- 3. failures -------------------------------------------------------------------------------------
+
+_ABORT = re.compile(rb'"finish_reason":\s*"abort"')
+_ERROR = re.compile(rb'^data: *(\{"(?:error"|object": *"error").*)', re.MULTILINE)
+_ABORTED = "it aborted the request"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that an engine reports inside its answer, after the status 200.
+
+    ``good`` holds the events before it in the same bytes. ``event`` is the error event to pass on, empty
+    for an aborted request. ``status`` is the HTTP status that the failure would have had as an answer of
+    its own.
+    """
+
+    good: bytes
+    message: str
+    event: bytes = b""
+    status: int = 500
+    error: dict[str, Any] | None = None
+
+    @property
+    def is_clients_fault(self) -> bool:
+        """True when the request is at fault, so that every worker would refuse it."""
+        return 400 <= self.status < 500
+
+    def to_api_error(self) -> ApiError:
+        """Return the failure as an answer of its own, while nothing has been sent to the client yet."""
+        error = self.error or {}
+        if not self.is_clients_fault:
+            return worker_failed(self.message)
+        return ApiError(
+            self.status,
+            self.message,
+            kind=str(error.get("type") or "invalid_request_error"),
+            code=str(error.get("code") or self.status),
+            param=error.get("param"),
+        )
+
+
+def is_aborted(answer: bytes) -> bool:
+    """Tell whether the engine aborted the request, in any of its choices."""
+    return b'"abort"' in answer and bool(_ABORT.search(answer))
+
+
+def find_failure(events: bytes) -> Failure | None:
+    """Return the failure in these whole events of a stream; None when there is none."""
+    if b'"abort"' not in events and b'"error"' not in events:
+        return None
+    if found := _ERROR.search(events):
+        return _read_error(events[: found.start()], found.group(1))
+    if found := _ABORT.search(events):
+        return Failure(events[: events.rfind(b"\n", 0, found.start()) + 1], _ABORTED)
+    return None
+
+
+def _read_error(good: bytes, text: bytes) -> Failure:
+    try:
+        document = json.loads(text)
+        error = document["error"] if isinstance(document.get("error"), dict) else document
+    except ValueError:
+        error = {}
+    code = error.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    message = str(error.get("message") or "its engine failed")
+    return Failure(good, message, b"data: " + text.rstrip() + b"\n\n", status, error)
+
+
+# -- 4. a prompt longer than the context ---------------------------------------------------------------
+
+_MARK = re.compile(
+    rb"exceed_context_size_error|maximum context length is \d+ tokens|leaves no room|"
+    rb"longer than the model's context length"
+)
+
+
+def rewrite_context_error(status: int, body: bytes) -> bytes:
+    """Return the body of an engine's answer; of an error 400 over the context's length, OpenAI's error."""
+    if status != 400 or not _MARK.search(body):
+        return body
+    try:
+        error = json.loads(body)
+        error = error.get("error", error)
+        message, param = error["message"], error.get("param")
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return body
+    if not isinstance(message, str):
+        return body
+    text = f"{message.rstrip('. ')}. {CONTEXT_ADVICE}"
+    return bad_request(text, param=param if isinstance(param, str) else None, code=CONTEXT_CODE).to_json()

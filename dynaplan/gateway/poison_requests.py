@@ -1,0 +1,182 @@
+"""Poison requests: find the request that kills workers, and refuse it.
+
+An engine may crash over one request (a grammar that it cannot read, a field beyond its bounds). When a
+worker dies, every request in flight there has failed, the poison and the innocent alike, and all are retried
+at other workers: unchecked, one poison request takes a worker after the other with it.
+
+1. **Suspects.** A request that was alone in flight at a death, or in flight at two deaths, is a suspect. It
+   is known by the hash of its body.
+2. **Isolation.** Suspects are retried one at a time, so that the next death has no more than one.
+3. **Refusal.** A death with one suspect in flight was caused by it: the request is answered 500 for
+   ``REFUSE_S``. So it has killed two workers where it was alone with them, and three among others.
+4. **Clearing.** A request that is answered whole is innocent: what was known against it is forgotten.
+
+Each process has its own memory, of bounded size. No hash is computed until a worker has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from dynaplan.gateway.openai_api import ApiError, Call
+from dynaplan.store.instances import Instance
+
+log = logging.getLogger(__name__)
+
+REFUSE_S = 600.0
+"""Seconds without a further death after which evidence is forgotten, and a poison request is tried again."""
+
+DEATHS_OF_A_SUSPECT = 2
+"""Deaths among other requests that make a suspect."""
+
+MAX_HASHES = 1000
+"""Hashes with evidence that are remembered; those with the oldest deaths are forgotten first."""
+
+MAX_DEAD = 100
+"""Dead processes that are remembered: each request that was in flight there reports the death."""
+
+Process = tuple[str, int]
+"""A worker's process: its address and its pid. It has several instances when its lease has lapsed."""
+
+
+@dataclass
+class _Evidence:
+    """The evidence against one hash."""
+
+    last_s: float = 0.0
+    deaths: int = 0
+    was_alone: bool = False
+    is_refused: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.was_alone or self.deaths >= DEATHS_OF_A_SUSPECT
+
+
+class Suspect:
+    """One attempt at a request, which its worker may die of; ``PoisonRequests.admit`` makes it."""
+
+    def __init__(self, poison: PoisonRequests, call: Call, isolation: asyncio.Lock | None) -> None:
+        self._poison = poison
+        self._isolation = isolation
+        self._process: Process | None = None
+        self.call = call
+
+    def sent_to(self, instance: Instance) -> None:
+        """Count the request as in flight at that worker until ``close``."""
+        self._process = instance.url, instance.pid
+        self._poison.in_flight.setdefault(self._process, []).append(self)
+
+    def begin_answer(self) -> None:
+        """Let the next isolated request go: the answer has begun."""
+        if self._isolation:
+            self._isolation.release()
+            self._isolation = None
+
+    def answered(self) -> None:
+        """Clear the request: the whole answer has arrived."""
+        self._poison.clear(self.call)
+
+    def worker_died(self) -> None:
+        """Record the death of the worker against each request in flight there."""
+        if self._process:
+            self._poison.record_death(self._process, self)
+
+    def close(self) -> None:
+        """End the attempt."""
+        self.begin_answer()
+        others = self._poison.in_flight.get(self._process, []) if self._process else []
+        if self in others:
+            others.remove(self)
+            if self._process and not others:
+                del self._poison.in_flight[self._process]
+
+
+class PoisonRequests:
+    """The attempts in flight in this process, and the evidence of deaths. ``now_s`` is monotonic."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._evidence: OrderedDict[bytes, _Evidence] = OrderedDict()
+        self._dead: deque[Process] = deque(maxlen=MAX_DEAD)
+        self._isolation = asyncio.Lock()
+        self.in_flight: dict[Process, list[Suspect]] = {}
+
+    @asynccontextmanager
+    async def admit(self, call: Call) -> AsyncIterator[Suspect]:
+        """Begin an attempt at the client's request; one that is suspected waits for the one before it.
+
+        Raises ApiError (500) for a poison request.
+        """
+        isolation = None
+        if self._is_suspect(call):
+            await self._isolation.acquire()
+            isolation = self._isolation
+        suspect = Suspect(self, call, isolation)
+        try:
+            if isolation:
+                self._is_suspect(call)  # the request before it may have been the same
+            yield suspect
+        finally:
+            suspect.close()
+
+    def clear(self, call: Call) -> None:
+        """Forget what is known against the request."""
+        if self._evidence:
+            self._evidence.pop(_hash(call), None)
+
+    def record_death(self, process: Process, reporter: Suspect) -> None:
+        """Record the death of a worker's process, once."""
+        if process in self._dead:
+            return
+        self._dead.append(process)
+        self._forget_old()
+        hashes = [_hash(each.call) for each in self.in_flight.get(process) or [reporter]]
+        known = self._evidence
+        suspects = [each for each in hashes if each in known and known[each].is_suspect]
+        for each in set(hashes):
+            evidence = known.setdefault(each, _Evidence())
+            known.move_to_end(each)
+            evidence.last_s = self._now_s()
+            evidence.deaths += 1
+            evidence.was_alone |= len(hashes) == 1
+            evidence.is_refused |= suspects == [each]
+        while len(known) > MAX_HASHES:
+            known.popitem(last=False)
+
+    def _is_suspect(self, call: Call) -> bool:
+        self._forget_old()
+        evidence = self._evidence.get(_hash(call)) if self._evidence else None
+        if evidence and evidence.is_refused:
+            log.warning("a request is refused: %d workers have died over it", evidence.deaths)
+            raise _refusal()
+        return evidence is not None and evidence.is_suspect
+
+    def _forget_old(self) -> None:
+        while self._evidence:
+            oldest = next(iter(self._evidence.values()))
+            if self._now_s() - oldest.last_s <= REFUSE_S:
+                return
+            self._evidence.popitem(last=False)
+
+
+def _hash(call: Call) -> bytes:
+    return hashlib.blake2b(call.body, digest_size=16).digest()
+
+
+def _refusal() -> ApiError:
+    return ApiError(
+        500,
+        f"Workers have died over this request. It is refused for {REFUSE_S / 60:.0f} minutes: change its"
+        " fields. If it is an ordinary request, the workers are broken: `dynaplan status` and"
+        " `dynaplan logs` show how they end.",
+        kind="server_error",
+        code="request_kills_workers",
+        metric="internal",
+    )

@@ -1,0 +1,195 @@
+"""What is reported of each request: metrics, a trace, a line of the access log, a line of recorded traffic.
+
+``Reports.begin`` counts an accepted request; its ``RequestReport`` observes it, and ``end`` writes all four.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from dynaplan.gateway.client import Client
+from dynaplan.gateway.engine_answers import Usage
+from dynaplan.gateway.metrics import NOTHING_STATED, FrontendMetrics
+from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
+from dynaplan.gateway.recording import TrafficRecording
+from dynaplan.gateway.tracing.port import Attributes, Span, Tracer
+from dynaplan.util.log_lines import FIELDS
+
+access_log = logging.getLogger("dynaplan.access")
+
+CANCELLED = "cancelled"
+"""The ``error_type`` of a request whose client has left."""
+
+_UNTRACED = nullcontext()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a request. ``error_type`` is the label of the metrics, empty for one that was answered.
+
+    ``prompt_tokens`` is the frontend's estimate, or exact where the router knows the tokens; ``usage`` what
+    the answer states, ``worker`` the last one that was tried, ``blocks`` the prompt's.
+    """
+
+    error_type: str
+    prompt_tokens: int
+    usage: Usage = NOTHING_STATED
+    worker: str = ""
+    blocks: PromptBlocks = NO_BLOCKS
+
+
+class Reports:
+    """The reports of one frontend; ``recording`` and ``tracer`` are None where they are not wanted."""
+
+    def __init__(
+        self,
+        metrics: FrontendMetrics,
+        recording: TrafficRecording | None,
+        tracer: Tracer | None,
+        *,
+        logs_requests: bool,
+    ) -> None:
+        self.metrics = metrics
+        self.recording = recording
+        self.tracer = tracer
+        self.logs_requests = logs_requests
+
+    def refuse(self, client: Client, endpoint: ApiPath, error_type: str, model: str) -> None:
+        """Report a request that was answered with an error before it was accepted."""
+        self.metrics.count_refusal(endpoint.name, error_type, model)
+        if self.logs_requests:
+            fields = {"request_id": client.request_id, "outcome": error_type, "endpoint": endpoint.name}
+            access_log.info("request %s: %s, refused", client.request_id, error_type, extra={FIELDS: fields})
+
+    def begin(self, client: Client, call: Call) -> RequestReport:
+        """Report an accepted request, from now until its ``end``."""
+        return RequestReport(self, client, call)
+
+
+class RequestReport:
+    """The report of one request. ``record`` observes its tokens for the metrics."""
+
+    def __init__(self, reports: Reports, client: Client, call: Call) -> None:
+        self._reports = reports
+        self._client = client
+        self._call = call
+        self.record = reports.metrics.record(call.model, call.endpoint.name, call.is_stream)
+        self._trace = None
+        if reports.tracer:
+            span = reports.tracer.begin(f"POST {call.endpoint.path}", client.trace_headers())
+            self._trace = RequestTrace(span)
+
+    def step(self, name: str, worker: str = "") -> AbstractContextManager[None]:
+        """Return a step of the request's trace, for a ``with`` block.
+
+        ``queue`` is the wait for a worker, ``prefill`` a remote prefill, or the decision for a local one, and
+        ``decode`` an attempt of a worker to answer; after a death there are several of each.
+        """
+        if self._trace is None:
+            return _UNTRACED
+        return _TraceStep(self._trace, name, {"dynaplan.worker": worker} if worker else {})
+
+    def note(self, attributes: Attributes) -> None:
+        """Add what is known about the present step of the trace."""
+        if self._trace:
+            self._trace.step.note(attributes)
+
+    def trace_headers(self) -> Mapping[str, str]:
+        """Return the headers of the trace for another process: of the step, or as the client sent them."""
+        return self._trace.step.headers() if self._trace else self._client.trace_headers()
+
+    def end(self, ending: Ending) -> None:
+        """Report the end."""
+        reports, record, usage = self._reports, self.record, ending.usage
+        if ending.error_type == CANCELLED:
+            reports.metrics.count_disconnect()
+        record.finish(ending.error_type, ending.prompt_tokens, usage)
+        if not (self._trace or reports.logs_requests or reports.recording):
+            return
+        prompt = ending.prompt_tokens if usage.input_tokens is None else usage.input_tokens
+        answer = record.output_tokens if usage.output_tokens is None else usage.output_tokens
+        if self._trace:
+            self._trace.end(ending.error_type, self._attributes(ending, prompt, answer))
+        if reports.recording and self._call.endpoint.streams and (answer or not ending.error_type):
+            reports.recording.add(record.begun_s, prompt, answer, ending.blocks)
+        if reports.logs_requests:
+            fields = self._fields(ending, prompt, answer)
+            access_log.info("%s", format_fields(fields), extra={FIELDS: fields})
+
+    def _attributes(self, ending: Ending, prompt_tokens: int, output_tokens: int) -> Attributes:
+        """Return the attributes of the span, where there is one under OpenTelemetry's names or vLLM's."""
+        ttft_s = self.record.ttft_s
+        return {
+            "gen_ai.request.model": self._call.model,
+            "gen_ai.usage.input_tokens": prompt_tokens,
+            "gen_ai.usage.output_tokens": output_tokens,
+            "dynaplan.request_id": self._client.request_id,
+            "dynaplan.worker": ending.worker,
+            **({} if ttft_s is None else {"gen_ai.latency.time_to_first_token": ttft_s}),
+        }
+
+    def _fields(self, ending: Ending, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+        ttft_s, duration_s = self.record.ttft_s, self._reports.metrics.now_s() - self.record.begun_s
+        return {
+            "request_id": self._client.request_id,
+            "outcome": ending.error_type or "ok",
+            "endpoint": self._call.endpoint.name,
+            "model": self._call.model,
+            "worker": ending.worker or None,
+            "input_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "ttft_ms": None if ttft_s is None else round(1000 * ttft_s, 1),
+            "duration_ms": round(1000 * duration_s, 1),
+        }
+
+
+def format_fields(fields: Mapping[str, Any]) -> str:
+    """Return the access log's line.
+
+    ``request ID: ok, model M at worker W, 12 + 64 tokens, TTFT 48 ms, 512 ms in all``
+    """
+    parts = [f"request {fields['request_id']}: {fields['outcome']}"]
+    at = f" at {fields['worker']}" if fields["worker"] else ""
+    parts.append(f"model {fields['model']}{at}")
+    parts.append(f"{fields['input_tokens']} + {fields['output_tokens']} tokens")
+    if fields["ttft_ms"] is not None:
+        parts.append(f"TTFT {fields['ttft_ms']:g} ms")
+    parts.append(f"{fields['duration_ms']:g} ms in all")
+    return ", ".join(parts)
+
+
+class RequestTrace:
+    """A request's span, and the span of the ``step`` that is under way in it; between steps its own."""
+
+    def __init__(self, request: Span) -> None:
+        self.request = request
+        self.step = request
+
+    def end(self, error: str, attributes: Attributes) -> None:
+        """End the request's span."""
+        self.request.note(attributes)
+        self.request.end(error)
+
+
+class _TraceStep:
+    """One step, inside a ``with`` block; an exception is its error."""
+
+    def __init__(self, trace: RequestTrace, name: str, attributes: Attributes) -> None:
+        self._trace = trace
+        self._name = name
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        self._trace.step = self._trace.request.begin(self._name)
+        self._trace.step.note(self._attributes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        step, self._trace.step = self._trace.step, self._trace.request
+        step.end(kind.__name__ if kind else "")

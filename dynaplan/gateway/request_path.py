@@ -1,0 +1,642 @@
+"""The path of a request that a worker computes, from its acceptance to the end of its answer.
+
+**Stations.** A request is *accepted*, or refused before it has cost a worker anything. Then it is
+*attempted*:
+
+    book a worker -> remote prefill, where that is better -> reserve a slot, where the engine asks for one
+    -> open the engine's answer -> hold it back until its first token -> stream it to the client
+
+**The rule.** Nothing is sent to the client before the first token. Until then any other worker can take the
+request over, at the cost of time. After it, only a worker that is asked for the rest of the answer can
+(``migration``).
+
+**Cases.** Each attempt ends with one ``Outcome``, and each outcome has one decision. Below, the number of a
+case stands where it is found, and where it is decided.
+
+    1. *Not accepted*: key, waiting requests, body, model, addresses, length of the prompt.
+       The error is the answer.
+    2. *Impossible*: no worker is there in time, the engine has no such field, or no worker may compute the
+       prompt. The error is the answer, or the last event of a stream that has begun.
+    3. *Refused*: the worker has certainly not begun with the request. Retry elsewhere; it costs nothing.
+    4. *Asleep*: the engine fell asleep over the request. Retry elsewhere; nobody's fault, but the hand-off
+       may be gone.
+    5. *Died* before the first token. Retry elsewhere, without the hand-off, which works only once. The third
+       death is the answer 502, and a request that is known to kill workers is answered 500
+       (``poison_requests``).
+    6. *Cut*: the worker died within the stream, and another one can go on. The next attempt asks for the
+       rest. A retry of that one costs no death: its limit is ``migration-limit``.
+    7. *Answered*: whole; or with an engine's error; or cut where no other worker can go on, which ends with
+       an error event and a connection that is closed in the middle of the chunked encoding.
+    8. *The client left*: everything is cancelled, and the engine sees its connection close.
+
+The client's side is ``client.Client``, the engine's ``upstream.Upstream``: no other type of HTTP is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.engines import registry
+from dynaplan.engines.api_rules import EngineApi
+from dynaplan.gateway import engine_answers
+from dynaplan.gateway.admission import Admission, Place
+from dynaplan.gateway.bodies.budget import BodyBudget, BodyShare
+from dynaplan.gateway.bodies.reading import CallReader
+from dynaplan.gateway.client import Client, WholeAnswer
+from dynaplan.gateway.engine_answers import Failure, Usage
+from dynaplan.gateway.kv_routing.router_inputs import RouterKnowledge
+from dynaplan.gateway.kv_routing.whole_answers import WholeAnswers
+from dynaplan.gateway.migration import MigratableStream, UnreadPages
+from dynaplan.gateway.openai_api import (
+    NO_BLOCKS,
+    ApiError,
+    ApiPath,
+    Call,
+    bad_request,
+    check_fields,
+    internal_error,
+    needs_local_prefill,
+    no_such_path,
+    no_worker,
+    out_of_descriptors,
+    worker_failed,
+)
+from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
+from dynaplan.gateway.prefill.hand_off import HandOff
+from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
+from dynaplan.gateway.routing.reservation import Reservations
+from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, Sleepers
+from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
+from dynaplan.gateway.upstream import EngineAnswer, Upstream, WorkerDied, WorkerRefused
+from dynaplan.store.instances import Instance
+from dynaplan.util.descriptors import descriptor_limit, is_exhausted
+from dynaplan.util.http_routes import REQUEST_ID
+from dynaplan.worker.named_requests import attempt_id
+
+log = logging.getLogger(__name__)
+
+MAX_DEATHS = 3
+"""Workers that may die over one request before it is answered 502: the request itself may be the cause."""
+
+LARGEST_BEGINNING_BYTES = 64 * 1024
+"""Bytes of a stream that are held back at most while no token is found in them."""
+
+LAST_READS = 8
+"""Reads kept from the end of a stream, to find the usage in.
+
+The last event, the usage and ``[DONE]`` may each arrive in a read of its own, with empty lines between them.
+"""
+
+NO_BOUNDS = EngineApi()
+
+_DONE_EVENT = b"data: [DONE]\n\n"
+_JSON = "application/json"
+_OPENAI_ERROR = re.compile(rb'"error":\s*\{')
+_FORWARDED_HEADERS = ("Retry-After",)
+
+_NO_MEDIA = b"input is not supported"
+"""llama.cpp's words, with status 500, for an image without a projector."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An accepted request: what the client asks for, its place among the waiting ones, and its report."""
+
+    client: Client
+    call: Call
+    place: Place
+    report: RequestReport
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The client has its stream, or is to get the ``whole`` answer; ``error_type`` is the metrics' label."""
+
+    error_type: str = ""
+    whole: WholeAnswer | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The worker has not begun with the request."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Asleep:
+    """The engine sleeps, or fell asleep before the first token."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker failed before its first token."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The worker failed within the stream; another one can be asked for the ``rest``."""
+
+    reason: str
+    rest: Call
+
+
+Outcome = Answered | Refused | Asleep | Died | Cut
+
+
+class _StreamCut(Exception):
+    """Ends an attempt, and the step of its trace, as ``Cut``."""
+
+    def __init__(self, reason: str, rest: Call) -> None:
+        super().__init__(reason)
+        self.rest = rest
+
+
+class RequestPath:
+    """Answers every request that workers compute; one for each frontend."""
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        admission: Admission,
+        router: WorkerRouter,
+        prefill: RemotePrefill,
+        upstream: Upstream,
+        reservations: Reservations,
+        sleepers: Sleepers,
+        knowledge: RouterKnowledge,
+        reports: Reports,
+    ) -> None:
+        self.settings = settings
+        self.admission = admission
+        self.router = router
+        self.prefill = prefill
+        self.upstream = upstream
+        self.reservations = reservations
+        self.sleepers = sleepers
+        self.knowledge = knowledge
+        self.reports = reports
+        self.now_s = asyncio.get_running_loop().time
+        self.poison = PoisonRequests(self.now_s)
+        self.whole_answers = WholeAnswers(self.now_s)
+        self.pages = UnreadPages()
+        self.in_flight = 0
+        self.bodies = BodyBudget(settings.max_bodies_bytes)
+        self._reader = CallReader(settings.max_body_bytes)
+        self._apis: dict[str, EngineApi] = {}
+
+    async def close(self) -> None:
+        """End the process that reads large bodies."""
+        await self._reader.close()
+
+    async def answer(self, client: Client, endpoint: ApiPath) -> None:
+        """Answer the request; raises ApiError as long as nothing has been sent."""
+        self.in_flight += 1
+        try:
+            with self.bodies.body() as share:
+                await self._answer(await self._accept(client, endpoint, share))
+        finally:
+            self.in_flight -= 1
+
+    async def _accept(self, client: Client, endpoint: ApiPath, share: BodyShare) -> Accepted:
+        model = "unknown"
+        try:
+            self.admission.check_key(client.authorization)
+            self.admission.check_room()
+            body = await client.read_body(
+                share,
+                largest_bytes=self.settings.max_body_bytes,
+                timeout_s=self.settings.body_timeout_s,
+            )
+            call = await self._reader.read(endpoint, body)
+            self.admission.check_model(call.model)
+            model = call.model
+            self.admission.check_call(call)
+            place = self.admission.enter_room()
+        except ApiError as error:  # case 1
+            self.reports.refuse(client, endpoint, error.metric, model)
+            raise
+        return Accepted(client, call, place, self.reports.begin(client, call))
+
+    async def _answer(self, request: Accepted) -> None:
+        progress = RequestProgress(self, request)
+        error_type = CANCELLED  # case 8, unless something else is known
+        try:
+            answered = await progress.run()
+            error_type = answered.error_type or CANCELLED
+            await request.client.finish(answered.whole)
+            error_type = answered.error_type
+        except ApiError as error:
+            error_type = error.metric
+            raise
+        except ConnectionError:  # case 8
+            pass
+        except RecursionError:
+            # The parser follows deeper nesting than the writer that sends the prompt on.
+            error_type = "validation"
+            raise bad_request("The body is nested too deep.", code="invalid_json") from None
+        except Exception as error:
+            error_type = "internal"
+            log.exception("a request failed")
+            raise internal_error() from error
+        finally:
+            request.place.leave()
+            request.report.end(progress.ending(error_type))
+
+    def api_of(self, instance: Instance) -> EngineApi:
+        """Return the API of the instance's engine, as its card names it."""
+        name = instance.card.get("engine")
+        if not isinstance(name, str):
+            return NO_BOUNDS
+        if name not in self._apis:
+            try:
+                self._apis[name] = registry.engine_api(name)
+            except OSError as error:  # it imports a module
+                if is_exhausted(error):
+                    raise out_of_descriptors(descriptor_limit()) from None
+                raise
+        return self._apis[name]
+
+
+class RequestProgress:
+    """One request between its attempts: what the next one is to ask for, and with what.
+
+    ``call`` is the client's request, or the rest of its answer once ``stream`` has begun.
+    """
+
+    def __init__(self, path: RequestPath, request: Accepted) -> None:
+        self.path = path
+        self.request = request
+        self.call = request.call
+        self.hand_off: HandOff | None = None
+        self.stream: MigratableStream | None = None
+        self.deaths = 0
+        self._prompt_tokens = request.call.prompt_tokens
+        self._blocks = NO_BLOCKS
+        self._last: Attempt | None = None
+        self._is_prefill_placed = not request.call.can_be_remote
+        self._deadline_s = 0.0
+        self._renew_deadline()
+
+    async def run(self) -> Answered:
+        """Attempt the request until it is answered; raises ApiError while nothing has been sent."""
+        try:
+            while True:
+                # The verdict over a request is by the client's body, whatever this attempt asks for.
+                async with self.path.poison.admit(self.request.call) as suspect:
+                    outcome = await self._attempt(suspect)
+                if isinstance(outcome, Answered):  # case 7
+                    return outcome
+                self._decide(outcome)
+        except ApiError as error:  # case 2, or the last of case 5
+            if self.stream is None:
+                raise
+            await self.request.client.break_off(error.to_event())
+            return Answered(error.metric)
+        finally:
+            self.release_hand_off()
+            if self.stream:
+                self.stream.close()
+
+    def _decide(self, outcome: Refused | Asleep | Died | Cut) -> None:
+        """Prepare the next attempt after one that has failed."""
+        assert self._last
+        instance = self._last.instance
+        self.path.router.avoid(instance)
+        if isinstance(outcome, Refused):  # case 3
+            log.debug("%s refused a request: %s", instance.worker, outcome.reason)
+            return
+        log.info("%s failed over a request: %s", instance.worker, outcome.reason)
+        self.release_hand_off()
+        self._is_prefill_placed = not (self._last.needs_hand_off and self.request.call.can_be_remote)
+        self._renew_deadline()
+        if isinstance(outcome, Cut):  # case 6
+            self.call = outcome.rest
+            self.request.report.record.count_migration()
+        elif isinstance(outcome, Died) and self.stream is None:  # case 5; case 4 costs no death
+            self.deaths += 1
+            if self.deaths == MAX_DEATHS:
+                raise worker_failed(f"{self.deaths} workers died over this request: {outcome.reason}")
+
+    async def _attempt(self, suspect: Suspect) -> Outcome:
+        report = self.request.report
+        with report.step("queue"):
+            booking = await self.path.router.book(self.call, self._deadline_s)
+        try:
+            self._note_tokens(booking)
+            api = self.path.api_of(booking.instance)
+            check_fields(self.call, api)
+            await self._place_prefill(booking)
+            attempt = self._last = Attempt(self, booking, api, suspect)
+            if self.call.is_stream:
+                return await attempt.run()
+            is_prefilled = attempt.hand_off is not None
+            # No token of it is seen: the booking grows by an estimate.
+            with self.path.whole_answers.waiting(booking, is_prefilled=is_prefilled) as waited_for:
+                outcome = await attempt.run()
+                waited_for.output_tokens = attempt.usage().output_tokens or 0
+                return outcome
+        finally:
+            booking.close()
+
+    def _note_tokens(self, booking: Booking) -> None:
+        """Note the prompt's blocks; the number of its tokens is exact where the router knows them."""
+        blocks = booking.blocks
+        if blocks.prompt_tokens not in (0, self.call.prompt_tokens):
+            self.call = replace(self.call, prompt_tokens=blocks.prompt_tokens)
+        if self.stream is None:
+            self._blocks, self._prompt_tokens = blocks, self.call.prompt_tokens
+
+    async def _place_prefill(self, booking: Booking) -> None:
+        """Have the prompt computed remotely if that is better, or if the worker cannot compute it itself."""
+        is_needed = _needs_hand_off(booking.instance)
+        if not self._is_prefill_placed:
+            self.hand_off = await self._prefill_remotely(booking, is_needed=is_needed)
+            self._is_prefill_placed = True
+            self._renew_deadline()
+        elif self.hand_off and not self.path.prefill.can_reach(booking.instance):
+            self.release_hand_off()
+        if is_needed and not self.request.call.can_be_remote:  # case 2
+            raise needs_local_prefill()
+        if is_needed and self.hand_off is None:  # case 2
+            raise no_worker("No prefill worker has taken the prompt, and no decode worker can. Try again.")
+
+    async def _prefill_remotely(self, booking: Booking, *, is_needed: bool) -> HandOff | None:
+        report = self.request.report
+        with report.step("prefill"):
+            hand_off = await self.path.prefill.hand_off(
+                self.call,
+                booking.prefix_hit_rate,
+                is_needed=is_needed,
+                taker=booking.instance,
+                blocks=booking.blocks,
+                trace={**report.trace_headers(), REQUEST_ID: attempt_id(self.request.client.request_id)},
+            )
+            report.note({"dynaplan.prefill": "remote" if hand_off else "local"})
+            return hand_off
+
+    def release_hand_off(self) -> None:
+        """Release the hand-off: an engine has taken it over, or none will."""
+        if self.hand_off:
+            self.hand_off.release()
+            self.hand_off = None
+
+    def _renew_deadline(self) -> None:
+        """Give the next wait for a worker its whole time."""
+        self._deadline_s = self.path.now_s() + self.path.settings.worker_wait_s
+
+    def ending(self, error_type: str) -> Ending:
+        """Return what is known of the request in its end."""
+        if self._last is None:
+            return Ending(error_type, self._prompt_tokens, blocks=self._blocks)
+        worker, usage = self._last.instance.worker, self._last.usage()
+        return Ending(error_type, self._prompt_tokens, usage, worker, self._blocks)
+
+
+class Attempt:
+    """One attempt to have the request answered by the booked worker; ``run`` it once."""
+
+    def __init__(self, progress: RequestProgress, booking: Booking, api: EngineApi, suspect: Suspect) -> None:
+        self._progress = progress
+        self._path = progress.path
+        self._request = progress.request
+        self._call = progress.call
+        self._booking = booking
+        self._api = api
+        self._suspect = suspect
+        self._end_bytes = b""
+        self.instance = booking.instance
+        self.needs_hand_off = _needs_hand_off(booking.instance)
+        self.hand_off = progress.hand_off
+
+    async def run(self) -> Outcome:
+        """Send the request, and its answer to the client; raises ApiError for case 2."""
+        try:
+            with self._request.report.step("decode", self.instance.worker):
+                answered = await self._send()
+        except WorkerRefused as error:
+            return Refused(str(error))  # case 3
+        except EngineAsleep as error:
+            return Asleep(str(error))  # case 4
+        except WorkerDied as error:
+            self._note_death(error)
+            return Died(str(error))  # case 5
+        except _StreamCut as error:
+            return Cut(str(error), error.rest)  # case 6
+        if not answered.error_type:
+            self._note_answered()
+        return answered
+
+    def usage(self) -> Usage:
+        """Return the usage that the answer states, and of a remote prompt what the prefill worker had cached.
+
+        To the decode worker's engine all that it took over is cached.
+        """
+        usage = engine_answers.find_usage(self._end_bytes)
+        return replace(usage, cached_tokens=self.hand_off.cached_tokens) if self.hand_off else usage
+
+    async def _send(self) -> Answered:
+        """Reserve a slot where the worker's card asks for it, and exchange request and answer."""
+        request_id = attempt_id(self._request.client.request_id)
+        self._suspect.sent_to(self.instance)
+        if self._path.router.is_asleep(self.instance):  # since it was booked
+            raise EngineAsleep("its engine sleeps")
+        fields = self.hand_off.fields if self.hand_off else None
+        if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
+            return await self._exchange(fields or {}, request_id)
+        async with self._path.reservations.reserved(self.instance, request_id, fields) as reserved:
+            self._progress.release_hand_off()  # the worker has taken it over, or never will
+            return await self._exchange(reserved, request_id)
+
+    async def _exchange(self, fields: Mapping[str, Any], request_id: str) -> Answered:
+        answer = None
+        try:
+            async with self._path.sleepers.while_awake(self.instance):
+                answer = await self._path.upstream.post(
+                    self.instance.openai_url + self._call.endpoint.path,
+                    self._call.body_with(fields),
+                    request_id,
+                    is_kept=self.instance.card.get("keep_alive", True),
+                    trace=self._request.report.trace_headers(),
+                )
+                if answer.status == 500:
+                    await self._judge_500(answer)
+                if answer.status != 200 or not self._call.is_stream:
+                    return await self._answer_whole(answer)
+                first = await self._read_first_token(answer)
+            self._booking.prefilled()
+            return await self._stream(answer, first)
+        finally:
+            if answer:
+                answer.close()  # gives a connection back whose answer was read to its end
+
+    async def _judge_500(self, answer: EngineAnswer) -> None:
+        """Raise WorkerDied when the engine is dead behind its server, or another attempt may end better."""
+        if self._api.death_marks:
+            message = (await answer.read_all()).decode(errors="replace")
+            if self._api.tells_death(message):
+                raise WorkerDied("its engine is dead", is_connection_lost=True)
+        if self._call.has_media and _NO_MEDIA in await answer.read_all():
+            raise bad_request("The model here takes no such images, sounds or videos.", code="no_media")
+        own_id, ids = self.instance.instance_id, {each.instance_id for each in self._path.router.instances}
+        if self._progress.deaths == 0 and (self.hand_off or ids - {own_id}):
+            raise WorkerDied("status 500")  # as engines answer while they shut down
+        if own_id not in ids:
+            raise WorkerDied("status 500 of a worker that leaves")
+
+    async def _answer_whole(self, answer: EngineAnswer) -> Answered:
+        """Take over an answer that is no stream, whatever its status."""
+        body = await answer.read_all()
+        if self._progress.stream:  # case 2: this worker does not go on with the stream
+            reason = body.decode(errors="replace")[:200]
+            raise worker_failed(
+                f"{self.instance.worker} did not go on with the answer ({answer.status}): {reason}"
+            )
+        if answer.status == 200 and engine_answers.is_aborted(body):
+            raise WorkerDied("it aborted the request")
+        if self._call.endpoint.inputs and answer.status in (404, 405) and not _OPENAI_ERROR.search(body):
+            raise no_such_path(self._call.endpoint.path)
+        self._note_answering()
+        self._end_bytes = body
+        headers = {name: value for name in _FORWARDED_HEADERS if (value := answer.header(name)) is not None}
+        headers["Content-Type"] = answer.header("Content-Type") or _JSON
+        body = engine_answers.rewrite_context_error(answer.status, body)
+        return Answered(_error_type(answer.status), WholeAnswer(answer.status, headers, body))
+
+    async def _read_first_token(self, answer: EngineAnswer) -> bytes:
+        """Read the stream up to its first token; raises WorkerDied when it ends or fails before.
+
+        Raises ApiError when the engine reports that the request itself is at fault.
+        """
+        beginning = b""
+        while events := await answer.read_lines():
+            if failure := engine_answers.find_failure(events):
+                if failure.is_clients_fault:
+                    raise failure.to_api_error()
+                raise self._death_by(failure)
+            beginning += events
+            tokens = engine_answers.count_tokens(self._call.endpoint, beginning)
+            if tokens > 0 or len(beginning) > LARGEST_BEGINNING_BYTES:
+                return beginning
+        if not engine_answers.is_ended(self._call.endpoint, beginning):
+            raise WorkerDied("its stream ended before the first token")
+        return beginning
+
+    async def _stream(self, answer: EngineAnswer, events: bytes) -> Answered:
+        """Pass the stream on, from its first ``events`` to its end or its failure."""
+        stream = await self._start_stream()
+        record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
+        last = deque[bytes](maxlen=LAST_READS)
+        death = WorkerDied("its stream ended early")
+        try:
+            while events:
+                if failure := engine_answers.find_failure(events):
+                    return await self._fail(stream, failure)
+                sent = await stream.write(events)
+                record.observe(sent, endpoint)
+                if record.output_tokens >= booking.grows_at_tokens:
+                    booking.decoded(record.output_tokens)
+                last.append(sent)
+                events = await answer.read_lines()
+        except WorkerDied as error:
+            death = error
+            self._note_death(death)
+        self._end_bytes = b"".join(last)
+        if engine_answers.is_ended(endpoint, self._end_bytes):
+            return Answered()
+        return await self._cut(stream, death)
+
+    async def _start_stream(self) -> MigratableStream:
+        """Return the client's stream, which the first attempt with a first token starts."""
+        progress, settings = self._progress, self._path.settings
+        if self.hand_off and progress.stream is None:
+            self.hand_off.answering()
+        self._note_answering()
+        if progress.stream is None:
+            client = self._request.client
+            await client.start_stream()
+            progress.stream = MigratableStream(
+                client, self._call, self._api, settings.migration_limit, self._path.pages
+            )
+        return progress.stream
+
+    async def _fail(self, stream: MigratableStream, failure: Failure) -> Answered:
+        """End the stream by an error that the engine has reported in the middle of it.
+
+        Another worker can go on when this one has aborted the answer, as one does that must end, or is dead.
+        """
+        sent = await stream.write(failure.good)
+        self._request.report.record.observe(sent, self._call.endpoint)
+        death = self._death_by(failure)
+        self._note_death(death)
+        if death.is_connection_lost or not failure.event:
+            return await self._cut(stream, death, failure.event)
+        await self._request.client.break_off(failure.event)
+        return Answered(_error_type(failure.status))
+
+    async def _cut(self, stream: MigratableStream, death: WorkerDied, event: bytes = b"") -> Answered:
+        """End a stream whose worker died within it, unless another one can go on: then raise _StreamCut.
+
+        ``event`` is the engine's error event, if it sent one.
+        """
+        client, tokens = self._request.client, self._request.report.record.output_tokens
+        if stream.is_complete():
+            await client.write(_DONE_EVENT)
+            return Answered()
+        obstacle = stream.find_obstacle(tokens, self._api)
+        if not obstacle:
+            raise _StreamCut(str(death), stream.migrate(tokens, self._api))
+        error = worker_failed(f"The worker died over this request: {death}; {obstacle}")
+        await client.break_off(event or error.to_event())
+        return Answered("internal")
+
+    def _death_by(self, failure: Failure) -> WorkerDied:
+        return WorkerDied(failure.message, is_connection_lost=self._api.tells_death(failure.message))
+
+    def _note_death(self, death: WorkerDied) -> None:
+        """Hold the worker's death against the request, if the failure is one."""
+        if death.is_connection_lost:
+            self._suspect.worker_died()
+
+    def _note_answering(self) -> None:
+        """Note that the answer has begun: the request waits no more, and the engine has the hand-off."""
+        self._request.place.leave()
+        self._request.report.record.begin_answer()
+        self._progress.release_hand_off()
+        self._suspect.begin_answer()
+
+    def _note_answered(self) -> None:
+        """Note a whole answer: it clears the request of deaths, and shows what of its prompt was cached."""
+        self._suspect.answered()
+        booking = self._booking
+        if self.hand_off:
+            served = self.hand_off.instance_id, self.hand_off.cached_tokens or 0
+        else:
+            served = self.instance.instance_id, booking.overlap_blocks * booking.block_tokens
+        self._path.knowledge.served(*served)
+
+
+def _needs_hand_off(instance: Instance) -> bool:
+    """Return whether the worker cannot compute a prompt."""
+    return bool(instance.card.get("needs_hand_off"))
+
+
+def _error_type(status: int) -> str:
+    """Return the ``error_type`` label for the HTTP status of a worker's answer."""
+    if status < 400:
+        return ""
+    if status == 429:
+        return "overload"
+    return "validation" if status < 500 else "internal"

@@ -1,0 +1,133 @@
+"""The routes of the public port: from a request's path to what answers it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from dynaplan.fleet.page_access import PAGE_PATH
+from dynaplan.gateway.client import Client
+from dynaplan.gateway.metrics import CONTENT_TYPE
+from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
+from dynaplan.gateway.request_path import RequestPath
+from dynaplan.util.errors import nearest
+from dynaplan.util.http_routes import ALL_METRICS_PATH
+
+MODELS = "/v1/models"
+
+SLIP = 0.75
+"""The least similarity, difflib's ratio, of a mistyped path: /v1/embeddings is none of /v1/completions."""
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class FrontendRoutes:
+    """Answers every request: completions by the request path, ``/health``, ``/metrics`` and others by itself.
+
+    ``gather_metrics`` returns those of the whole deployment; ``page`` answers for the web page, if there is
+    one. While it ``is_draining`` it goes on answering, and ``/health`` says "draining" with status 503.
+    """
+
+    def __init__(
+        self,
+        path: RequestPath,
+        gather_metrics: Callable[[], Awaitable[bytes]],
+        page: Handler | None = None,
+    ) -> None:
+        self._path = path
+        self._page = page
+        self._gather_metrics = gather_metrics
+        self._created_s = int(time.time())
+        self.is_draining = False
+        self._handlers: dict[str, tuple[str, Handler]] = {
+            **{
+                each.path: ("POST", partial(self._answer_by_worker, endpoint=each))
+                for each in API_PATHS.values()
+            },
+            MODELS: ("GET", self._list_models),
+            "/health": ("GET", self._check_health),
+            "/live": ("GET", self._check_life),
+            "/metrics": ("GET", self._render_metrics),
+            ALL_METRICS_PATH: ("GET", self._render_all_metrics),
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Return the answer; every ApiError becomes a body of OpenAI's shape."""
+        try:
+            return await self._handler(request)(request)
+        except ApiError as error:
+            return web.Response(
+                body=error.to_json(),
+                status=error.status,
+                headers={"Content-Type": "application/json", **error.headers},
+            )
+
+    def _handler(self, request: web.BaseRequest) -> Handler:
+        if self._page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
+            return self._page
+        path = MODELS if request.path.startswith(MODELS + "/") else request.path
+        method, handler = self._handlers.get(path, ("", self._check_life))
+        if not method:
+            hint = nearest(request.path, self._handlers, cutoff=SLIP)
+            raise ApiError(
+                404, f"There is no {request.path} here. {hint}", code="unknown_url", metric="not_found"
+            )
+        if request.method != method:
+            raise ApiError(
+                405,
+                f"{request.path} takes {method} only",
+                code="method_not_allowed",
+                headers={"Allow": method},
+            )
+        return handler
+
+    async def _answer_by_worker(self, request: web.BaseRequest, endpoint: ApiPath) -> web.StreamResponse:
+        client = Client(request)
+        await self._path.answer(client, endpoint)
+        return client.response
+
+    async def _list_models(self, request: web.BaseRequest) -> web.Response:
+        admission = self._path.admission
+        admission.check_key(request.headers.get("Authorization", ""))
+        chosen = unquote(request.path.removeprefix(MODELS).removeprefix("/"))
+        if chosen:
+            admission.check_model(chosen)
+        models = [
+            {"id": name, "object": "model", "created": self._created_s, "owned_by": "dynaplan"}
+            for name in sorted(admission.model_names())
+        ]
+        if chosen:
+            return web.json_response(next(each for each in models if each["id"] == chosen))
+        return web.json_response({"object": "list", "data": models})
+
+    async def _check_health(self, request: web.BaseRequest) -> web.Response:
+        workers = len(self._path.router.instances)
+        missing = [] if workers else [self._path.settings.decode_component]
+        is_healthy = workers > 0 and not self.is_draining
+        document = {
+            "status": "healthy" if is_healthy else "draining" if self.is_draining else "unhealthy",
+            "workers": workers,
+            "missing": missing,
+        }
+        return web.json_response(document, status=200 if is_healthy else 503)
+
+    async def _check_life(self, request: web.BaseRequest) -> web.Response:
+        return web.json_response({"status": "live"})
+
+    async def _render_metrics(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(body=self.own_metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _render_all_metrics(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(body=await self._gather_metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    def own_metrics(self) -> bytes:
+        """Return the metrics of the frontends on this port, in Prometheus' text format."""
+        metrics = self._path.reports.metrics
+        cards = [each.card for each in self._path.router.instances]
+        for name in self._path.admission.model_names():
+            metrics.describe_model(name, bool(cards), cards[0] if cards else {})
+        return metrics.render()

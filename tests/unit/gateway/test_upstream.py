@@ -1,0 +1,56 @@
+"""A stream of an engine, cut where lines end."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import aiohttp
+import pytest
+
+from dynaplan.gateway.engine_answers import find_failure
+from dynaplan.gateway.upstream import EngineAnswer
+
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+ABORT = b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}\n\n'
+
+
+class Arriving:
+    """Of a response's body as it arrives: one piece for each call."""
+
+    status = 200
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.content = self
+        self._pieces = pieces
+
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+def lines_of(*pieces: bytes) -> EngineAnswer:
+    return EngineAnswer(cast(aiohttp.ClientResponse, Arriving(list(pieces))))
+
+
+async def read_all(answer: EngineAnswer) -> list[bytes]:
+    read = []
+    while piece := await answer.read_lines():
+        read.append(piece)
+    return read
+
+
+async def test_bytes_pass_as_they_come_when_they_end_with_a_line() -> None:
+    assert await read_all(lines_of(TOKEN, TOKEN + TOKEN, DONE)) == [TOKEN, TOKEN + TOKEN, DONE]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50, 1000])
+async def test_however_a_stream_is_cut_it_passes_in_whole_lines_and_complete(size: int) -> None:
+    stream = TOKEN + ABORT + TOKEN + DONE
+    read = await read_all(lines_of(*(stream[at : at + size] for at in range(0, len(stream), size))))
+    assert b"".join(read) == stream
+    assert all(piece.endswith(b"\n") for piece in read)
+    assert any(find_failure(piece) for piece in read)
+
+
+async def test_the_end_of_a_stream_passes_without_a_line_end_too() -> None:
+    assert await read_all(lines_of(TOKEN + b"data: [DO", b"NE]")) == [TOKEN, b"data: [DONE]"]
