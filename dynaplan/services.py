@@ -79,5 +79,6 @@ class Frontend:
     async def start(self) -> None:
         """Listen on the public port and answer requests with the workers of the graph."""
         from dynaplan.gateway.server import start_frontend
+        from dynaplan.webui.routes import make_page
 
-        await start_frontend(dynamo_context["runtime"])
+        await start_frontend(dynamo_context["runtime"], make_page)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
@@ -32,7 +31,7 @@ from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.gateway.routes import FrontendRoutes
+from dynaplan.gateway.routes import FrontendRoutes, Handler
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
 from dynaplan.gateway.routing.unmanaged_watch import Neighbours
@@ -45,7 +44,6 @@ from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.webui.routes import PageRoutes, page_of
 from dynaplan.worker.http_server.acceptor import Acceptor
 from dynaplan.worker.http_server.connections import ClientServer, ConnectionLimits
 from dynaplan.worker.named_requests import NamedRequest
@@ -73,14 +71,39 @@ FINISH_WITHIN_S = 2.0
 """Longest time at the end, in seconds, for messages to workers that nobody waits for."""
 
 
-async def start_frontend(runtime: WorkerRuntime) -> None:
+class Page(Protocol):
+    """A web page that the frontend serves beside the API, below ``/ui``."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request below the page's path."""
+        ...
+
+    async def close(self) -> None:
+        """End what open pages wait for, so that their connections close."""
+        ...
+
+
+class MakePage(Protocol):
+    """Makes the page of a frontend. ``chat`` answers a chat request as any client's."""
+
+    def __call__(self, runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -> Page | None:
+        """Return the page, which is closed with the frontend; None where there is none."""
+        ...
+
+
+def no_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -> Page | None:
+    """Make none: the API alone is served."""
+    return None
+
+
+async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) -> None:
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
     A worker that drains posts ``/leaving/{instance id}`` to the process's own loopback server: it gets no new
     request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
-    frontend = FrontendServer(runtime, gathered_settings(runtime.settings))
+    frontend = FrontendServer(runtime, gathered_settings(runtime.settings), make_page)
     await frontend.start()
     if runtime.owner:
         neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, local_host.process_watch)
@@ -93,7 +116,9 @@ async def start_frontend(runtime: WorkerRuntime) -> None:
 class FrontendServer:
     """One frontend process. ``start`` it once; ``drain`` finishes what it holds; ``close`` ends the rest."""
 
-    def __init__(self, runtime: WorkerRuntime, settings: FrontendSettings) -> None:
+    def __init__(
+        self, runtime: WorkerRuntime, settings: FrontendSettings, make_page: MakePage = no_page
+    ) -> None:
         self._runtime = runtime
         self._settings = settings
         self.is_worker_coming = False
@@ -129,7 +154,7 @@ class FrontendServer:
         )
         self._path = self._new_path()
         self._all_metrics = AllMetrics(runtime, lambda: self._routes.own_metrics())
-        self._page = self._page_routes()
+        self._page = make_page(runtime, settings, lambda request: self._routes.handle(request))
         self._routes = FrontendRoutes(
             self._path, self._all_metrics.read, self._page.handle if self._page else None
         )
@@ -212,14 +237,6 @@ class FrontendServer:
             if self._metrics.router
             else lambda blocks, overlap, most: None,
         )
-
-    def _page_routes(self) -> PageRoutes | None:
-        """Return the web page's routes; None where it is not wanted, and without a ``serve``."""
-        runtime, settings = self._runtime, self._settings
-        secret = runtime.worker_token if settings.page else ""
-        is_tls = runtime.server_tls is not None
-        place = page_of(os.environ, runtime.namespace, secret, settings.host, settings.api_key, is_tls=is_tls)
-        return PageRoutes(place, lambda request: self._routes.handle(request)) if place else None
 
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel.

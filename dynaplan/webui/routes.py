@@ -15,6 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 import dynaplan
+from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
@@ -23,6 +24,7 @@ from dynaplan.webui.live_charts import ChartsAsked
 from dynaplan.webui.log_reading import log_part
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
 from dynaplan.webui.viewers import Feed, Viewers
+from dynaplan.worker.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
@@ -228,14 +230,17 @@ def make_feed(namespace: str) -> HelperProcess:
     return HelperProcess(FEED, (namespace,), HelperLimits(FEED_ANSWER_S), environment)
 
 
-def page_of(
-    environ: Mapping[str, str], namespace: str, secret: str, host: str, api_key: str, *, is_tls: bool
-) -> PagePlace | None:
-    """Return where the page of this process's deployment is; None for a frontend that runs on its own."""
-    log_dir = environ.get("DYNAPLAN_LOG_DIR")
-    if not (secret and log_dir and environ.get("DYNAPLAN_STATEFILE")):
+def make_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -> PageRoutes | None:
+    """Return the page of this process's deployment; None where it is not wanted, and without a ``serve``."""
+    log_dir = os.environ.get("DYNAPLAN_LOG_DIR")
+    secret = runtime.worker_token if settings.page else ""
+    if not (secret and log_dir and os.environ.get("DYNAPLAN_STATEFILE")):
         return None
-    return PagePlace(namespace, secret, Path(log_dir), host, is_tls, api_key)
+    is_tls = runtime.server_tls is not None
+    place = PagePlace(
+        runtime.namespace, secret, Path(log_dir), settings.host, is_tls=is_tls, api_key=settings.api_key
+    )
+    return PageRoutes(place, chat)
 
 
 def _read(name: str) -> bytes:

@@ -18,6 +18,7 @@ from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import QueueUnavailable
+from dynaplan.webui.routes import make_page
 from dynaplan.worker.process import WorkerRuntime
 from tests.fakes.memory_messenger import MemoryMessenger
 from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
@@ -113,7 +114,7 @@ async def stage(environment: Mapping[str, str] | None = None, **options: Any) ->
         connect_messenger=connect,
     )
     settings = read_settings([("Frontend", options)], {"DYNAMO_PORT": "0", **(environment or {})})
-    frontend = FrontendServer(runtime, settings)
+    frontend = FrontendServer(runtime, settings, make_page)
     await frontend.start()
     async with aiohttp.ClientSession() as client:
         here = Stage(frontend, client, store, messenger, discovery, runtime)

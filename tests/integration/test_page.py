@@ -116,9 +116,10 @@ async def test_a_frontend_that_no_serve_started_has_no_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with page(monkeypatch, tmp_path) as there:
+        runtime, settings = there.here.frontend._runtime, there.here.frontend._settings
+        assert routes.make_page(runtime, settings, there.here.frontend._routes.handle)
         monkeypatch.delenv("DYNAPLAN_STATEFILE")
-        assert there
-        assert routes.page_of({}, "ns", TOKEN, "localhost", "", is_tls=False) is None
+        assert routes.make_page(runtime, settings, there.here.frontend._routes.handle) is None
 
 
 # -- what every answer says ----------------------------------------------------------------------
