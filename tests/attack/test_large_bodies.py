@@ -189,8 +189,11 @@ async def test_a_reader_that_dies_costs_one_answer_and_the_next_body_gets_anothe
         await here.worker()
         assert (await large(here))[0] == 200
         reader = reader_of_this_process()
+        reader.suspend()
+        answer = asyncio.create_task(large(here))
+        await eventually(lambda: held(here) > 0)
         os.kill(reader.pid, signal.SIGKILL)
-        status, text = await large(here)
+        status, text = await answer
         assert status == 503
         assert json.loads(text)["error"]["code"] == "body_not_read"
         assert (await large(here))[0] == 200

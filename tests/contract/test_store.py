@@ -345,6 +345,7 @@ async def test_a_watch_that_begins_while_the_only_other_one_is_left_misses_nothi
         await second.started()
         await store.put("watched/k", str(number))
         await second.reaches({"watched/k": str(number)})
+        assert (await store.get("watched/k")).value == str(number)  # type: ignore[union-attr]
         await second.stop()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sqlite3
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -133,9 +135,10 @@ async def is_streaming(url: str, tls: ssl.SSLContext | bool) -> bool:
 
 
 def urls(directory: Path) -> set[str]:
-    """The addresses that are registered in the store's files."""
-    files = (directory / "kv" / "%2Fservices" / "box").iterdir()
-    return {json.loads(each.read_text())["transport"]["http"] for each in files}
+    """The addresses that are registered in the file store."""
+    with closing(sqlite3.connect(directory / "kv" / "sqlite" / "store.db")) as sql:
+        rows = sql.execute("SELECT value FROM item WHERE cast(key AS TEXT) LIKE '/services/box/%'").fetchall()
+    return {json.loads(value)["transport"]["http"] for (value,) in rows}
 
 
 def own_url(component: RunningComponent) -> str:
