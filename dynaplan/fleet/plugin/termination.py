@@ -115,7 +115,8 @@ class Termination:
             is_late = now_s - steps.gone_since_s > EXIT_CODE_WITHIN_S
             is_group_gone = not self._processes.kill_group(worker.pid, worker.started_at)
             if is_group_gone and (is_late or worker.pid in self._exit_codes):
-                code = self._exit_codes.pop(worker.pid, None)
+                # Whom this has killed ended by that, also where circus has not reaped it in time.
+                code = self._exit_codes.pop(worker.pid, -signal.SIGKILL if steps.is_killed else None)
                 killer = steps.killer or out_of_memory_words
                 exits[worker.name] = Exit(code, self._last_lines(worker), killer)
                 del self._steps[worker.name]
