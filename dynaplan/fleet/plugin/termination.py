@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 
 from dynaplan.fleet.deployments import tail
 from dynaplan.fleet.launch import CurrentLaunch, Launch
@@ -116,7 +116,7 @@ class Termination:
             is_group_gone = not self._processes.kill_group(worker.pid, worker.started_at)
             if is_group_gone and (is_late or worker.pid in self._exit_codes):
                 # Whom this has killed ended by that, also where circus has not reaped it in time.
-                code = self._exit_codes.pop(worker.pid, -signal.SIGKILL if steps.is_killed else None)
+                code = self._exit_codes.pop(worker.pid, -SIGKILL if steps.is_killed else None)
                 killer = steps.killer or out_of_memory_words
                 exits[worker.name] = Exit(code, self._last_lines(worker), killer)
                 del self._steps[worker.name]
