@@ -15,7 +15,7 @@ from dynaplan.util import screen
 from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
-    from dynaplan.planner.model.decisions import Decision
+    from dynaplan.planner.model import Decision
     from dynaplan.planner.replay import Replayed
 
 

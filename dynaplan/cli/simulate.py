@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.lab.simulate.graph_file import SimulatedGraph, read_graph
+from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.util import screen, tables
 from dynaplan.util.durations import clock
@@ -105,8 +105,13 @@ def command(
     """
     from dynaplan.graph.config import find_config_file
     from dynaplan.graph.importing import shipped_graphs
-    from dynaplan.lab.simulate.recommending import tried_beside
-    from dynaplan.lab.simulate.simulation import run_recommended, run_simulations, service_settings, warnings
+    from dynaplan.lab.simulate.simulation import (
+        run_recommended,
+        run_simulations,
+        service_settings,
+        tried_beside,
+        warnings,
+    )
     from dynaplan.lab.simulate.table import notes, rows
 
     for option, written in (("--json", json_path), ("--html", html_path)):

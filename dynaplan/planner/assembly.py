@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dynaplan.config import certificates
 from dynaplan.config.planner import settings_in_graph
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
@@ -22,28 +23,77 @@ from dynaplan.fleet import local_host
 from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
 from dynaplan.fleet.heartbeat import LATE_AFTER_S
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner import factory
-from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.planner.forecasts import TrafficWatch
+from dynaplan.planner.bursts import burst_policy
+from dynaplan.planner.component_connector import ComponentConnector
+from dynaplan.planner.forecasting.library_forecaster import make_forecaster
+from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
-from dynaplan.planner.observer import Observer
-from dynaplan.planner.remembering import remembered
+from dynaplan.planner.metrics.exposition import metrics_prefix
+from dynaplan.planner.metrics.frontends import FrontendsTraffic
+from dynaplan.planner.metrics.prometheus import PrometheusTraffic
+from dynaplan.planner.metrics.worker_loads import HttpMetrics
+from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.observer import Observer, TrafficWatch
+from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, point_to, recent_records
+from dynaplan.planner.recorders.gauges import GaugesRecorder
+from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
+from dynaplan.planner.sizing.error_budget import faded
+from dynaplan.planner.sla_model import build_sla_model
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.process import process_table
+from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.store import connections
 from dynaplan.store.instances import public_urls
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
-from dynaplan.util.errors import ConfigError, TemporaryError
+from dynaplan.util.errors import ConfigError, TemporaryError, UserError
 
 if TYPE_CHECKING:
     from dynaplan.events.messaging_port import Messenger
-    from dynaplan.planner.ports import Connector, Recorder
+    from dynaplan.planner.ports import Connector, Recorder, TrafficSource
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock
     from dynaplan.worker.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
+
+
+def remembered(
+    documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
+) -> PlannerState:
+    """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
+
+    What the learnt floor and the hedge know goes with it. Nothing is remembered of another promise, of
+    records that cannot be read, and of a future one. ``now`` has a time zone.
+    """
+    begin = PlannerState()
+    try:
+        last = DecisionRecord.from_json(documents[-1])
+        passed_s = (now - datetime.fromisoformat(last.wall_time)).total_seconds()
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError, UserError):
+        return begin
+    before, window_s = last.settings, settings.slo_window_s
+    if not before.is_by_targets or not window_s or passed_s < 0 or _promise(before) != _promise(settings):
+        return begin
+    known, fade = last.next_state, math.exp(-passed_s / window_s)
+    state = PlannerState(
+        error_budget=faded(known.error_budget, passed_s, window_s),
+        bursts=burst_policy.remembered(known.bursts, fade),
+    )
+    log.info(
+        "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",
+        last.wall_time,
+        state.error_budget.ttft_requests,
+        state.error_budget.itl_requests,
+    )
+    return state
+
+
+def _promise(settings: PlannerSettings) -> tuple[object, ...]:
+    """Return what a budget is about: it says nothing of another."""
+    return settings.namespace, settings.served_model_name, settings.targets(), settings.slo_window_s
+
 
 FIRST_LINE_S = 1.0
 """Seconds of waiting for the key-value store after which the log says so."""
@@ -98,9 +148,9 @@ def check_sources(settings: PlannerSettings) -> None:
     if not settings.is_by_targets:
         return
     if settings.prometheus_endpoint:
-        factory.prometheus_traffic(settings.prometheus_endpoint, settings)
-    factory.sla_model(settings, {})
-    factory.make_forecaster(settings, settings.adjustment_interval_s)
+        _prometheus(settings)
+    build_sla_model(settings)
+    make_forecaster(settings, settings.adjustment_interval_s)
     _warm_up(settings)
 
 
@@ -148,7 +198,9 @@ def _store(settings: PlannerSettings) -> Store:
 async def _validated(connector: Connector, settings: PlannerSettings) -> None:
     """Check the deployment once its system answers; raises DeploymentValidationError."""
     clock = SystemClock()
-    planner = factory.component_connector(connector, settings, clock)
+    planner = ComponentConnector(
+        connector, clock, settings.served_model_name, deadline_s=settings.scaling_timeout_s
+    )
     said = ""
     while True:
         try:
@@ -233,20 +285,21 @@ def make_planner(
     beat: Callable[[float], None] = lambda every_s: None,
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
-    observer = Observer(settings, discovery.instances, factory.worker_metrics(), messenger, clock)
+    metrics = HttpMetrics(tls=certificates.authorities(os.environ))
+    observer = Observer(settings, discovery.instances, metrics, messenger, clock)
     connector, end = _connector(settings, store, observer)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
-    gauges = factory.planner_gauges(settings)
-    recorders = (*factory.planner_recorders(log_dir, settings), gauges)
-    state = remembered(factory.recent_decisions(planner_log_root(), 1), settings, datetime.now(UTC))
+    gauges = GaugesRecorder(settings)
+    recorders = (JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings), gauges)
+    state = remembered(recent_records(planner_log_root(), 1), settings, datetime.now(UTC))
     try:
-        factory.announce_log_dir(planner_log_root(), log_dir)
+        point_to(planner_log_root(), log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
     model, traffic = None, None
     if settings.is_by_targets:
-        model = factory.sla_model(settings, {})
+        model = build_sla_model(settings)
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
         traffic = _watch(settings, discovery, clock)
@@ -269,27 +322,45 @@ def _connector(
 ) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
     """Return the connector that ``environment`` names, and what closes it."""
     if settings.environment == KUBERNETES:
-        cluster = factory.cluster_connector(settings, observer.loads_by_host)
+        from dynaplan.planner.kubernetes.connector import connect_cluster
+
+        cluster = connect_cluster(settings, observer.loads_by_host)
         return cluster, cluster.close
-    return factory.planner_connector(
-        store, settings.namespace, observer.registered, observer.components
+    registered = observer.registered
+    return VirtualConnector(
+        store, settings.namespace, registered, registered_components=observer.components
     ), None
 
 
 def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
-        source = factory.prometheus_traffic(settings.prometheus_endpoint, settings)
+        source: TrafficSource = _prometheus(settings)
     else:
-        source = factory.frontend_traffic(lambda: public_urls(discovery.all()), settings, clock)
-    return TrafficWatch(settings, source, factory.make_forecaster(settings, interval_s), clock, before)
+        source = FrontendsTraffic(
+            lambda: public_urls(discovery.all()),
+            settings.namespace,
+            clock,
+            model=settings.served_model_name or "",
+            prefix=metrics_prefix(),
+            tls=certificates.authorities(os.environ),
+        )
+    return TrafficWatch(settings, source, make_forecaster(settings, interval_s), clock, before)
+
+
+def _prometheus(settings: PlannerSettings) -> PrometheusTraffic:
+    """Return the traffic as a Prometheus server has it; raises ConfigError for an address that is none."""
+    model = settings.served_model_name or ""
+    return PrometheusTraffic(
+        settings.prometheus_endpoint or "", settings.namespace, model=model, prefix=metrics_prefix()
+    )
 
 
 def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
     trace = settings.load_predictor_warmup_trace
     if not trace:
         return []
-    before = interval_history(factory.read_requests(trace, 1.0, 1), settings.adjustment_interval_s)
+    before = interval_history(read_requests(trace, 1.0, 1), settings.adjustment_interval_s)
     log.info("the history begins with %d intervals of %s", len(before), trace)
     return before
 

@@ -9,20 +9,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.planner.model.decisions import Decision, DecisionRecord
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.cycle import PlanningCycle
-from dynaplan.planner.rules.startup_time import startup_time_s
+from dynaplan.planner.model import Decision, DecisionRecord, Observation
+from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.fleet.desired_counts import DesiredCounts
     from dynaplan.fleet.load_sample import Sample
-    from dynaplan.planner.forecasts import TrafficWatch
-    from dynaplan.planner.model.decisions import PlannerState
-    from dynaplan.planner.model.observation import Load
-    from dynaplan.planner.observer import Observer
+    from dynaplan.planner.model import Load, PlannerState
+    from dynaplan.planner.observer import Observer, TrafficWatch
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.sla_policy import SlaModel
     from dynaplan.util.clock import Clock

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dynaplan.fleet.load_sample import Sample
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.graph.lifecycle import Role
-    from dynaplan.planner.model.components import DeployedComponents, TargetReplica
-    from dynaplan.planner.model.decisions import Decision, DecisionRecord
+    from dynaplan.planner.deployment import DeployedComponents, TargetReplica
+    from dynaplan.planner.model import Decision, DecisionRecord
 
     CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
 

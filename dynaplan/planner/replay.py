@@ -11,14 +11,15 @@ from typing import Any
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.forecasting import ForecastSettings
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner import factory
+from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model.decisions import Decision, DecisionRecord, PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
+from dynaplan.planner.recorders.decision_log import read_recording
+from dynaplan.planner.rules.cycle import startup_time_s
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.sla_policy import SlaModel
-from dynaplan.planner.rules.startup_time import startup_time_s
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.util.errors import ConfigError, UserError
 
 IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
@@ -72,12 +73,12 @@ class Replayer:
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
         self._settings = settings = _replayed_settings(first.settings, options)
-        self._model: SlaModel | None = factory.sla_model(settings, {}) if settings.is_by_targets else None
+        self._model: SlaModel | None = build_sla_model(settings) if settings.is_by_targets else None
         self._state: PlannerState = first.state
         self._history = TrafficHistory(settings.adjustment_interval_s)
         self._forecaster = None
         if settings.is_by_targets and _forecasting(settings) != _forecasting(first.settings):
-            self._forecaster = factory.make_forecaster(settings, settings.adjustment_interval_s)
+            self._forecaster = make_forecaster(settings, settings.adjustment_interval_s)
 
     async def decide(self, record: DecisionRecord) -> Replayed:
         """Decide the record's interval again, from its observation and the state of the last one."""
@@ -131,7 +132,7 @@ def read_decisions(path: Path) -> Iterator[DecisionRecord]:
 
     Earlier versions decided before the end of an interval, too; these records are left out.
     """
-    for number, document in factory.recorded_decisions(path):
+    for number, document in read_recording(path):
         try:
             record = DecisionRecord.from_json(document)
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:

@@ -30,10 +30,9 @@ from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill
 from dynaplan.gateway.routing.booking import BookEntry
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.simulation.engines import CacheChanges, SimulatedEngine
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome, Slo
-from dynaplan.simulation.pools import Pools, SimulatedWorker
+from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouter, SimulatedRouting
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import mean
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, ForecastSettings
-from dynaplan.planner.forecasting.backtest import score
 from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
 from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster
+from dynaplan.planner.forecasting.selection import score
 from dynaplan.planner.forecasting.series import Series, measured
-from dynaplan.planner.forecasting.warm_start import interval_history
+from dynaplan.planner.forecasting.traffic_history import interval_history
 from dynaplan.simulation.traces.reading import read_trace
 from dynaplan.simulation.traces.synthetic import synthetic
 

@@ -10,8 +10,8 @@ from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.virtual import VirtualConnector
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.errors import StoreUnavailable, TemporaryError
 from tests.fakes.clock import LoopClock

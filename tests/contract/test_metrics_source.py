@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.planner.metrics.http import HttpMetrics
+from dynaplan.planner.metrics.worker_loads import HttpMetrics
 from tests.fakes.worker_metrics import MemoryMetrics
 
 LOAD = WorkerLoad(2, 8, 3, 40, 100, 0.4, 0.1)

@@ -9,8 +9,8 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.planner.connectors.virtual import VirtualConnector
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.runtime import VirtualConnectorClient
 from tests.contract.runtimes import runtime_of
 from tests.contract.stores import BACKENDS

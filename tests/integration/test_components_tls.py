@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from dynaplan.planner.metrics.frontends import FrontendsTraffic
-from dynaplan.planner.metrics.http import HttpMetrics
+from dynaplan.planner.metrics.worker_loads import HttpMetrics
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.tls.client import client_tls
 from tests.fakes.certificates import Authority

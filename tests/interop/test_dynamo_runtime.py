@@ -15,8 +15,8 @@ import pytest
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.virtual import VirtualConnector
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.runtime import VirtualConnectorClient
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.etcd import EtcdStore

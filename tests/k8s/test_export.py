@@ -13,13 +13,13 @@ import pytest
 from dynaplan.cluster.manifests import DYNAMO, NONE, OPERATORS, manifests
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-from dynaplan.planner.kubernetes.carrying_out import Budget
+from dynaplan.planner.kubernetes.connector import KubernetesConnector
+from dynaplan.planner.kubernetes.executor import Budget
 from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
 from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
+from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
 from dynaplan.planner.kubernetes.workloads import Workloads
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
 from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
 from dynaplan.util.errors import ClusterForbidden, ClusterNotFound
 from tests.fakes.pods import running

@@ -11,14 +11,13 @@ import pytest
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-from dynaplan.planner.kubernetes.carrying_out import Budget
-from dynaplan.planner.kubernetes.deletion_costs import DeletionCosts
+from dynaplan.planner.deployment import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
+from dynaplan.planner.kubernetes.connector import KubernetesConnector
+from dynaplan.planner.kubernetes.executor import Budget, DeletionCosts
 from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
 from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
-from dynaplan.planner.model.decisions import Decision
-from dynaplan.planner.model.errors import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
+from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
+from dynaplan.planner.model import Decision
 from dynaplan.util.errors import ClusterConflict, ClusterForbidden, ClusterUnavailable, TemporaryError
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import BINDINGS, Cluster

@@ -11,8 +11,8 @@ from dynaplan.config.settings.forecasting import PREDICTORS, ForecastSettings
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
 from dynaplan.planner.forecasting.series import joined, measured
-from dynaplan.planner.forecasting.trend import trend
-from dynaplan.planner.forecasting.warm_start import interval_history
+from dynaplan.planner.forecasting.smoothing import trend
+from dynaplan.planner.forecasting.traffic_history import interval_history
 
 anything = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 loads = st.one_of(st.none(), st.floats(0, 1e4), st.integers(0, 1000))

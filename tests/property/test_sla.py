@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.gpu_budget import fit
+from dynaplan.planner.model import Demand, Sizing, WorkerLimits
+from dynaplan.planner.sizing.limits import fit
 from dynaplan.planner.sizing.look_ahead import size_for_all
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel

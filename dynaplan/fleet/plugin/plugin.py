@@ -30,7 +30,7 @@ from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.fleet.upkeep.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.graph.lifecycle import Worker
-from dynaplan.planner import factory
+from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.process import process_table
 from dynaplan.process.kernel import die_with_parent
 from dynaplan.process.logfile import LogFile, configure_logging
@@ -140,7 +140,7 @@ class FleetPlugin(CircusPlugin):
 
     def _event_hook(self, target: str, launch: Launch, reconciler: Reconciler, clock: Clock) -> EventHook:
         directory = launch.log_dir / "planner"
-        records = partial(factory.recent_decisions, directory, RECORDS_OF_A_POLL)
+        records = partial(recent_records, directory, RECORDS_OF_A_POLL)
         return EventHook(
             target, launch.namespace, EventWatch(lambda: reconciler.workers.values(), records), clock
         )

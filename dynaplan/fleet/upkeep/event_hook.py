@@ -89,7 +89,7 @@ class EventWatch:
 
 def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
     """Yield the events of a planner's record: a change, and a target whose error budget is used up."""
-    from dynaplan.planner.rules.explaining import in_one_line, is_change  # much, for those who have a hook
+    from dynaplan.planner.rules.explain import in_one_line, is_change  # much, for those who have a hook
 
     if is_change(record) and not record.get("settings", {}).get("no-operation"):
         yield HookEvent(SCALED, in_one_line(record))

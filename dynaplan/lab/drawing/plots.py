@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from dynaplan.lab.drawing.scales import Scale
-from dynaplan.lab.drawing.svg import COLOURS, colour_class, document
+from dynaplan.lab.drawing.svg import COLOURS, Scale, colour_class, document
 
 WIDTH = 900
 """The width of a plot in px, its legend included."""

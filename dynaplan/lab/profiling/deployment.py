@@ -20,10 +20,11 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynaplan.config import certificates
 from dynaplan.fleet import local_host
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.planner import factory
+from dynaplan.planner.metrics.worker_loads import HttpMetrics
 from dynaplan.util.errors import PermanentError, StatefileCorrupt, UserError
 
 POLL_S = 0.05
@@ -282,7 +283,7 @@ async def engine_facts(
     """
     gauges = await _model_gauges(deployment.url, model)
     block_tokens = 1 if engine in KV_TOTAL_IN_TOKENS else gauges.get(BLOCK_METRIC, 0)
-    metrics = factory.worker_metrics()
+    metrics = HttpMetrics(tls=certificates.authorities(os.environ))
     deadline_s = monotonic() + LATE_S
     try:
         while True:

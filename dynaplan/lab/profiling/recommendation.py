@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dynaplan.engines.timing_model.timing import MeasuredProfile
-from dynaplan.lab.profiling.measured_profile import measured_profile
-from dynaplan.lab.profiling.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.lab.profiling.measurements import (
+    DecodeMeasurement,
+    Measurements,
+    PrefillMeasurement,
+    measured_profile,
+)
 from dynaplan.util.errors import ConfigError
 
 LEAST_PREFILL_POINTS = 4

@@ -12,7 +12,7 @@ from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
 from dynaplan.fleet import local_host
 from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart, EngineFacts, Plan
-from dynaplan.lab.profiling.loads import (
+from dynaplan.lab.profiling.load_points import (
     PREFILL_OSL_TOKENS,
     DecodeLoad,
     decode_points,

@@ -16,7 +16,7 @@ from dynaplan.lab.profiling.deployment import EngineFacts, MeasuredDeployment, P
 from dynaplan.lab.profiling.load.completions import CompletionClient, open_session, served_model
 from dynaplan.lab.profiling.load.meters import DecodeMeter, measure_prefill, warm_up
 from dynaplan.lab.profiling.load.prompts import PromptPool
-from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase, engine_name
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.util.errors import ConfigError

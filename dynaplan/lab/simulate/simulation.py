@@ -1,11 +1,18 @@
-"""Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it."""
+"""The recommendation of a recording: a deployment as it is, beside other policies and the best static split.
+
+The promise is a condition and GPU-hours are the price: of all that kept the promise the cheapest is
+recommended, and where nothing kept it, the one with most of its requests in time. A simulation is a model, so
+the deployment stays as it is unless the difference is above a tolerance.
+
+Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,16 +31,80 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.autoscalers import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.policies import PlannerPolicy
-from dynaplan.lab.simulate.recommending import PolicyRecommendation, recommendation
-from dynaplan.lab.simulate.rivals import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets
-from dynaplan.planner import factory
-from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.lab.simulate.planner_policy import PlannerPolicy
+from dynaplan.planner.forecasting.library_forecaster import make_forecaster
+from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
 from dynaplan.simulation.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
 from dynaplan.simulation.service import ServiceSettings
+from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError, nearest
+
+MAY_LOSE = 0.01
+"""The part of the requests below which a difference in time is none."""
+MAY_COST = 0.05
+"""The part of the GPU-hours below which a difference is none; likewise."""
+
+CANDIDATES = ("load", "sla", BEST_STATIC)
+"""The policies that are tried beside the one that a deployment has."""
+
+
+@dataclass(frozen=True)
+class PolicyRecommendation:
+    """The policy that a recording recommends, or the deployment's own where none is better; why, in words."""
+
+    policy: str
+    words: str
+    results: Sequence[Result]
+
+
+def tried_beside(own: str) -> tuple[str, ...]:
+    """Return the deployment's own policy and the others that are tried."""
+    return own, *(each for each in CANDIDATES if each != own)
+
+
+def recommendation(results: Sequence[Result], promised: SlaTargets) -> PolicyRecommendation:
+    """Return what the results recommend; the first is that of the deployment as it is."""
+    own, kept = results[0], [each for each in results if each.outcome.keeps(promised)]
+    if kept:
+        best = min(kept, key=lambda each: each.gpu_hours)
+        is_better = not own.outcome.keeps(promised) or best.gpu_hours < own.gpu_hours * (1 - MAY_COST)
+        told = "keeps the promise"
+    else:
+        best = max(results, key=_in_time)
+        is_better = _in_time(best) > _in_time(own) + MAY_LOSE
+        told = "keeps the promise least badly; nothing that was tried keeps it"
+    if not is_better:
+        words = f"stay with {own.policy}: {_figures(own)}. Nothing else is better"
+        return PolicyRecommendation(own.policy, words, results)
+    words = f"{how_to(best.policy)}: {_figures(best)}, where {own.policy} had {_figures(own)}. It {told}"
+    return PolicyRecommendation(best.policy, words, results)
+
+
+def how_to(policy: str) -> str:
+    """Say what a user sets to have that policy."""
+    kind, _, workers = policy.partition(":")
+    if kind != BEST_STATIC:
+        return f"set --Planner.policy={kind}"
+    *prefill, decode = workers.split(",")
+    split = f"{prefill[0]} prefill and {decode} decode" if prefill else decode
+    return f"stop scaling and keep {split} workers"
+
+
+def _figures(result: Result) -> str:
+    return f"{_in_time(result):.1%} in time with {_mean_gpus(result):.1f} GPUs"
+
+
+def _in_time(result: Result) -> float:
+    return result.outcome.attainment(result.outcome.both_met)
+
+
+def _mean_gpus(result: Result) -> float:
+    return result.gpu_hours * 3600 / result.trace_s if result.trace_s else 0.0
+
 
 POLICIES = ("load", "sla", "both", "formula", "static", BEST_STATIC, "hpa", "kpa")
 """The names of the policies; ``formula`` is the SLA planner with Dynamo's formulas alone."""
@@ -225,7 +296,7 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
 
 def _trace(options: SimulateOptions) -> Trace:
     def requests() -> Iterator[TracedRequest]:
-        return factory.read_requests(options.trace, options.rate_scale, options.seed)
+        return read_requests(options.trace, options.rate_scale, options.seed)
 
     return requests if options.last_s is None else _end_of(requests, options.last_s)
 
@@ -266,7 +337,7 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         if planner.is_by_targets:
             prefill = options.engine_of(Role.PREFILL)
             mode = options.routing.mode
-            model = factory.sla_model(planner, options.engine, mode, prefill_engine=prefill)
+            model = build_sla_model(planner, options.engine, mode, prefill_engine=prefill)
         return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_outside_method(planner))
     return HpaPolicy(hpa_targets(settings)) if kind == "hpa" else KpaPolicy(kpa_targets(settings))
 
@@ -275,7 +346,7 @@ def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
     trace = planner.load_predictor_warmup_trace
     if not planner.is_by_targets or not trace:
         return []
-    return interval_history(factory.read_requests(trace, 1.0, 1), planner.adjustment_interval_s)
+    return interval_history(read_requests(trace, 1.0, 1), planner.adjustment_interval_s)
 
 
 def _outside_method(planner: PlannerSettings) -> OutsideMethod | None:
@@ -289,7 +360,7 @@ class OutsideMethod:
 
     def __init__(self, planner: PlannerSettings) -> None:
         patient = replace(planner, load_predictor_deadline_s=PATIENCE_S)
-        self._forecaster = factory.make_forecaster(patient, planner.adjustment_interval_s)
+        self._forecaster = make_forecaster(patient, planner.adjustment_interval_s)
         self._runner = asyncio.Runner()
 
     def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:

@@ -46,13 +46,9 @@ from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
 from dynaplan.planner.bursts.memory import Standing, StandingTrial
 from dynaplan.planner.bursts.standing import learnt_floor, tried
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, Observation, PlannerState, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.error_budget import is_overspent
-from dynaplan.planner.sizing.gpu_budget import UNBOUNDED, at_least, fit
+from dynaplan.planner.sizing.limits import UNBOUNDED, at_least, fit
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 

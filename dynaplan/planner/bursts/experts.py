@@ -59,8 +59,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.interval import Arrived, fared
 from dynaplan.planner.bursts.lived import lived_through, missed_more
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Missed
-from dynaplan.planner.model.sizing import WorkerLimits
-from dynaplan.planner.sizing.gpu_budget import at_least
+from dynaplan.planner.model import WorkerLimits
+from dynaplan.planner.sizing.limits import at_least
 
 MOST_TRIED = 64
 """The largest number of workers of a role that is tried."""

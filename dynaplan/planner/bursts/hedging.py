@@ -19,12 +19,9 @@ from dynaplan.planner.bursts.experts import ExpertPanel, chosen, followed, tried
 from dynaplan.planner.bursts.fluid import Work
 from dynaplan.planner.bursts.interval import Arrived
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Lived, Missed
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
+from dynaplan.planner.model import Observation, PlannerState, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.error_budget import missed_requests
-from dynaplan.planner.sizing.gpu_budget import at_least, fit
+from dynaplan.planner.sizing.limits import at_least, fit
 from dynaplan.planner.sizing.look_ahead import lookahead
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState

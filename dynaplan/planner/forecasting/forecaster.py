@@ -12,9 +12,8 @@ from dynaplan.config.settings.forecasting import (
     ForecastSettings,
 )
 from dynaplan.planner.forecasting.autoregression import autoregression
-from dynaplan.planner.forecasting.backtest import DISCOUNT, outcomes, score
 from dynaplan.planner.forecasting.seasonal import seasonal
-from dynaplan.planner.forecasting.selection import Choice, choose, chosen_from
+from dynaplan.planner.forecasting.selection import DISCOUNT, Choice, choose, chosen_from, outcomes, score
 from dynaplan.planner.forecasting.series import (
     Series,
     carried_on,
@@ -24,8 +23,7 @@ from dynaplan.planner.forecasting.series import (
     measured,
     was_measured,
 )
-from dynaplan.planner.forecasting.smoothing import constant, damped, kalman, level
-from dynaplan.planner.forecasting.trend import trend
+from dynaplan.planner.forecasting.smoothing import constant, damped, kalman, level, trend
 
 Method = Callable[[Series, int, ForecastSettings], list[float]]
 """Returns, for every interval of the series, the forecast ``steps`` ahead that would have been made then."""
@@ -124,3 +122,19 @@ def nothing_measured(history: Sequence[float | None]) -> Forecast:
 
 def _ahead(steps: int) -> str:
     return "one interval ahead" if steps == 1 else f"{steps} intervals ahead"
+
+
+class CoreForecaster:
+    """See ``dynaplan.planner.ports.Forecaster``; for ``constant``, ``kalman`` and ``auto``."""
+
+    def __init__(self, settings: ForecastSettings) -> None:
+        self._settings = settings
+
+    async def forecast(
+        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
+    ) -> Forecast:
+        """Compute the forecast: a few milliseconds at most, for the longest history."""
+        return forecast(history, steps, self._settings, is_count=is_count)
+
+    async def close(self) -> None:
+        """Do nothing: no process and no file is open."""

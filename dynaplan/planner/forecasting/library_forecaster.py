@@ -1,4 +1,4 @@
-"""Forecasts by a library in a process of its own: ARIMA and Prophet."""
+"""The forecaster that the settings name; ARIMA and Prophet are computed by a library in another process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, Forecast, ForecastSettings
+from dynaplan.config.settings.forecasting import (
+    HISTORY_INTERVALS,
+    OUTSIDE_PREDICTORS,
+    Forecast,
+    ForecastSettings,
+)
 from dynaplan.engines.common.child import SECRETS
-from dynaplan.planner.forecasting.forecaster import last_known
-from dynaplan.planner.forecasting.libraries import MODULES
+from dynaplan.planner.forecasting.forecaster import CoreForecaster, last_known
+from dynaplan.planner.forecasting.library_process import MODULES
 from dynaplan.planner.forecasting.series import Series, measured
+from dynaplan.planner.ports import Forecaster
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, helper_environment
 from dynaplan.util.errors import ConfigError, TemporaryError
 
@@ -30,7 +36,7 @@ ARIMA_WINDOW = 50
 LOADING_S = 120.0
 """Seconds that the library may take to load: a few on a free machine, a minute on a loaded one."""
 
-MAIN = "dynaplan.planner.forecasting.library_process_main"
+MAIN = "dynaplan.planner.forecasting.library_process"
 """The module that the process runs."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -45,6 +51,17 @@ def check_installed(method: str) -> None:
                 f"load-predictor is {method!r}, but the Python module {module} is not installed",
                 hint=f"Run: pip install {MODULES[method][-1]}. Or choose auto, kalman or constant.",
             )
+
+
+def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster:
+    """Return the forecaster that ``load_predictor`` names; ``interval_s`` is the time from value to value.
+
+    Raises ConfigError when the library that ``load_predictor`` needs is not installed.
+    """
+    if settings.load_predictor not in OUTSIDE_PREDICTORS:
+        return CoreForecaster(settings)
+    check_installed(settings.load_predictor)
+    return LibraryForecaster(settings, interval_s)
 
 
 class LibraryForecaster:

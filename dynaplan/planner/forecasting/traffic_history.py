@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
+from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.forecasting.dispersion import Dispersions, averaged_with, dispersions_of
+from dynaplan.planner.forecasting.arrivals import Dispersions, averaged_with, dispersions_of
 from dynaplan.planner.forecasting.series import joined
-from dynaplan.planner.forecasting.warm_start import IntervalLoad
+
+
+class IntervalLoad(NamedTuple):
+    """The requests that arrived in one interval, and their mean lengths; None where there were none."""
+
+    requests: int
+    isl_tokens: float | None
+    osl_tokens: float | None
+
+
+def interval_history(trace: Iterable[TracedRequest], interval_s: float) -> list[IntervalLoad]:
+    """Cut the trace into intervals from 0 s on. One without requests is 0 requests, not left out.
+
+    The last interval is left out, unless it is the only one: the trace ends somewhere in it, and a part of
+    an interval would look like a fall of the load. Arrivals must not go back beyond an interval.
+    """
+    intervals: list[IntervalLoad] = []
+    index, count, isl, osl = 0, 0, 0, 0
+
+    def close() -> None:
+        means = (isl / count, osl / count) if count else (None, None)
+        intervals.append(IntervalLoad(count, *means))
+
+    for request in trace:
+        now = math.floor(request.arrival_s / interval_s)
+        while index < now:
+            close()
+            index, count, isl, osl = index + 1, 0, 0, 0
+        count, isl, osl = count + 1, isl + request.prompt_tokens, osl + request.output_tokens
+    if count and not intervals:
+        close()
+    return intervals
+
 
 HALF_LIFE_S = 300.0
 """Half-life of what is called recent: lengths in the histograms, mean numbers of requests, hits; s."""

@@ -13,6 +13,11 @@ from typing import Any
 
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.deployment import (
+    DuplicateSubComponentError,
+    DynamoGraphDeploymentNotFoundError,
+    SubComponentNotFoundError,
+)
 from dynaplan.planner.kubernetes.workloads import (
     Workload,
     WorkloadView,
@@ -22,11 +27,6 @@ from dynaplan.planner.kubernetes.workloads import (
     model_in,
     model_of_pod,
     whole,
-)
-from dynaplan.planner.model.errors import (
-    DuplicateSubComponentError,
-    DynamoGraphDeploymentNotFoundError,
-    SubComponentNotFoundError,
 )
 from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
 from dynaplan.util.errors import ClusterConflict, ClusterNotFound, ClusterRefused

@@ -7,6 +7,7 @@ buckets, or with buckets that are too coarse for the mean, all requests are take
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -61,6 +62,11 @@ empty text."""
 
 Counts = dict[Key, float]
 """Counts by key, added up over all models. Buckets are cumulative, as in Prometheus."""
+
+
+def metrics_prefix() -> str:
+    """Return the first part of the names of the frontends' metrics."""
+    return os.environ.get("DYN_METRICS_PREFIX") or DEFAULT_PREFIX
 
 
 class Exposition:

@@ -6,15 +6,15 @@ are coroutines because a live deployment waits for answers; those of a simulated
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import Decision, PlannerState
-from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.model import Decision, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.deciding import decide, not_carried_out
+from dynaplan.planner.rules.decision import decide, not_carried_out
 from dynaplan.planner.rules.load_policy import averaged
 from dynaplan.planner.rules.sla_policy import SlaModel
 
@@ -120,3 +120,13 @@ class PlanningCycle:
             self._is_scaling = True
         else:
             self._state = not_carried_out(before)
+
+
+def startup_time_s(settings: PlannerSettings, measured_s: Iterable[float]) -> float:
+    """Return the seconds from a worker's start to ready: the setting, or else the longest measured time.
+
+    Both pools are sized for the same moment, so the slower role counts.
+    """
+    if settings.startup_time_s is not None:
+        return settings.startup_time_s
+    return max(measured_s)

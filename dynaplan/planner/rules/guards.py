@@ -12,7 +12,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model import PlannerState
 
 ROUNDING = 1e-9
 """Relative margin: a projected load this near to a threshold counts as over it, as a measured one may be."""

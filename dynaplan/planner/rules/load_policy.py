@@ -19,8 +19,7 @@ from dynaplan.config.settings.planner import (
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.model import Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 
 

@@ -30,7 +30,7 @@ and 5 keep stay there too as long as they fit; additions to the other role wait 
 kept ones exceed the budget, because it was cut, they leave.
 
 Policy ``both`` removes by thresholds instead, and never below the size that is left after all this
-(``deciding.py``). With ``sizing: formula`` only 1 and 3 hold.
+(``decision.py``). With ``sizing: formula`` only 1 and 3 hold.
 """
 
 from __future__ import annotations
@@ -45,13 +45,9 @@ from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.sizing.gpu_budget import fit
-from dynaplan.planner.sizing.measured_load import measured_steady_state
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.model import Observation, PlannerState, Sizing, Step, WorkerLimits
+from dynaplan.planner.sizing.limits import fit
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_steady_state
 
 FALLING = 0.9
 """Part of the first forecast below which the last one counts as a fall."""

@@ -8,13 +8,13 @@ Each interval, in this order:
    *Bursts* then learn from what came, and may raise the minimums (``planner/bursts``).
 3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
    and once for one that is removed.
-4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
+4. *Demands*: one per forecast interval, and one more with the backlog (``look_ahead.py``).
 5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
-   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``), and what bursts have taught.
+   ``pool_sizes.py``), minimums and GPU budget (``limits.py``), and what bursts have taught.
 6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``); and once
    more what bursts have taught: the hedge.
 7. *Failures*: no more workers of a role of which several failed for good.
-8. *Unmanaged*: workers that serve and that nobody manages are taken off (``unmanaged.py``).
+8. *Unmanaged*: workers that serve and that nobody manages are taken off (``managed_part``).
 
 With ``sizing: formula`` steps 3, 4, 6 and the headroom of 5 are left out, as in the original: the means
 forecast for the next interval give the size, both ways, within minimums and GPU budget.
@@ -26,24 +26,28 @@ from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.sla import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts.burst_policy import BurstPolicy
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import UNLIMITED, Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand, Expected, Foresight
+from dynaplan.planner.model import (
+    UNLIMITED,
+    Demand,
+    Expected,
+    Foresight,
+    Observation,
+    PlannerState,
+    Sizing,
+    Step,
+    WorkerLimits,
+)
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.scale_down import delay_scale_down, late_roles
-from dynaplan.planner.rules.unmanaged import limits_together, managed_part, together, unmanaged_in
 from dynaplan.planner.sizing import error_budget
-from dynaplan.planner.sizing.backlog import with_backlog
 from dynaplan.planner.sizing.corrections import updated_corrections
 from dynaplan.planner.sizing.demand_forecast import demand_of
 from dynaplan.planner.sizing.formula import Formula
-from dynaplan.planner.sizing.look_ahead import Sizer, lookahead, size_for_all
+from dynaplan.planner.sizing.look_ahead import Sizer, lookahead, size_for_all, with_backlog
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 
@@ -107,7 +111,7 @@ def plan_for_targets(
 
 
 def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
-    """Return the GPU budget, the minimums, and the maximums that are held (``holding.py``).
+    """Return the GPU budget, the minimums, and the maximums that are held (``decision.py``).
 
     GPUs of draining workers, and of workers beyond the desired number, are not available yet. What remains
     is no less than the GPUs of the workers asked for already, as far as ``max-gpu-budget`` and the box go.
@@ -287,3 +291,45 @@ def _without_failing_roles(observation: Observation, sizing: Sizing, current: Ta
     if not steps:
         return sizing
     return replace(sizing, targets=targets, steps=(*sizing.steps, *steps), prediction=None)
+
+
+NONE = Targets()
+
+
+def unmanaged_in(fleet: FleetCounts, current: Targets) -> Targets:
+    """Return the unmanaged workers; those of prefill count only where prefill is a pool of its own."""
+    return Targets(fleet.prefill.unmanaged if current.prefill else 0, fleet.decode.unmanaged)
+
+
+def together(managed: Targets, alone: Targets) -> Targets:
+    """Return the numbers of managed and unmanaged workers together."""
+    return Targets(managed.prefill + alone.prefill, managed.decode + alone.decode)
+
+
+def limits_together(limits: WorkerLimits, alone: Targets) -> WorkerLimits:
+    """Return the limits of all workers, from those of the managed ones: they hold for these alone."""
+    if alone == NONE:
+        return limits
+    return replace(
+        limits,
+        max_gpus=limits.max_gpus + limits.gpus(alone),
+        least=together(limits.least, alone),
+        most=together(limits.most, alone),
+    )
+
+
+def managed_part(sizing: Sizing, alone: Targets) -> Sizing:
+    """Return the size, and its steps, in managed workers, with a last step that says so."""
+    if alone == NONE:
+        return sizing
+    steps = [
+        replace(step, before=_without(step.before, alone), after=_without(step.after, alone))
+        for step in sizing.steps
+    ]
+    targets = _without(sizing.targets, alone)
+    why = f"unmanaged workers serve too ({alone}): {together(targets, alone)} in all"
+    return replace(sizing, targets=targets, steps=(*steps, Step("unmanaged", targets, targets, why)))
+
+
+def _without(workers: Targets, alone: Targets) -> Targets:
+    return Targets(max(0, workers.prefill - alone.prefill), max(0, workers.decode - alone.decode))

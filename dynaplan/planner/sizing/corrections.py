@@ -67,10 +67,8 @@ from itertools import accumulate
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.measured_load import measured_demand
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.model import Corrections, Demand
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState, measured_demand
 
 FEWEST_REQUESTS = 20
 """Requests in an interval below which its mean says too little to correct anything."""

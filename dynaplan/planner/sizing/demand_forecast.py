@@ -13,7 +13,8 @@ soft thresholding: a difference within one standard error counts as none.
 
 **So are numbers of requests,** but all or nothing, for a load that rises must not be followed late: a
 forecast within a standard deviation of the recent mean, which independent clients make by chance
-(``planner/forecasting/chance.py``), is that mean. A forecast from a few intervals goes up and down with them.
+(``planner/forecasting/arrivals.py``), is that mean. A forecast from a few intervals goes up and down with
+them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from dynaplan.config.settings.forecasting import Forecast
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.bursts.surprises import surprise
-from dynaplan.planner.forecasting.chance import is_near
-from dynaplan.planner.forecasting.lengths import points_of
+from dynaplan.planner.forecasting.arrivals import is_near
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model.traffic import Demand, Expected, Foresight
+from dynaplan.planner.model import Demand, Expected, Foresight
 from dynaplan.planner.sizing.look_ahead import lookahead
+from dynaplan.planner.sizing.queueing.workload import points_of
 
 
 class Question(NamedTuple):

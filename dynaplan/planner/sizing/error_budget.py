@@ -53,7 +53,7 @@ that lacked them (``planner/bursts/burst_floor.py``). When the debt is paid or h
 as any other worker.
 
 **A restart** of the planner keeps the budget, and what floor and hedge have learnt: they are read from the
-last record of the planner before, faded by the time between (``planner/remembering.py``).
+last record of the planner before, faded by the time between (``planner/assembly.py``).
 
 **Where it is wrong.** The budget is spent on what is forecast: a forecast that was too low spends more than
 was meant. What waits is in R, and missed only once it is answered.
@@ -67,9 +67,8 @@ from dataclasses import replace
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import ErrorBudget
-from dynaplan.planner.sizing.measured_load import measured_steady_state
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.model import ErrorBudget
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_steady_state
 
 MOST = 6.0
 """Largest multiple of the promised part of the requests that may miss for a while, however much is left."""

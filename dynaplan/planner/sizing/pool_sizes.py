@@ -8,7 +8,7 @@ target) are at most the allowed parts, 1 - percentile / 100 + what the error bud
 2. *Prefill workers* then: the smallest number, with these decode workers, that keeps the TTFT.
 
 Aggregated services need step 1 only, with the TTFT of the aggregated workers. More workers are never worse
-in the model, so the search may halve (``search.py``).
+in the model, so the search may halve (``limits.py``).
 
 **A target that nobody can meet**, because a request alone on an engine exceeds it, is replaced by 1.1 times
 the time of a request alone, at the same percentile: otherwise the whole budget would be spent for nothing.
@@ -16,7 +16,7 @@ the time of a request alone, at the same percentile: otherwise the whole budget 
 **More than the GPUs.** Cutting both numbers by the same factor would not do: the fewer workers a role
 needs, the more of its capacity is reserve, so half of them carry less than half of the demand. So the
 largest part of the demand is sought (by halving) whose workers fit the budget: these come first, and what
-is left goes to the role that lacks most (``gpu_budget.py``).
+is left goes to the role that lacks most (``limits.py``).
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ from dataclasses import replace
 
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model.sizing import Prediction, Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.gpu_budget import at_least, within_limits
+from dynaplan.planner.model import Demand, Prediction, Sizing, Step, WorkerLimits
+from dynaplan.planner.sizing.limits import at_least, smallest_enough, within_limits
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.planner.sizing.search import smallest_enough
 
 HALVINGS = 6
 """Halvings of the demand, until the part of it that the budget can carry is known to 1.6 %."""

@@ -28,9 +28,9 @@ from dynaplan.gateway.reporting.all_metrics import desired_samples, fleet_sample
 from dynaplan.gateway.reporting.merging import merged
 from dynaplan.gateway.stream_tokens import Usage
 from dynaplan.planner.metrics.exposition import DEFAULT_PREFIX
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.decision import decide
 from dynaplan.util.metrics import render
 from tests.fakes.clock import ManualClock
 from tests.fakes.promlint import promtool

@@ -16,7 +16,7 @@ from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.stream_tokens import Usage
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.planner.factory import read_requests
+from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError
 
 

@@ -13,9 +13,9 @@ import pytest
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner import factory
 from dynaplan.planner.assembly import make_planner, planner_log_root, run_planner, start_planner
-from dynaplan.planner.model.errors import DeploymentValidationError
+from dynaplan.planner.deployment import DeploymentValidationError
+from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.planner.service import Planner
 from dynaplan.store import connections
 from dynaplan.store.discovery import Discovery
@@ -80,7 +80,7 @@ async def test_it_plans_beside_the_service_and_says_where_it_logs(log_dir):
     await asyncio.sleep(0)
     assert [task.done() for task in runtime.tasks] == [False]
     assert (log_dir / "planner" / "current").read_text() == f"{log_dir / 'mine'}\n"
-    assert factory.recent_decisions(planner_log_root(), 3) == []
+    assert recent_records(planner_log_root(), 3) == []
     await runtime.end()
 
 

@@ -9,11 +9,11 @@ import aiohttp
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner import factory
 from dynaplan.planner.assembly import LoopPulse
-from dynaplan.planner.forecasts import TrafficWatch
+from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics_server import serve_metrics
+from dynaplan.planner.observer import TrafficWatch
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from tests.fakes.clock import ManualClock
 from tests.unit.planner.rules.targets import H200, model, traffic
@@ -46,7 +46,7 @@ class TargetsWorld(World):
         options = {"policy": "sla", "profile-results-dir": H200, "itl": 20, **options}
         super().__init__(1, 1, **options)
         self.source = Source(self.clock)
-        forecaster = factory.make_forecaster(self.settings, self.settings.adjustment_interval_s)
+        forecaster = make_forecaster(self.settings, self.settings.adjustment_interval_s)
         self.watch = TrafficWatch(self.settings, self.source, forecaster, self.clock)
         self.loop = PlannerLoop(
             self.settings,

@@ -14,8 +14,7 @@ from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.planner.loop import PlannerLoop
-from dynaplan.planner.model.decisions import DecisionRecord
-from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model import DecisionRecord, Observation
 from dynaplan.planner.observer import Observer
 from dynaplan.planner.rules.load_policy import averaged
 from dynaplan.store.instances import Instance

@@ -10,11 +10,10 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
+from dynaplan.planner.assembly import remembered
 from dynaplan.planner.bursts.memory import BurstMemory, ExpertTrial, Hedge, Missed, Standing, StandingTrial
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.model.sizing import ErrorBudget
-from dynaplan.planner.remembering import remembered
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import DecisionRecord, ErrorBudget, PlannerState
+from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules.situations import interval
 from tests.unit.planner.rules.targets import SETTINGS
 

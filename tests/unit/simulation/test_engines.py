@@ -1,7 +1,7 @@
 """An engine's cache, as the router hears of it."""
 
 from dynaplan.gateway.kv_routing.kv_index import KvIndex
-from dynaplan.simulation.engines import CacheChanges
+from dynaplan.simulation.pools import CacheChanges
 
 
 def test_changes_are_told_in_their_order_and_each_once():

@@ -9,11 +9,12 @@ import pytest
 from dynaplan.config.planner import settings_of
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.policies import PlannerPolicy
+from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.lab.simulate.simulation import service_settings
-from dynaplan.planner import factory
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.run import Policy, StaticPolicy, simulate
+from dynaplan.simulation.traces.reading import read_requests
 from tests.unit.simulation.services import workers
 
 SECONDS = 60
@@ -27,7 +28,7 @@ def planned(policy: str) -> PlannerPolicy:
     planner = settings_of(
         {"policy": policy, "adjustment-interval": 20, "profile-results-dir": "h200-fp8-fit"}
     )
-    model = factory.sla_model(planner, {}, "round-robin") if planner.is_by_targets else None
+    model = build_sla_model(planner, {}, "round-robin") if planner.is_by_targets else None
     return PlannerPolicy(policy, planner, model)
 
 
@@ -42,7 +43,7 @@ def peak_bytes(policy: Callable[[], Policy], requests: int) -> int:
 def one_peak_bytes(policy: Policy, requests: int) -> int:
     settings = replace(service_settings(SimulateOptions("")), gpus=4)
     load = f"constant:rate={requests / SECONDS},duration={SECONDS},isl=20,osl=2,noise=0"
-    trace = factory.read_requests(load, 1.0, 1)
+    trace = read_requests(load, 1.0, 1)
     tracemalloc.start()
     try:
         result = simulate(trace, settings, workers(1, 1), policy)

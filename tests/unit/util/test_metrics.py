@@ -11,9 +11,9 @@ from dynaplan.engines.trtllm import SIGNALS as TRTLLM
 from dynaplan.engines.vllm import SIGNALS as VLLM
 from dynaplan.engines.worker_load import WorkerLoad, load_gauges
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.decision import decide
 from dynaplan.util.metric_help import HELP, help_of
 from dynaplan.util.metrics import render
 from tests.fakes.promlint import faults

@@ -16,10 +16,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from dynaplan.lab.profiling.load.answers import Answer
-from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.completions import Answer, CompletionClient
 from dynaplan.lab.profiling.load.prompts import PromptPool
-from dynaplan.lab.profiling.loads import PREFILL_OSL_TOKENS, DecodeLoad
+from dynaplan.lab.profiling.load_points import PREFILL_OSL_TOKENS, DecodeLoad
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.util.errors import PermanentError
 

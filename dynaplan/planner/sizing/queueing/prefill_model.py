@@ -69,7 +69,7 @@ with the arrival take longer than t and the wait,
     chance(wait > w) = max over t of chance(N(t) > (t + w) c B / (F + B m))
     N(t) has mean r t + I and variance I (r t + I)
 
-I = I(t) is the index of dispersion at that scale (``planner/forecasting/dispersion.py``), and N(t) the number
+I = I(t) is the index of dispersion at that scale (``planner/forecasting/arrivals.py``), and N(t) the number
 of arrivals in a window as an arrival finds it, itself included: a window that holds more of them is found by
 more. A gamma distribution of mean r t and variance r t I, so biased by size, is one of these moments again.
 The larger of this chance and of the one above counts. It is used where b > 1.

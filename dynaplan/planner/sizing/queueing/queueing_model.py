@@ -5,9 +5,9 @@ irregularity two moments are used: b, the variance over the mean of the number o
 pull (option ``metric-pulling-interval``, 1 s unless set otherwise); 1 is Poisson. b is measured around the
 mean of one adjustment interval, so a rate that drifts within it counts as bursts too, and bursts longer
 than a pull are seen in part only. Sizing uses the recent mean of b (half-life 300 s), a look back on an
-interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_load.py``).
+interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_demand``).
 The prefill pool also uses b at several time scales, which tells batches of a clock from others
-(``planner/forecasting/dispersion.py``).
+(``planner/forecasting/arrivals.py``).
 Prompt and answer lengths are independent draws from the measured histograms. Workers of a role are alike;
 their step times are those of the profile, times the corrections (``corrections.py``).
 
@@ -36,9 +36,14 @@ transfer is that of Dynamo's mocker. The combination is this project's own: Dyna
 (``formula.py``).
 
 **Where it is wrong.** It knows no transients: a backlog after a surge lasts longer than the steady state
-says (``backlog.py`` adds the prompts that wait). Requests that no engine can serve (longer than the context)
-distort it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and
+says (``look_ahead.py`` adds the prompts that wait). Requests that no engine can serve (longer than the
+context) distort it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and
 ``decode_model.py``.
+
+A finished interval as the queueing model sees it: its measured demand in the steady state.
+
+Assumes that the interval was long against a request, so that its mean rate and lengths describe it. Its
+rate is that of the requests that arrived, its lengths are those of the requests that were answered.
 """
 
 from __future__ import annotations
@@ -52,8 +57,9 @@ from typing import NamedTuple
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.engines.timing_model.hand_off import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model.sizing import Prediction
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.gateway.traffic import Traffic
+from dynaplan.planner.forecasting.arrivals import dispersions_of
+from dynaplan.planner.model import Demand, Prediction
 from dynaplan.planner.sizing.queueing.decode_model import DecodeBatch
 from dynaplan.planner.sizing.queueing.prefill_model import PrefillWaiting
 from dynaplan.planner.sizing.queueing.workload import Answers, Prompts, WorkerKind, answers_of, prompts_of
@@ -252,3 +258,30 @@ def _percentile(chance_over: Callable[[float], float], percent: float, guess_ms:
         else:
             high_ms = middle_ms
     return high_ms
+
+
+def measured_demand(traffic: Traffic) -> Demand | None:
+    """Return the demand of a finished interval; None without requests, or where lengths are not known.
+
+    Its burstiness b is ``Traffic.dispersion``: the variance over the mean of the arrivals between two metric
+    pulls within the interval. Below 1 it counts as 1 (Poisson), for a few pulls show that by chance; so does
+    an unknown one (fewer than 5 pulls, or Prometheus as the source).
+    """
+    isl, osl = traffic.isl, traffic.osl
+    if not (traffic.requests and isl and osl and isl.total and osl.total):
+        return None
+    burstiness = max(1.0, traffic.dispersion or 1.0)
+    hits = traffic.prefix_hit_rate or 0.0
+    scales = dispersions_of(traffic.arrivals, traffic.interval_s)
+    return Demand(traffic.requests / traffic.interval_s, isl, osl, hits, burstiness, scales)
+
+
+def measured_steady_state(service: ServiceModel, traffic: Traffic, serving: Targets) -> SteadyState | None:
+    """Return the queueing model's view of a finished interval: its measured demand on that service.
+
+    None if demand or lengths are not known, or if a role had no worker (``serving``).
+    """
+    demand = measured_demand(traffic)
+    if demand is None or not serving.decode or (service.prefill and not serving.prefill):
+        return None
+    return SteadyState(service, demand)

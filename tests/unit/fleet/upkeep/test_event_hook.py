@@ -21,7 +21,7 @@ from dynaplan.fleet.upkeep.event_hook import (
     HookEvent,
 )
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.planner.rules import explaining
+from dynaplan.planner.rules import explain
 from tests.fakes.clock import ManualClock
 
 
@@ -59,8 +59,8 @@ def test_a_budget_that_is_used_up_is_a_missed_target_once() -> None:
 
 
 def test_a_change_is_an_event_unless_the_planner_only_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining, "is_change", lambda record: True)
-    monkeypatch.setattr(explaining, "in_one_line", lambda record: "changed")
+    monkeypatch.setattr(explain, "is_change", lambda record: True)
+    monkeypatch.setattr(explain, "in_one_line", lambda record: "changed")
     records: list[dict[str, Any]] = [{"wall_time": None}]
     watch = EventWatch(list, lambda: records)
     watch.poll()

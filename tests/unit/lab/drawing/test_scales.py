@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.lab.drawing.scales import Scale, round_up
+from dynaplan.lab.drawing.svg import Scale, round_up
 
 
 @pytest.mark.parametrize(

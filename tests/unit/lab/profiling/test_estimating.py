@@ -13,7 +13,6 @@ from dynaplan.engines.sim.profiles import load_profile, timing_origin
 from dynaplan.lab.profiling.estimating import EstimatedEngine, estimated_engine
 from dynaplan.lab.profiling.recommendation import Goal
 from dynaplan.lab.profiling.session import Profiled, ProfileOptions, profile
-from dynaplan.planner import factory
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.test_session import Reported
 
@@ -45,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         names.append(each)
         return Operators()
 
-    monkeypatch.setattr(factory, "operator_times", operator_times)
+    monkeypatch.setattr("dynaplan.lab.profiling.estimating.find_aiconfigurator", operator_times)
     return names
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.lab.profiling.loads import (
+from dynaplan.lab.profiling.load_points import (
     BLOCK_TOKENS,
     PREFILL_OSL_TOKENS,
     decode_points,

@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.engines.timing_model.timing import MeasuredProfile, StepTiming
-from dynaplan.lab.profiling.loads import DecodeLoad
-from dynaplan.lab.profiling.measured_profile import measured_profile
-from dynaplan.lab.profiling.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.lab.profiling.load_points import DecodeLoad
+from dynaplan.lab.profiling.measurements import (
+    DecodeMeasurement,
+    Measurements,
+    PrefillMeasurement,
+    measured_profile,
+)
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.known import CONTEXT_TOKENS, KV_TOKENS, SLOTS, TIMINGS, measurements, swept
 

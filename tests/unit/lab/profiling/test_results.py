@@ -15,9 +15,9 @@ from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.lab.profiling.measurements import Measurements
 from dynaplan.lab.profiling.recommendation import Recommendation
 from dynaplan.lab.profiling.results import write_results
-from dynaplan.planner.profiles.lookup import open_profile
-from dynaplan.planner.profiles.tables import tables_of
-from dynaplan.planner.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
+from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.sizing.formula import DecodeInterpolator, PrefillInterpolator
+from dynaplan.planner.sla_model import open_profile
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.known import TIMINGS, recommended, swept
 

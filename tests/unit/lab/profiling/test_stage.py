@@ -11,7 +11,7 @@ import pytest
 
 from dynaplan.lab.profiling import stage as stages
 from dynaplan.lab.profiling.deployment import EngineFacts, Plan
-from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
 from dynaplan.lab.profiling.measurements import DecodeMeasurement
 from dynaplan.lab.profiling.stage import Journal, Stage, run_stage

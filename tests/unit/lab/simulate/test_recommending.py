@@ -3,7 +3,7 @@
 import pytest
 
 from dynaplan.config.settings.sla import SlaTargets
-from dynaplan.lab.simulate.recommending import how_to, recommendation, tried_beside
+from dynaplan.lab.simulate.simulation import how_to, recommendation, tried_beside
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result
 

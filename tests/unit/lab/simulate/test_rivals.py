@@ -6,7 +6,7 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.rivals import HpaPolicy, KpaPolicy, fitting
+from dynaplan.lab.simulate.autoscalers import HpaPolicy, KpaPolicy, fitting
 from dynaplan.simulation.service import SimulatedService
 from tests.unit.simulation.services import service, workers
 

@@ -7,9 +7,8 @@ import pytest
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Windows
-from dynaplan.simulation.run import Result, StaticPolicy, simulate
+from dynaplan.simulation.run import Result, StaticPolicy, Thinned, simulate
 from dynaplan.simulation.service import SimulatedService
-from dynaplan.simulation.timeline import Thinned
 from tests.unit.simulation.services import every, mean, service, workers
 
 

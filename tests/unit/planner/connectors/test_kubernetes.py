@@ -13,14 +13,13 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-from dynaplan.planner.kubernetes.carrying_out import Budget
-from dynaplan.planner.kubernetes.deletion_costs import DeletionCosts
+from dynaplan.planner.deployment import SubComponentNotFoundError
+from dynaplan.planner.kubernetes.connector import KubernetesConnector
+from dynaplan.planner.kubernetes.executor import Budget, DeletionCosts
 from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
 from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
-from dynaplan.planner.model.decisions import Decision
-from dynaplan.planner.model.errors import SubComponentNotFoundError
+from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
+from dynaplan.planner.model import Decision
 from dynaplan.util.errors import CapacityError, ClusterForbidden, ClusterUnavailable, TemporaryError
 from tests.fakes.kube_api import KubeApi, httpx2
 from tests.fakes.pod_controller import APPS, PodController

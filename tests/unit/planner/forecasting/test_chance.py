@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.planner.forecasting.chance import is_near, is_news
+from dynaplan.planner.forecasting.arrivals import is_near, is_news
 
 
 @pytest.mark.parametrize(("requests", "news"), [(0.0, False), (100.0, False), (140.0, False), (141.0, True)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.planner.forecasting.dispersion import averaged_with, dispersions_of
+from dynaplan.planner.forecasting.arrivals import averaged_with, dispersions_of
 
 
 def test_batches_of_a_clock_have_less_dispersion_the_longer_the_windows():

@@ -9,10 +9,9 @@ import pytest
 
 from dynaplan.config.settings.forecasting import ForecastSettings
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner.forecasting.backtest import loss, score
 from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
-from dynaplan.planner.forecasting.selection import FEWEST_COMPARED, choose
-from dynaplan.planner.forecasting.trend import trend
+from dynaplan.planner.forecasting.selection import FEWEST_COMPARED, choose, loss, score
+from dynaplan.planner.forecasting.smoothing import trend
 from dynaplan.util.errors import ConfigError
 from tests.unit.planner.forecasting.curves import curve, wave
 

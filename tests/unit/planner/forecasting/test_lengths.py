@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.forecasting.lengths import MOST_POINTS, points_of
+from dynaplan.planner.sizing.queueing.workload import MOST_POINTS, points_of
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals
 
 FRONTEND_BOUNDS = (0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000)

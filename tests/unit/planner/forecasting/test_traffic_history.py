@@ -8,8 +8,12 @@ import pytest
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.forecasting.traffic_history import FEWEST_FOR_HITS, HALF_LIFE_S, TrafficHistory
-from dynaplan.planner.forecasting.warm_start import IntervalLoad
+from dynaplan.planner.forecasting.traffic_history import (
+    FEWEST_FOR_HITS,
+    HALF_LIFE_S,
+    IntervalLoad,
+    TrafficHistory,
+)
 
 INTERVAL_S = 30.0
 BOUNDS = (0.0, 100.0, 200.0)

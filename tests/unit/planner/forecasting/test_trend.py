@@ -10,8 +10,7 @@ import pytest
 
 from dynaplan.config.settings.forecasting import ForecastSettings
 from dynaplan.planner.forecasting.forecaster import forecast
-from dynaplan.planner.forecasting.smoothing import TREND_DAMPING
-from dynaplan.planner.forecasting.trend import trend
+from dynaplan.planner.forecasting.smoothing import TREND_DAMPING, trend
 from tests.unit.planner.forecasting.curves import curve
 
 

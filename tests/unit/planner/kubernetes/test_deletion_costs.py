@@ -8,8 +8,8 @@ import pytest
 
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.kubernetes.deletion_costs import ANNOTATION, DeletionCosts, deletion_cost
-from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
+from dynaplan.planner.kubernetes.executor import ANNOTATION, DeletionCosts, deletion_cost
+from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import CORE, PodController
 

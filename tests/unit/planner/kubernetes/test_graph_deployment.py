@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
-from dynaplan.planner.kubernetes.workloads import WorkloadView
-from dynaplan.planner.model.errors import (
+from dynaplan.planner.deployment import (
     DuplicateSubComponentError,
     DynamoGraphDeploymentNotFoundError,
     SubComponentNotFoundError,
 )
+from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
+from dynaplan.planner.kubernetes.workloads import WorkloadView
 from dynaplan.util.errors import ClusterConflict, ClusterNotFound
 from tests.fakes.kube_api import KubeApi
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
-from dynaplan.planner.model.errors import DuplicateSubComponentError, SubComponentNotFoundError
+from dynaplan.planner.deployment import DuplicateSubComponentError, SubComponentNotFoundError
+from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
 from dynaplan.util.errors import ClusterConflict, ClusterForbidden
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import APPS, CORE, PodController

@@ -10,11 +10,11 @@ from typing import Any
 from dynaplan.cluster.manifests import NONE, manifests
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-from dynaplan.planner.kubernetes.carrying_out import Budget
+from dynaplan.planner.kubernetes.connector import KubernetesConnector
+from dynaplan.planner.kubernetes.executor import Budget
 from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
+from dynaplan.planner.model import Decision
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import eventually
 from tests.unit.cluster.deployments import DECODE, PREFILL, deployment, found, of_kind

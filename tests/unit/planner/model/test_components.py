@@ -7,7 +7,7 @@ import pytest
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.components import DeployedComponents, ScaledComponent, missing_workers
+from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, missing_workers
 
 
 def test_components_are_found_by_role() -> None:

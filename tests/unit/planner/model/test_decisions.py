@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.memory import BurstMemory, Decoding, ExpertTrial, Hedge, Standing, StandingTrial
-from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model import PlannerState
 
 STATE = PlannerState(
     bursts=BurstMemory(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.planner.model.errors import (
+from dynaplan.planner.deployment import (
     ComponentError,
     DeploymentModelNameMismatchError,
     DeploymentValidationError,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model import Observation
 
 
 def test_a_published_fleet_is_read() -> None:

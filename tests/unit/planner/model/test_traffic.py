@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand
 
 BOUNDS = (10.0, 100.0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.planner.profiles.aiconfigurator import find_aiconfigurator
+from dynaplan.lab.profiling.estimating import find_aiconfigurator
 from dynaplan.util.errors import ConfigError
 
 

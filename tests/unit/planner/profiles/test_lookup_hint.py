@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.planner.profiles.lookup import open_profile
+from dynaplan.planner.sla_model import open_profile
 from dynaplan.util.errors import ConfigError
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from dynaplan.planner.profiles.lookup import open_profile
-from dynaplan.planner.profiles.tables import tables_of
+from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.sla_model import open_profile
 from dynaplan.util.errors import ConfigError
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
@@ -24,8 +24,8 @@ def test_without_scipy_the_user_is_told_what_to_install(monkeypatch: pytest.Monk
 def test_sizing_by_queueing_does_not_load_scipy() -> None:
     program = (
         "import sys; from dynaplan.config.settings.planner import PlannerSettings;"
-        "from dynaplan.planner.profiles.sla_model import model_of;"
-        f"model_of(PlannerSettings(profile_results_dir={H200!r}), {{}}, 'random', {{}});"
+        "from dynaplan.planner.sla_model import build_sla_model;"
+        f"build_sla_model(PlannerSettings(profile_results_dir={H200!r}), {{}}, 'random');"
         "assert 'scipy' not in sys.modules and 'numpy' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

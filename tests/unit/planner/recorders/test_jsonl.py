@@ -15,10 +15,9 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.recorders import event_file
-from dynaplan.planner.recorders.jsonl import (
+from dynaplan.planner.model import Corrections, DecisionRecord, PlannerState
+from dynaplan.planner.recorders import tensorboard
+from dynaplan.planner.recorders.decision_log import (
     JsonLinesRecorder,
     point_to,
     read_all,
@@ -26,7 +25,7 @@ from dynaplan.planner.recorders.jsonl import (
     recent_records,
 )
 from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules.situations import interval
 
 
@@ -157,7 +156,7 @@ def test_a_directory_that_cannot_be_made_does_not_stop_the_planner(tmp_path, cap
 
 
 def test_crc32c_is_castagnolis():
-    assert event_file.crc32c(b"123456789") == 0xE3069283
+    assert tensorboard.crc32c(b"123456789") == 0xE3069283
 
 
 def read_with_tensorboard(log_dir: Path) -> dict[str, list[tuple[int, float]]]:

@@ -9,9 +9,8 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import Decision, PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import Decision, Observation, PlannerState
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.load_policy import averaged
 
 SEEDS = PlannerSettings(

@@ -12,9 +12,8 @@ from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.deciding import decide, not_carried_out
+from dynaplan.planner.model import Observation, PlannerState
+from dynaplan.planner.rules.decision import decide, not_carried_out
 from dynaplan.planner.rules.load_policy import averaged
 from tests.unit.planner.rules.situations import SEEDS, interval, outcome, story, with_fleet
 

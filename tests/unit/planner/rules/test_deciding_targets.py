@@ -9,10 +9,10 @@ import pytest
 
 from dynaplan.fleet.counts import Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.rules.curves import curves_of
-from dynaplan.planner.rules.deciding import decide
-from dynaplan.planner.rules.explaining import explain
+from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.recorders.gauges import curves_of
+from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.rules.explain import explain
 from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval, traffic
 
 BOTH = replace(SETTINGS, policy="both")

@@ -7,11 +7,9 @@ from dataclasses import asdict, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.traffic import Expected, Foresight
-from dynaplan.planner.rules.deciding import decide
-from dynaplan.planner.rules.explaining import explain, in_one_line, is_change
+from dynaplan.planner.model import DecisionRecord, Expected, Foresight, Observation, PlannerState
+from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.rules.explain import explain, in_one_line, is_change
 from tests.unit.planner.rules.situations import interval
 from tests.unit.planner.rules.targets import H200, SETTINGS, model, planned_interval
 

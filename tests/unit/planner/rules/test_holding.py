@@ -9,10 +9,9 @@ import pytest
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.planner.model.decisions import Decision, DecisionRecord, PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.deciding import decide
-from dynaplan.planner.rules.explaining import explain
+from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
+from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.rules.explain import explain
 from tests.unit.planner.rules import targets
 from tests.unit.planner.rules.situations import interval, story
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.deciding import decide
-from dynaplan.planner.rules.preview import is_known, next_decision
+from dynaplan.planner.model import DecisionRecord, Observation, PlannerState
+from dynaplan.planner.rules.decision import decide, is_known, next_decision
 from tests.unit.planner.rules.situations import interval
 
 SETTINGS = PlannerSettings()

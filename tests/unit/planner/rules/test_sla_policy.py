@@ -8,10 +8,7 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.model.traffic import Expected, Foresight
+from dynaplan.planner.model import Corrections, Expected, Foresight, Observation, PlannerState
 from dynaplan.planner.rules.sla_policy import effective_correction, limits_of, plan_for_targets
 from dynaplan.planner.sizing.demand_forecast import demand_of
 from tests.unit.planner.rules.targets import SETTINGS, foreseen, traffic

@@ -3,9 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.traffic import Expected
+from dynaplan.planner.model import Expected, Observation, PlannerState
 from dynaplan.planner.rules.sla_policy import plan_for_targets
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
 

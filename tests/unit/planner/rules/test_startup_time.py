@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner.rules.startup_time import startup_time_s
+from dynaplan.planner.rules.cycle import startup_time_s
 
 
 def test_without_a_setting_the_slower_role_counts() -> None:

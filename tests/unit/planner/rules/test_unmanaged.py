@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.rules.unmanaged import limits_together, managed_part, unmanaged_in
+from dynaplan.planner.model import Observation, Sizing, WorkerLimits
+from dynaplan.planner.rules.sla_policy import limits_together, managed_part, unmanaged_in
 from tests.unit.planner.sizing.decisions import MANY, ONE_EACH, decided, seen, why
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.components import DeployedComponents, ScaledComponent
-from dynaplan.planner.model.errors import (
+from dynaplan.planner.deployment import (
+    DeployedComponents,
     DeploymentModelNameMismatchError,
     DeploymentValidationError,
     DuplicateSubComponentError,
     ModelNameNotFoundError,
     PlannerError,
+    ScaledComponent,
     SubComponentNotFoundError,
     UserProvidedModelNameMismatchError,
+    check_deployment,
 )
-from dynaplan.planner.rules.validating import check_deployment
 
 PREFILL = ScaledComponent(Role.PREFILL, "prefill", ("tiny",))
 DECODE = ScaledComponent(Role.DECODE, "decode", ("tiny",))

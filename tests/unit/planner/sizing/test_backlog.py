@@ -9,9 +9,8 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.observation import Load, Observation
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.backlog import with_backlog
+from dynaplan.planner.model import Demand, Load, Observation
+from dynaplan.planner.sizing.look_ahead import with_backlog
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
 

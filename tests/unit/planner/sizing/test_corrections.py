@@ -9,8 +9,7 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Corrections, Demand
 from dynaplan.planner.sizing.corrections import FEWEST_REQUESTS, GAIN, LEAST, MOST, updated_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.rules import targets as situations

@@ -7,7 +7,7 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model.sizing import Corrections
+from dynaplan.planner.model import Corrections
 from dynaplan.planner.sizing.corrections import GAIN, updated_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 from tests.unit.planner.sizing.engine_pools import Arrival, decode_times_ms

@@ -11,7 +11,7 @@ from dynaplan.config.settings.forecasting import Forecast
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model.traffic import Expected
+from dynaplan.planner.model import Expected
 from dynaplan.planner.sizing.demand_forecast import Question, foresight, questions
 
 INTERVAL_S = 30.0

@@ -10,10 +10,7 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import ErrorBudget, Sizing
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, ErrorBudget, Observation, PlannerState, Sizing
 from dynaplan.planner.rules.sla_policy import plan_for_targets
 from dynaplan.planner.sizing import error_budget
 from dynaplan.planner.sizing.error_budget import (

@@ -17,11 +17,9 @@ from dynaplan.engines.sim.profiles import load_profile, timing_for
 from dynaplan.engines.timing_model.settings import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import Corrections, Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Expected
-from dynaplan.planner.profiles.profile_tables import DecodePoint
-from dynaplan.planner.profiles.tables import tables_of
-from dynaplan.planner.sizing.formula import Formula
+from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.model import Corrections, Expected, Sizing, WorkerLimits
+from dynaplan.planner.sizing.formula import DecodePoint, Formula
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals, decode_times_ms
 

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from dynaplan.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS, load_profile
-from dynaplan.planner.profiles.lookup import open_profile
-from dynaplan.planner.profiles.profile_tables import DecodeTable, ProfileTables
-from dynaplan.planner.profiles.tables import tables_of
-from dynaplan.planner.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
+from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.sizing.formula import (
+    DecodeInterpolator,
+    DecodeTable,
+    PrefillInterpolator,
+    ProfileTables,
+)
+from dynaplan.planner.sla_model import open_profile
 from dynaplan.util.errors import ConfigError
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.gpu_budget import fit
+from dynaplan.planner.model import Demand, Sizing, WorkerLimits
+from dynaplan.planner.sizing.limits import fit
 from dynaplan.planner.sizing.look_ahead import Sizer, lookahead, size_for_all
 
 LIMITS = WorkerLimits(max_gpus=16)

@@ -10,8 +10,7 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.sizing import Prediction, Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, Prediction, Sizing, WorkerLimits
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals, demand_of

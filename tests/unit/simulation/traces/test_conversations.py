@@ -7,8 +7,7 @@ from statistics import mean
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.simulation.traces.conversations import BLOCK_TOKENS, PLACES
-from dynaplan.simulation.traces.synthetic import synthetic
+from dynaplan.simulation.traces.synthetic import BLOCK_TOKENS, PLACES, synthetic
 
 SYSTEM = 1000
 SHARED = SYSTEM // BLOCK_TOKENS

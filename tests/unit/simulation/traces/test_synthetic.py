@@ -7,8 +7,8 @@ from statistics import mean, stdev
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.planner.forecasting.warm_start import interval_history
-from dynaplan.simulation.traces.shaping import SPREAD_S, scaled
+from dynaplan.planner.forecasting.traffic_history import interval_history
+from dynaplan.simulation.traces.reading import SPREAD_S, scaled
 from dynaplan.simulation.traces.synthetic import KINDS, is_synthetic, synthetic
 from dynaplan.util.errors import ConfigError
 

@@ -10,8 +10,7 @@ import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.profiling.load import generator
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed
-from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, CompletionClient, RequestFailed
 from dynaplan.lab.profiling.load.generator import LoadGenerator
 from dynaplan.lab.profiling.load.prompts import PromptPool
 from tests.fakes.polling import eventually

@@ -1,0 +1,187 @@
+"""Carries the newest decision out, step by step: what an earlier planner began is finished, too.
+
+Level-triggered: each pass reads what was asked for and what is there, and makes the next steps that the
+budget of GPUs allows. Workers that leave hold their GPUs until their pods have ended: others wait for these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.kubernetes.intent import Change, Intent, IntentMap
+from dynaplan.planner.kubernetes.workloads import Workload, Workloads, WorkloadView, field, is_leaving
+from dynaplan.store.kubernetes_client import PODS, KubernetesClient
+from dynaplan.util.errors import ClusterConflict, DynaplanError
+
+log = logging.getLogger(__name__)
+
+ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+
+
+class DeletionCosts:
+    """Writes the costs; ``loads`` gives the newest load of each worker by its host, a pod's address."""
+
+    def __init__(self, client: KubernetesClient, loads: Callable[[], Mapping[str, WorkerLoad]]) -> None:
+        self._client = client
+        self._loads = loads
+
+    async def mark(self, workload: Workload) -> None:
+        """Write the cost of each pod of a Deployment whose load is known; never raises a DynaplanError."""
+        if not workload.has_costs:
+            return
+        loads = self._loads()
+        for pod in workload.pods:
+            load = loads.get(str(field(pod, "status", "podIP")))
+            cost = str(deletion_cost(load)) if load else ""
+            if not cost or is_leaving(pod) or field(pod, "metadata", "annotations", ANNOTATION) == cost:
+                continue
+            try:
+                name = pod["metadata"]["name"]
+                await self._client.patch(PODS, name, {"metadata": {"annotations": {ANNOTATION: cost}}})
+            except DynaplanError as error:
+                log.warning("any pod of %s may be removed, busy or not: %s", workload.name, error.args[0])
+                return
+
+
+def deletion_cost(load: WorkerLoad) -> int:
+    """Return what is lost with a worker: its requests, and of two with the same number its KV entries."""
+    requests = load.running_requests + load.waiting_requests
+    return 1000 * requests + round(999 * min(1.0, max(0.0, load.kv_usage)))
+
+
+POLL_S = 2.0
+"""Seconds between two passes while a decision is carried out, or after an error."""
+
+IDLE_S = 30.0
+"""Seconds between two looks at whether somebody else's decision was left unfinished."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """GPUs that all workers may hold together, and those of a worker whose object does not say it."""
+
+    gpus: float
+    of_worker: Mapping[Role, float]
+
+    def gpus_of(self, workload: Workload) -> float:
+        """Return the GPUs of one worker."""
+        return workload.gpus or self.of_worker[workload.role]
+
+    def held(self, sight: WorkloadView) -> float:
+        """Return the GPUs that are held, or asked for."""
+        return sum(each.holding * self.gpus_of(each) for each in sight.workloads)
+
+
+class Executor:
+    """Carries out the decisions in ``intents`` on ``workloads``.
+
+    ``before_removal`` is told of a workload that is about to lose workers.
+    """
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        intents: IntentMap,
+        budget: Budget,
+        before_removal: Callable[[Workload], Awaitable[None]],
+    ) -> None:
+        self._workloads = workloads
+        self._intents = intents
+        self._budget = budget
+        self._before_removal = before_removal
+        self._wake = asyncio.Event()
+        self._said = ""
+
+    def wake(self) -> None:
+        """Make the next pass at once."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Carry out decision after decision, until cancelled."""
+        while True:
+            self._wake.clear()
+            is_done = False
+            try:
+                is_done = await self.one_pass()
+                self._said = "" if is_done else self._said
+            except DynaplanError as error:
+                self._say(f"waiting to carry the decision out: {error.args[0]}")
+            try:
+                async with asyncio.timeout(IDLE_S if is_done else POLL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def one_pass(self) -> bool:
+        """Make the next steps; tell whether nothing is left to do."""
+        intent = await self._intents.read()
+        if not intent.is_open:
+            return True
+        sight = await self._workloads.look()
+        left = await self._steps(intent.unfinished, sight)
+        if left != intent.unfinished:
+            await self._note(replace(intent, unfinished=left))
+            return False
+        if left or not all(each.is_settled for each in sight.workloads):
+            return False
+        counts = replace(intent.counts, scaled_decision_id=intent.counts.decision_id)
+        await self._note(replace(intent, counts=counts))
+        log.info("decision %d is carried out", counts.decision_id)
+        return True
+
+    async def _note(self, intent: Intent) -> None:
+        try:
+            await self._intents.write(intent)
+        except ClusterConflict:
+            log.debug("another decision was written meanwhile: it comes next")
+
+    async def _steps(self, unfinished: Mapping[Role, Change], sight: WorkloadView) -> dict[Role, Change]:
+        """Make the steps that are possible now, removals first; return the changes that are left."""
+        left = dict(unfinished)
+        held = self._budget.held(sight)
+        for role in sorted(unfinished, key=lambda each: unfinished[each].after - unfinished[each].before):
+            change, workload = unfinished[role], sight.of(role)
+            if workload is None or not change.includes(workload.replicas):
+                there = (
+                    "is gone" if workload is None else f"is asked for {workload.replicas} by somebody else"
+                )
+                log.warning("%s %s: it is left as it is", role.value, there)
+                del left[role]
+                continue
+            affordable = self._affordable(workload, change.after, held)
+            if affordable != workload.replicas:
+                await self._scale(workload, affordable)
+                held += max(0, affordable - workload.replicas) * self._budget.gpus_of(workload)
+            if affordable == change.after:
+                del left[role]
+        return left
+
+    async def _scale(self, workload: Workload, replicas: int) -> None:
+        if replicas < workload.replicas:
+            await self._before_removal(workload)
+        await self._workloads.scale(workload, replicas)
+        log.info("%s: %d workers asked for instead of %d", workload.name, replicas, workload.replicas)
+
+    def _affordable(self, workload: Workload, wanted: int, held: float) -> int:
+        """Return the number of workers that may be asked for while that many GPUs are held."""
+        gpus, now = self._budget.gpus_of(workload), workload.replicas
+        if wanted <= now or not gpus:
+            return wanted
+        free = max(0, int((self._budget.gpus - held) // gpus))
+        if free < wanted - now:
+            self._say(
+                f"{workload.name}: {wanted - now - free} workers wait for GPUs: {held:g} of the"
+                f" {self._budget.gpus:g} of max-gpu-budget are held"
+            )
+        return min(wanted, now + free)
+
+    def _say(self, text: str) -> None:
+        """Log a reason for waiting, once."""
+        if text != self._said:
+            log.info("%s", text)
+        self._said = text
