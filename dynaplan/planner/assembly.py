@@ -27,18 +27,19 @@ from dynaplan.planner.bursts import burst_policy
 from dynaplan.planner.component_connector import ComponentConnector
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
-from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
+from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics.exposition import metrics_prefix
 from dynaplan.planner.metrics.frontends import FrontendsTraffic
 from dynaplan.planner.metrics.prometheus import PrometheusTraffic
-from dynaplan.planner.metrics.worker_loads import HttpMetrics
+from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.planner.model import DecisionRecord, PlannerState
-from dynaplan.planner.observer import Observer, TrafficWatch
-from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, point_to, recent_records
+from dynaplan.planner.observer import Observer, TrafficObserver
+from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, recent_records, write_pointer
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
-from dynaplan.planner.sizing.error_budget import faded
+from dynaplan.planner.sizing.error_budget import decay_budget
 from dynaplan.planner.sla_model import build_sla_model
+from dynaplan.planner.timing import FIRST_WAITING_LOG_S, WAITING_LOG_S
 from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.process import process_table
 from dynaplan.simulation.traces.reading import read_requests
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def remembered(
+def restore_state(
     documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
 ) -> PlannerState:
     """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
@@ -74,11 +75,16 @@ def remembered(
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, UserError):
         return begin
     before, window_s = last.settings, settings.slo_window_s
-    if not before.is_by_targets or not window_s or passed_s < 0 or _promise(before) != _promise(settings):
+    if (
+        not before.is_by_targets
+        or not window_s
+        or passed_s < 0
+        or _promise_key(before) != _promise_key(settings)
+    ):
         return begin
     known, fade = last.next_state, math.exp(-passed_s / window_s)
     state = PlannerState(
-        error_budget=faded(known.error_budget, passed_s, window_s),
+        error_budget=decay_budget(known.error_budget, passed_s, window_s),
         bursts=burst_policy.remembered(known.bursts, fade),
     )
     log.info(
@@ -90,13 +96,9 @@ def remembered(
     return state
 
 
-def _promise(settings: PlannerSettings) -> tuple[object, ...]:
+def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:
     """Return what a budget is about: it says nothing of another."""
     return settings.namespace, settings.served_model_name, settings.targets(), settings.slo_window_s
-
-
-FIRST_LINE_S = 1.0
-"""Seconds of waiting for the key-value store after which the log says so."""
 
 
 async def start_planner(runtime: WorkerRuntime) -> None:
@@ -108,7 +110,7 @@ async def start_planner(runtime: WorkerRuntime) -> None:
         runtime.discovery,
         runtime.messenger,
         runtime.clock,
-        _heart(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR")),
+        _heartbeat(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR")),
     )
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
@@ -132,7 +134,7 @@ class LoopPulse:
         return self._clock.now_s() > self._due_s + LATE_AFTER_S
 
 
-def _heart(name: str, runtime_dir: str | None) -> Callable[[float], None]:
+def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
     """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
     if not runtime_dir:
         return lambda every_s: None
@@ -163,9 +165,9 @@ async def run_planner(settings: PlannerSettings) -> None:
         stack.push_async_callback(store.close)
         discovery = Discovery(store, settings.namespace, process_table.network())
         stack.push_async_callback(discovery.close)
-        await _announced(discovery.start(), "the key-value store to answer")
+        await _await_with_log(discovery.start(), "the key-value store to answer")
         if settings.environment != KUBERNETES:
-            await _tell_owner(store, settings.namespace)
+            await _warn_without_fleet(store, settings.namespace)
         reconnects = settings.nats_max_reconnects
         messenger = OnFirstUse(partial(event_connections.connect_messenger, max_reconnects=reconnects))
         stack.push_async_callback(messenger.close)
@@ -174,7 +176,9 @@ async def run_planner(settings: PlannerSettings) -> None:
         planner = make_planner(settings, store, discovery, messenger, clock, pulse.beat)
         stack.push_async_callback(planner.close)
         if settings.environment == KUBERNETES:
-            await _announced(_validated(planner.connector, settings), "the Kubernetes API server to answer")
+            await _await_with_log(
+                _validate_deployment(planner.connector, settings), "the Kubernetes API server to answer"
+            )
         if settings.metric_reporting_prometheus_port:
             from dynaplan.planner.metrics_server import serve_metrics
 
@@ -195,7 +199,7 @@ def _store(settings: PlannerSettings) -> Store:
     return connections.empty_store()
 
 
-async def _validated(connector: Connector, settings: PlannerSettings) -> None:
+async def _validate_deployment(connector: Connector, settings: PlannerSettings) -> None:
     """Check the deployment once its system answers; raises DeploymentValidationError."""
     clock = SystemClock()
     planner = ComponentConnector(
@@ -213,7 +217,7 @@ async def _validated(connector: Connector, settings: PlannerSettings) -> None:
             await clock.sleep(error.delay_s)
 
 
-async def _tell_owner(store: KeyValueStore, namespace: str) -> None:
+async def _warn_without_fleet(store: KeyValueStore, namespace: str) -> None:
     """Say in the log when no fleet plugin is there to carry decisions out."""
     try:
         has_owner = await store.get(fleet_key(namespace)) is not None
@@ -228,14 +232,14 @@ async def _tell_owner(store: KeyValueStore, namespace: str) -> None:
         )
 
 
-async def _announced(waiting: Awaitable[None], what: str) -> None:
+async def _await_with_log(waiting: Awaitable[None], what: str) -> None:
     """Await; say after a second, and then every 30 s, what is waited for."""
     task = asyncio.ensure_future(waiting)
-    next_line_s = FIRST_LINE_S
+    next_line_s = FIRST_WAITING_LOG_S
     try:
         while not (await asyncio.wait({task}, timeout=next_line_s))[0]:
             log.info("waiting for %s", what)
-            next_line_s = STILL_WAITING_S
+            next_line_s = WAITING_LOG_S
         task.result()
     finally:
         task.cancel()
@@ -254,7 +258,7 @@ class AssembledPlanner:
         observer: Observer,
         recorders: Sequence[Recorder],
         numbers: Callable[[], Mapping[str, float]],
-        traffic: TrafficWatch | None = None,
+        traffic: TrafficObserver | None = None,
         end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.loop = loop
@@ -285,16 +289,16 @@ def make_planner(
     beat: Callable[[float], None] = lambda every_s: None,
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
-    metrics = HttpMetrics(tls=certificates.authorities(os.environ))
+    metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
     observer = Observer(settings, discovery.instances, metrics, messenger, clock)
     connector, end = _connector(settings, store, observer)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
     gauges = GaugesRecorder(settings)
     recorders = (JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings), gauges)
-    state = remembered(recent_records(planner_log_root(), 1), settings, datetime.now(UTC))
+    state = restore_state(recent_records(planner_log_root(), 1), settings, datetime.now(UTC))
     try:
-        point_to(planner_log_root(), log_dir)
+        write_pointer(planner_log_root(), log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
     model, traffic = None, None
@@ -302,7 +306,7 @@ def make_planner(
         model = build_sla_model(settings)
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
-        traffic = _watch(settings, discovery, clock)
+        traffic = _traffic_observer(settings, discovery, clock)
     loop = PlannerLoop(
         settings,
         observer,
@@ -332,7 +336,7 @@ def _connector(
     ), None
 
 
-def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
+def _traffic_observer(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficObserver:
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
         source: TrafficSource = _prometheus(settings)
@@ -345,7 +349,7 @@ def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> Tra
             prefix=metrics_prefix(),
             tls=certificates.authorities(os.environ),
         )
-    return TrafficWatch(settings, source, make_forecaster(settings, interval_s), clock, before)
+    return TrafficObserver(settings, source, make_forecaster(settings, interval_s), clock, before)
 
 
 def _prometheus(settings: PlannerSettings) -> PrometheusTraffic:

@@ -10,20 +10,15 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import EmptyTargetReplicasError, TargetReplica, check_deployment
 from dynaplan.planner.model import Decision, Observation, Step
 from dynaplan.planner.rules.decision import current_targets
+from dynaplan.planner.timing import DECISION_DEADLINE_S, DECISION_POLL_S
 from dynaplan.util.errors import DeadlineExceeded, StoreUnavailable, TemporaryError, UserError
 
 if TYPE_CHECKING:
     from dynaplan.planner.ports import Connector
     from dynaplan.util.clock import Clock
 
-TRIES = 5
+MAX_ATTEMPTS = 5
 """Times that a number is written anew when somebody else changed the desired counts meanwhile."""
-
-POLL_S = 1.0
-"""Seconds between two looks at whether a decision is carried out."""
-
-DEADLINE_S = 1800.0
-"""Longest wait for a decision to be carried out, or for a deployment to be ready, seconds."""
 
 
 class ComponentConnector:
@@ -39,8 +34,8 @@ class ComponentConnector:
         clock: Clock,
         model_name: str | None = None,
         *,
-        deadline_s: float = DEADLINE_S,
-        poll_s: float = POLL_S,
+        deadline_s: float = DECISION_DEADLINE_S,
+        poll_s: float = DECISION_POLL_S,
     ) -> None:
         self._connector = connector
         self._clock = clock
@@ -100,7 +95,7 @@ class ComponentConnector:
 
     async def _ask(self, wanted: Callable[[Targets], Targets], blocking: bool) -> None:
         """Apply a change; raises StoreUnavailable, or what a connector refuses."""
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             current = await self._current()
             desired = wanted(current)
             if desired == current:
@@ -112,7 +107,7 @@ class ComponentConnector:
             except StoreUnavailable:
                 raise
             except TemporaryError as error:
-                if attempt == TRIES:
+                if attempt == MAX_ATTEMPTS:
                     raise
                 await self._clock.sleep(error.delay_s)
         if blocking:

@@ -17,7 +17,7 @@ RESOLUTION = 100
 """The number of grid points in either direction of the decode table, as in the original."""
 
 
-def tables_of(profile: MeasuredProfile, name: str) -> ProfileTables:
+def fit_tables(profile: MeasuredProfile, name: str) -> ProfileTables:
     """The tables of a profile; takes some 50 ms, and a second more for the first one in a process.
 
     Raises ConfigError when scipy is not installed, or, naming the profile, when its points are too few for

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Observation
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
+from dynaplan.planner.timing import READY_POLL_S, WAITING_LOG_S
 from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
@@ -18,18 +19,12 @@ if TYPE_CHECKING:
     from dynaplan.fleet.desired_counts import DesiredCounts
     from dynaplan.fleet.load_sample import Sample
     from dynaplan.planner.model import Load, PlannerState
-    from dynaplan.planner.observer import Observer, TrafficWatch
+    from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.sla_policy import SlaModel
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
-
-READY_POLL_S = 0.5
-"""Seconds between two looks at the fleet before planning begins."""
-
-STILL_WAITING_S = 30.0
-"""Seconds between two lines in the log that say what planning waits for."""
 
 NO_SCALING = "No scaling needed (prefill=%d, decode=%d)"
 """Log line of an interval that changes nothing, as Dynamo's "SLA Planner" guide words it."""
@@ -56,7 +51,7 @@ class PlannerLoop:
         clock: Clock,
         *,
         model: SlaModel | None = None,
-        traffic: TrafficWatch | None = None,
+        traffic: TrafficObserver | None = None,
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
         state: PlannerState | None = None,
@@ -95,7 +90,7 @@ class PlannerLoop:
         while missing := await self._missing():
             self._beat(READY_POLL_S)
             if self._clock.now_s() >= next_line_s:
-                next_line_s += STILL_WAITING_S
+                next_line_s += WAITING_LOG_S
                 log.info("waiting for a decode worker to be ready: %s", missing)
             await self._clock.sleep(READY_POLL_S)
 
@@ -133,7 +128,7 @@ class PlannerLoop:
         """Return the load of the workers, and note it."""
         sample = await self._observer.pull()
         for recorder in self._recorders:
-            recorder.pulled(sample)
+            recorder.record_sample(sample)
         return sample
 
     async def observe(self, load: Load) -> Observation:
@@ -165,10 +160,10 @@ class PlannerLoop:
             startup_s,
         )
 
-    async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:
+    async def _with_traffic(self, observation: Observation, watch: TrafficObserver) -> Observation:
         fleet = observation.fleet
         startup_s = startup_time_s(self._settings, (fleet.prefill.startup_s, fleet.decode.startup_s))
-        traffic, foresight = await watch.look(startup_s)
+        traffic, foresight = await watch.observe(startup_s)
         return replace(observation, traffic=traffic, foresight=foresight, startup_s=startup_s)
 
     def record(
@@ -181,7 +176,7 @@ class PlannerLoop:
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:
-            recorder.decided(record)
+            recorder.record_decision(record)
         self._failure = ""
 
     async def apply(self, decision: Decision) -> bool:

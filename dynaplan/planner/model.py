@@ -48,7 +48,7 @@ class Demand:
     burstiness: float = 1.0
     dispersions: tuple[tuple[float, float], ...] = ()
 
-    def times(self, factor: float) -> Demand:
+    def scaled(self, factor: float) -> Demand:
         """Return the demand with ``factor`` times the requests per second, of which as many come together.
 
         Of arrivals that are left out at random what exceeds the variance of independent ones shrinks with
@@ -120,7 +120,7 @@ class WorkerLimits:
     least: Targets = field(default_factory=lambda: Targets(1, 1))
     most: Targets = UNLIMITED
 
-    def capped(self, workers: Targets) -> Targets:
+    def cap(self, workers: Targets) -> Targets:
         """Return the smaller number for each role: of these and of ``most``."""
         return Targets(min(workers.prefill, self.most.prefill), min(workers.decode, self.most.decode))
 
@@ -341,7 +341,7 @@ class PlannerState:
             }
         )
 
-    def noting(self, desired: DesiredCounts, at_s: float) -> PlannerState:
+    def note_pending(self, desired: DesiredCounts, at_s: float) -> PlannerState:
         """Return the state after a look at ``at_s`` at which decision is pending."""
         if not desired.is_pending:
             return replace(self, pending_id=-1, pending_since_s=0.0)
@@ -349,7 +349,7 @@ class PlannerState:
             return self
         return replace(self, pending_id=desired.decision_id, pending_since_s=at_s)
 
-    def one_interval_on(self) -> PlannerState:
+    def after_interval(self) -> PlannerState:
         """Return the state with one interval of grace used up."""
         return replace(self, decode_grace_left=max(0, self.decode_grace_left - 1))
 

@@ -19,6 +19,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import ScaledComponent
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
+from dynaplan.planner.timing import QUEUE_TIMEOUT_S
 from dynaplan.store.instances import Instance, host_of
 
 if TYPE_CHECKING:
@@ -27,13 +28,10 @@ if TYPE_CHECKING:
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.planner.forecasting.traffic_history import IntervalLoad
     from dynaplan.planner.model import Foresight
-    from dynaplan.planner.ports import Forecaster, MetricsSource, TrafficSource
+    from dynaplan.planner.ports import Forecaster, TrafficSource, WorkerLoadSource
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
-
-QUEUE_TIMEOUT_S = 1.0
-"""Longest wait for the depth of the prefill queue, seconds."""
 
 
 class Observer:
@@ -47,7 +45,7 @@ class Observer:
         self,
         settings: PlannerSettings,
         instances: Callable[[str], Sequence[Instance]],
-        metrics: MetricsSource,
+        metrics: WorkerLoadSource,
         messenger: Callable[[], Awaitable[Messenger]],
         clock: Clock,
     ) -> None:
@@ -149,7 +147,7 @@ def _why_no_load(registered: int, asleep: int) -> str:
     return f"none of the {registered} decode workers answered"
 
 
-class TrafficWatch:
+class TrafficObserver:
     """Reads a source of traffic, keeps its history, and has it forecast.
 
     ``before`` is the history that a warm-up trace gives.
@@ -175,7 +173,7 @@ class TrafficWatch:
         """Have the source take one sample of the frontends' traffic."""
         await self._source.pull()
 
-    async def look(self, startup_s: float) -> tuple[Traffic, Foresight]:
+    async def observe(self, startup_s: float) -> tuple[Traffic, Foresight]:
         """Return the traffic since the last look, and the forecast until a worker started now is ready."""
         now_s = self._clock.now_s()
         traffic = await self._source.traffic(max(now_s - self._seen_s, 1e-3))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
 
 
-class MetricsSource(Closable, Protocol):
+class WorkerLoadSource(Closable, Protocol):
     """The load of workers, read from the workers."""
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
@@ -111,11 +111,11 @@ class PlannerConnector(Protocol):
 class Recorder(Protocol):
     """Writes down the planner's pulls and decisions. Never raises: a failure to write is logged once."""
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         """Write down one metric pull; never raises OSError."""
         ...
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         """Write down the decision of one adjustment interval."""
         ...
 

@@ -11,7 +11,7 @@ from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import known_profiles, load_profile, timing_for
 from dynaplan.engines.timing_model.settings import EngineSettings
 from dynaplan.engines.timing_model.timing import FITTED, MeasuredProfile
-from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.formula_tables import fit_tables
 from dynaplan.planner.rules.sla_policy import SlaModel
 from dynaplan.planner.sizing.formula import Formula
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
@@ -72,12 +72,12 @@ def build_sla_model(
     engine = engine or {}
     prefill_engine = engine if prefill_engine is None else prefill_engine
     decode_sizes = worker_sizes("decode")
-    engine = _overridden(engine, settings, decode_sizes)
+    engine = _override(engine, settings, decode_sizes)
     prefill_sizes = {**worker_sizes("prefill"), "max-model-len": decode_sizes["max-model-len"]}
-    prefill_engine = _overridden(prefill_engine, settings, prefill_sizes)
+    prefill_engine = _override(prefill_engine, settings, prefill_sizes)
     router = settings.router or router
-    decode = _kind(settings, engine, settings.decode_engine_num_gpu)
-    prefill = _kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
+    decode = _worker_kind(settings, engine, settings.decode_engine_num_gpu)
+    prefill = _worker_kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
     at_once = WorkerSettings.from_options(prefill_engine).max_concurrent_prefills
     prefill = replace(prefill, concurrent_prefills=at_once)
     service = ServiceModel(decode, prefill, is_evenly_routed=router == "round-robin")
@@ -85,7 +85,7 @@ def build_sla_model(
     return SlaModel(service, formula, _origin(settings))
 
 
-def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> WorkerKind:
+def _worker_kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> WorkerKind:
     name = settings.profile_results_dir
     if name in WITHOUT_POINTS:
         options = SimOptions.from_options({**engine, "profile": name})
@@ -104,7 +104,7 @@ def _origin(settings: PlannerSettings) -> str:
     return "" if name in WITHOUT_POINTS else open_profile(name, settings.decode_engine_num_gpu).origin
 
 
-def _overridden(
+def _override(
     engine: Mapping[str, Any], settings: PlannerSettings, names: Mapping[str, str]
 ) -> dict[str, Any]:
     """The engine's options, overridden by the planner's settings."""
@@ -119,7 +119,7 @@ def _overridden(
 def _formula(settings: PlannerSettings) -> Formula:
     name = settings.profile_results_dir
     prefill, decode = (
-        tables_of(open_profile(name, gpus), name)
+        fit_tables(open_profile(name, gpus), name)
         for gpus in (settings.prefill_engine_num_gpu, settings.decode_engine_num_gpu)
     )
     return Formula.from_tables(prefill, decode)

@@ -50,7 +50,7 @@ class CacheChanges:
             self._steps.append((at_s, self._this_step))
             self._this_step = []
 
-    def tell(self, index: KvIndex, worker: int, now_s: float) -> None:
+    def publish(self, index: KvIndex, worker: int, now_s: float) -> None:
         """Tell the index what is heard by now."""
         while self._steps and self._steps[0][0] <= now_s:
             for is_stored, blocks in self._steps.popleft()[1]:
@@ -119,10 +119,10 @@ class SimulatedEngine:
             self._on_end(request.request_id, end_s)
         return True
 
-    def tell_changes(self, index: KvIndex, worker: int, now_s: float) -> None:
+    def publish_changes(self, index: KvIndex, worker: int, now_s: float) -> None:
         """Tell the index, under the worker's number, of the cache's changes that are heard by now."""
         if self._changes:
-            self._changes.tell(index, worker, now_s)
+            self._changes.publish(index, worker, now_s)
 
     def _note_remote_first_tokens(self, first_s: float) -> None:
         """Note the first tokens of requests whose prompt came from elsewhere: in their first decode step.
@@ -181,13 +181,13 @@ class Pools:
         self._serving: dict[Role, tuple[SimulatedWorker, ...]] = dict.fromkeys(Role, ())
         self._numbers = 0
         self.on_change: Callable[[float], None] = _do_nothing
-        self.cache_worth: Callable[[float], Mapping[int, int]] = _not_known
+        self.cache_worth: Callable[[float], Mapping[int, int]] = _no_cache_worth
         self.held_gpus = 0.0
         self._held_since_s = 0.0
         self._gpu_s = 0.0
         self.wanted = Targets()
 
-    def want(self, targets: Targets, at_s: float) -> None:
+    def scale(self, targets: Targets, at_s: float) -> None:
         """Ask for these numbers of workers: missing ones begin to start, surplus ones to leave."""
         self.wanted = targets
         self._reconcile(at_s)
@@ -277,7 +277,7 @@ def _do_nothing(at_s: float) -> None:
     """Stand for an ``on_change`` that is not set."""
 
 
-def _not_known(at_s: float) -> Mapping[int, int]:
+def _no_cache_worth(at_s: float) -> Mapping[int, int]:
     """Stand for a ``cache_worth`` that is not set."""
     return {}
 

@@ -19,7 +19,7 @@ from dynaplan.simulation.service import ServiceSettings, SimulatedService
 FLAP_S = 300.0
 """Seconds within which a change that takes back another one of the same role counts as a flap."""
 
-MOST_ITEMS = 2000
+MAX_ITEMS = 2000
 """The largest number of moments, fleet changes or decisions that are kept: more than a page shows."""
 
 
@@ -65,11 +65,11 @@ class Timed(Protocol):
 T = TypeVar("T", bound=Timed)
 
 
-class Thinned(Generic[T]):
+class ThinnedSeries(Generic[T]):
     """Keeps the last item of every stretch of time, and doubles the stretches when there are too many
     items."""
 
-    def __init__(self, most: int = MOST_ITEMS) -> None:
+    def __init__(self, most: int = MAX_ITEMS) -> None:
         self._most = most
         self._stretch_s = 0.0
         self._items: list[T] = []
@@ -120,13 +120,13 @@ class History:
         self._wanted = service.pools.wanted
         self.arrived = 0
         self.changes = ChangeCount()
-        self.moments: Thinned[Moment] = Thinned()
-        self.fleet: Thinned[FleetChange] = Thinned()
-        self.events: Thinned[ScaleEvent] = Thinned()
+        self.moments: ThinnedSeries[Moment] = ThinnedSeries()
+        self.fleet: ThinnedSeries[FleetChange] = ThinnedSeries()
+        self.events: ThinnedSeries[ScaleEvent] = ThinnedSeries()
         service.pools.on_change = self._fleet_changed
         self._fleet_changed(service.now_s)
 
-    def note(self, why: str) -> None:
+    def record(self, why: str) -> None:
         """Record the service after a look of the policy, whose last change had that reason."""
         service = self._service
         at_s, wanted = service.now_s, service.pools.wanted
@@ -154,20 +154,20 @@ class Policy(Protocol):
         ...
 
     @property
-    def every_s(self) -> float:
-        """The seconds of virtual time between two calls of ``look``."""
+    def interval_s(self) -> float:
+        """The seconds of virtual time between two calls of ``evaluate``."""
         ...
 
     def begin(self, service: SimulatedService) -> None:
         """Take note that the service has started, before the first request."""
         ...
 
-    def look(self, service: SimulatedService) -> None:
+    def evaluate(self, service: SimulatedService) -> None:
         """Look at the service, and ask it for other numbers of workers if need be."""
         ...
 
 
-LONGEST_TAIL_S = 3600.0
+MAX_TAIL_S = 3600.0
 """Seconds after the last arrival in which the policy still looks, while requests are unanswered. After that,
 the workers of that moment answer the rest; a request that they cannot answer is lost."""
 
@@ -198,14 +198,14 @@ def simulate(
     trace: Iterable[TracedRequest], settings: ServiceSettings, first: Targets, policy: Policy
 ) -> Result:
     """Run the whole trace through the service under the policy, then answer the requests that are left."""
-    course = Course(settings, first, policy)
+    course = SimulationRun(settings, first, policy)
     for request in trace:
         course.advance(request.arrival_s)
         course.arrive(request)
     return course.result()
 
 
-class Course:
+class SimulationRun:
     """One simulation as it goes on: the caller lets time pass and requests arrive, then asks for the
     result."""
 
@@ -214,12 +214,12 @@ class Course:
         self._policy = policy
         policy.begin(self.service)
         self._history = History(self.service)
-        self._look_s = self._last_s = 0.0
+        self._evaluation_s = self._last_s = 0.0
 
     def advance(self, at_s: float) -> None:
         """Let time pass until that moment; the policy looks whenever it is time."""
-        while self._look_s <= at_s:
-            self._look()
+        while self._evaluation_s <= at_s:
+            self._evaluate_policy()
         self.service.run_until(at_s)
 
     def arrive(self, request: TracedRequest) -> None:
@@ -234,8 +234,8 @@ class Course:
         service, policy, history, last_s = self.service, self._policy, self._history, self._last_s
         service.advance_decoders(last_s)
         gpu_s = service.pools.gpu_seconds(last_s)
-        while service.in_service and self._look_s < last_s + LONGEST_TAIL_S:
-            self._look()
+        while service.in_service and self._evaluation_s < last_s + MAX_TAIL_S:
+            self._evaluate_policy()
         end_s = service.run_out()
         return Result(
             policy.name,
@@ -250,11 +250,11 @@ class Course:
             history.events.items(),
         )
 
-    def _look(self) -> None:
-        self.service.run_until(self._look_s)
-        self._policy.look(self.service)
-        self._history.note(getattr(self._policy, "why", ""))
-        self._look_s += self._policy.every_s
+    def _evaluate_policy(self) -> None:
+        self.service.run_until(self._evaluation_s)
+        self._policy.evaluate(self.service)
+        self._history.record(getattr(self._policy, "why", ""))
+        self._evaluation_s += self._policy.interval_s
 
 
 @dataclass(frozen=True)
@@ -262,12 +262,12 @@ class StaticPolicy:
     """Keeps the workers of the beginning."""
 
     name: str = "static"
-    every_s: float = 1.0
+    interval_s: float = 1.0
 
     def begin(self, service: SimulatedService) -> None:
         """Begin: there is nothing to remember."""
 
-    def look(self, service: SimulatedService) -> None:
+    def evaluate(self, service: SimulatedService) -> None:
         """Bring the engines up to date: there is nothing to change."""
         service.advance_decoders(service.now_s)
 
@@ -288,7 +288,7 @@ class ClosedLoop:
 
     def run(self, settings: ServiceSettings, first: Targets, policy: Policy) -> Result:
         """Run the load through the service under the policy, then answer the requests that are left."""
-        course = Course(settings, first, policy)
+        course = SimulationRun(settings, first, policy)
         service = course.service
         for step in range(max(1, round(self.duration_s / STEP_S))):
             at_s = step * STEP_S

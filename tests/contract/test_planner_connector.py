@@ -304,10 +304,10 @@ class DecisionNotes:
     def __init__(self) -> None:
         self.made: list[Decision] = []
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         pass
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         self.made.append(record.decision)
 
     def close(self) -> None:

@@ -114,8 +114,8 @@ async def test_the_planner_scales_what_was_applied_with_its_rights_and_may_do_no
         await connector.apply(Decision(Targets(1, 1), Targets(2, 3)))
 
         async def asked() -> tuple[int, int]:
-            sight = await place.look()
-            return tuple(each.replicas for each in sight.workloads)  # type: ignore[return-value]
+            view = await place.read()
+            return tuple(each.replicas for each in view.workloads)  # type: ignore[return-value]
 
         async def is_scaled() -> bool:
             return await asked() == (2, 3)

@@ -245,7 +245,7 @@ async def test_components_that_move_before_they_are_patched_are_a_conflict(clust
     await ready(planner, 1, 1)
     client = cluster.client("planner")
     found = GraphDeployment(client, "my-dgd", {})
-    decode = (await found.look()).of(Role.DECODE)
+    decode = (await found.read()).of(Role.DECODE)
     assert decode
     patch = client.patch
 

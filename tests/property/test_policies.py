@@ -204,7 +204,7 @@ def test_the_budget_holds_beyond_what_is_held_already_and_the_minimums_hold(
     assert will_hold <= max(planner.max_gpu_budget, held)
     for role in SCALED_ROLES:
         if desired.of(role) < current.of(role):
-            assert desired.of(role) >= guards.least_workers(planner, guards.gpus_of(planner, fleet, role))
+            assert desired.of(role) >= guards.min_workers(planner, guards.gpus_of(planner, fleet, role))
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,7 @@ from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import DecisionRecord
-from dynaplan.planner.rules.decision import is_known, next_decision
+from dynaplan.planner.rules.decision import has_data, preview_decision
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import UserError
 
@@ -48,11 +48,11 @@ def planners_part(
     """
     last = _last_record(found)
     sentence = f"The planner decides again {_when(settings, last, is_decision=is_decision)}"
-    if last is None or not is_known(last.observation):
+    if last is None or not has_data(last.observation):
         return f"{sentence}, and may change that."
     workers = Targets(max(0, counts.num_prefill_workers), max(0, counts.num_decode_workers))
     try:
-        decision = next_decision(last, workers, holds.in_force(time.time(), wall_clock), _model(last))
+        decision = preview_decision(last, workers, holds.in_force(time.time(), wall_clock), _model(last))
     except (UserError, OSError, ValueError):
         return f"{sentence}, and may change that."
     if not decision.is_change:

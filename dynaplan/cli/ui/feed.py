@@ -17,7 +17,7 @@ from typing import Any
 
 from dynaplan.cli.watching.following import Following
 from dynaplan.cli.watching.view import view_of
-from dynaplan.planner.rules.explain import explain, in_one_line, is_change
+from dynaplan.planner.rules.explain import explain, is_change, summarize
 from dynaplan.process.helper_main import Channel, become_helper
 from dynaplan.util.errors import DynaplanError
 from dynaplan.webui.live_charts import ChartsAsked, ChartsLimits, TimedChange, live_svg
@@ -86,12 +86,12 @@ class DecisionHistory:
 
 
 def _change(record: Record) -> TimedChange:
-    return TimedChange(time_of(record) or 0.0, in_one_line(record).partition("  ")[2])
+    return TimedChange(time_of(record) or 0.0, summarize(record).partition("  ")[2])
 
 
 def _listed(record: Record) -> dict[str, Any]:
     """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` says."""
-    clock, _, text = in_one_line(record).partition("  ")
+    clock, _, text = summarize(record).partition("  ")
     return {
         "at_s": time_of(record),
         "time": clock,

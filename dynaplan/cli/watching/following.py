@@ -99,7 +99,7 @@ class Following:
 
     async def _look_seldom(self, answers: DeploymentAnswers) -> None:
         from dynaplan.planner.recorders.decision_log import recent_records
-        from dynaplan.planner.rules.explain import in_one_line
+        from dynaplan.planner.rules.explain import summarize
 
         self._routed = await routing(answers.registered)
         counts: dict[tuple[str, str], float] = {}
@@ -111,7 +111,7 @@ class Following:
         records = recent_records(self.found.log_dir / "planner", 1)
         if records:
             budget = records[0].get("next_state", {}).get("error_budget")
-            self._decision = {"last_decision": in_one_line(records[0]), "error_budget": budget}
+            self._decision = {"last_decision": summarize(records[0]), "error_budget": budget}
 
     async def _counts(self, url: str) -> Counts | None:
         """Return the counts of the frontends at that address; None when they do not answer."""

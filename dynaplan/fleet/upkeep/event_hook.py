@@ -89,10 +89,10 @@ class EventWatch:
 
 def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
     """Yield the events of a planner's record: a change, and a target whose error budget is used up."""
-    from dynaplan.planner.rules.explain import in_one_line, is_change  # much, for those who have a hook
+    from dynaplan.planner.rules.explain import is_change, summarize  # much, for those who have a hook
 
     if is_change(record) and not record.get("settings", {}).get("no-operation"):
-        yield HookEvent(SCALED, in_one_line(record))
+        yield HookEvent(SCALED, summarize(record))
     before, after = (_budget(record, state) for state in ("state", "next_state"))
     for name in ("ttft", "itl"):
         key = f"{name}_requests"

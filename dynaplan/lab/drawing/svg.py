@@ -16,7 +16,7 @@ from html import escape
 LOGARITHMIC_RATIO = 8.0
 """An adaptive scale is logarithmic when one line reaches this many times as high as another, or the limit."""
 
-MOST_TICKS = 5
+MAX_TICKS = 5
 """The largest number of values written beside a logarithmic axis."""
 
 _ROUND_DIGITS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
@@ -80,7 +80,7 @@ class Scale:
         for digits in ((1, 2, 5), (1, 3), (1,)):
             ticks = [digit * 10.0**decade for decade in decades for digit in digits]
             ticks = [tick for tick in ticks if self.low <= tick <= self.high]
-            if len(ticks) <= MOST_TICKS:
+            if len(ticks) <= MAX_TICKS:
                 break
         return ticks
 

@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 from dynaplan.util.errors import ConfigError
 
-SHORTEST_TOKENS = 100
+MIN_PROMPT_TOKENS = 100
 """The shortest prompt that is measured, in tokens, if the context has room for it."""
 
 PREFILL_OSL_TOKENS = 5
 """The length of the answer to a prompt whose TTFT is measured."""
 
-FULLEST = 0.95
+MAX_KV_USAGE = 0.95
 """The part of the KV cache that is filled at most: engines keep some blocks back when they admit requests."""
 
 BLOCK_TOKENS = 64
 """The unit that the KV entries of a request are rounded up to: the largest usual block."""
 
-LEAST_ANSWER_TOKENS = 128
+MIN_ANSWER_TOKENS = 128
 """The least length of answers if ``osl_tokens`` allows it: all requests of a load must decode together."""
 
 SELECTION_CONCURRENCIES = (1, 5, 10, 25, *range(50, 501, 50))
@@ -64,7 +64,7 @@ def prefill_lengths(max_context_tokens: int, granularity: int) -> tuple[int, ...
             f"max-context-length is {max_context_tokens}",
             hint=f"Expected more than {granularity + PREFILL_OSL_TOKENS}: {granularity + 1} prompt lengths.",
         )
-    shortest = min(SHORTEST_TOKENS, longest // (granularity + 1))
+    shortest = min(MIN_PROMPT_TOKENS, longest // (granularity + 1))
     return tuple(shortest + (longest - shortest) * i // granularity for i in range(granularity + 1))
 
 
@@ -86,7 +86,7 @@ def decode_points(
     """
     if granularity < 1:
         raise ConfigError(f"decode-interpolation-granularity is {granularity}", hint="Expected at least 1.")
-    room = min(max_context_tokens, int(max_kv_tokens * FULLEST))
+    room = min(max_context_tokens, int(max_kv_tokens * MAX_KV_USAGE))
     if room < 2:
         raise ConfigError(
             f"max-context-length is {max_context_tokens}, the KV cache holds {max_kv_tokens} tokens",
@@ -95,8 +95,8 @@ def decode_points(
     longest_answer = min(osl_tokens, room // 2)
     longest = room - longest_answer
     loads = []
-    for isl_tokens in _geometric(min(SHORTEST_TOKENS, longest), longest, granularity):
-        answer = min(longest_answer, max(LEAST_ANSWER_TOKENS, isl_tokens // 4))
+    for isl_tokens in _geometric(min(MIN_PROMPT_TOKENS, longest), longest, granularity):
+        answer = min(longest_answer, max(MIN_ANSWER_TOKENS, isl_tokens // 4))
         most = _most_concurrent(max_kv_tokens, isl_tokens + answer, request_slots)
         loads += [DecodeLoad(isl_tokens, answer, each) for each in _squares(most, granularity)]
     return tuple(loads)
@@ -116,22 +116,22 @@ def selection_concurrencies(
             hint="Expected a prompt and its answer to fit in it together.",
         )
     most = _most_concurrent(max_kv_tokens, tokens, request_slots)
-    return _rising(each for each in (*SELECTION_CONCURRENCIES, most) if each <= most)
+    return _ascending(each for each in (*SELECTION_CONCURRENCIES, most) if each <= most)
 
 
 def _most_concurrent(max_kv_tokens: int, tokens: int, request_slots: int | None) -> int:
     blocks = math.ceil(tokens / BLOCK_TOKENS)
-    most = max(1, int(max_kv_tokens * FULLEST) // (blocks * BLOCK_TOKENS))
+    most = max(1, int(max_kv_tokens * MAX_KV_USAGE) // (blocks * BLOCK_TOKENS))
     return most if request_slots is None else max(1, min(most, request_slots))
 
 
 def _geometric(first: int, last: int, steps: int) -> tuple[int, ...]:
-    return _rising(round(first * (last / first) ** (i / steps)) for i in range(steps + 1))
+    return _ascending(round(first * (last / first) ** (i / steps)) for i in range(steps + 1))
 
 
 def _squares(most: int, steps: int) -> tuple[int, ...]:
-    return _rising(1 + round((most - 1) * (i / steps) ** 2) for i in range(steps + 1))
+    return _ascending(1 + round((most - 1) * (i / steps) ** 2) for i in range(steps + 1))
 
 
-def _rising(numbers: Iterable[int]) -> tuple[int, ...]:
+def _ascending(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.worker import SIMULATED
-from dynaplan.lab.profiling.deployment import EngineFacts, MeasuredDeployment, Plan, engine_facts
+from dynaplan.lab.profiling.deployment import EngineFacts, MeasuredDeployment, MeasurementPlan, engine_facts
 from dynaplan.lab.profiling.load.completions import CompletionClient, open_session, served_model
 from dynaplan.lab.profiling.load.meters import DecodeMeter, measure_prefill, warm_up
 from dynaplan.lab.profiling.load.prompts import PromptPool
@@ -54,7 +54,7 @@ class Stage:
     tensor_parallel_size: int
     config: Sections
     fingerprint: str
-    plan: Plan
+    plan: MeasurementPlan
     max_kv_tokens: int | None = None
 
     @property

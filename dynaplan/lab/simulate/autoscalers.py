@@ -3,7 +3,7 @@
 Both look at one number per pool and know nothing of SLOs, start-up times or the other pool.
 
 HPA, every 15 s: wanted = ceil(workers * metric / target), unless the ratio is within 10 % of 1; at most 4
-workers or twice as many per sync upwards; downwards the highest wish of the last 300 s counts. Source:
+workers or twice as many per sync upwards; downwards the highest proposal of the last 300 s counts. Source:
 Kubernetes documentation, "Horizontal Pod Autoscaling", autoscaling/v2, sections "Algorithm details" and
 "Default behavior".
 
@@ -32,7 +32,7 @@ HPA_TOLERANCE = 0.1
 """The distance of metric / target from 1 within which nothing changes (``...-tolerance``)."""
 
 HPA_DOWN_WINDOW_S = 300.0
-"""Seconds whose highest wish counts when scaling down (``stabilizationWindowSeconds``)."""
+"""Seconds whose highest proposal counts when scaling down (``stabilizationWindowSeconds``)."""
 
 HPA_UP_WORKERS = 4
 """The most workers added in one sync, unless ``HPA_UP_FACTOR`` allows more."""
@@ -55,7 +55,7 @@ KPA_PANIC_S = 6.0
 KPA_PANIC_FACTOR = 2.0
 """The multiple of the ready workers that makes it panic (``panic-threshold-percentage``: 200 %)."""
 
-KPA_MOST_DOWN_FACTOR = 2.0
+KPA_MAX_DOWN_FACTOR = 2.0
 """The most that a tick divides the workers by (``max-scale-down-rate``)."""
 
 HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
@@ -81,18 +81,18 @@ class HpaPolicy:
     """
 
     name = "hpa"
-    every_s = HPA_SYNC_S
+    interval_s = HPA_SYNC_S
 
     def __init__(self, targets: Mapping[Role, float], least: int = 1) -> None:
         self._targets = targets
         self._least = least
-        self._wishes: dict[Role, deque[tuple[float, int]]] = {role: deque() for role in targets}
+        self._proposals: dict[Role, deque[tuple[float, int]]] = {role: deque() for role in targets}
         self.why = ""
 
     def begin(self, service: SimulatedService) -> None:
         """Begin: there is nothing to remember."""
 
-    def look(self, service: SimulatedService) -> None:
+    def evaluate(self, service: SimulatedService) -> None:
         """Compute the wanted workers from the metrics of this moment, and ask for them."""
         sample = service.sample()
         metrics = {
@@ -102,10 +102,10 @@ class HpaPolicy:
             else sample.prefill_queue / max(1, sample.prefill_workers),
         }
         wanted = {role: self._wanted(service, role, metrics[role]) for role in self._targets}
-        fitted = fitting(service, wanted)
+        fitted = fit_gpus(service, wanted)
         if fitted != service.pools.wanted:
             self.why = reason(service, wanted, fitted, lambda role: self._text(role, metrics[role]))
-            service.want(fitted)
+            service.scale(fitted)
 
     def _text(self, role: Role, metric: float | None) -> str:
         seen = "unknown" if metric is None else f"{metric:.3g}"
@@ -119,14 +119,14 @@ class HpaPolicy:
         ratio = metric / self._targets[role]
         if ratio > 1 and ready < current:
             ratio = ratio * ready / current
-        wish = current if abs(ratio - 1) <= HPA_TOLERANCE else math.ceil(current * ratio - 1e-9)
-        wishes = self._wishes[role]
-        wishes.append((now_s, wish))
-        while wishes[0][0] < now_s - HPA_DOWN_WINDOW_S:
-            wishes.popleft()
-        if wish > current:
-            return min(wish, max(current + HPA_UP_WORKERS, math.ceil(current * HPA_UP_FACTOR)))
-        return max(self._least, min(current, max(wish for _, wish in wishes)))
+        proposal = current if abs(ratio - 1) <= HPA_TOLERANCE else math.ceil(current * ratio - 1e-9)
+        proposals = self._proposals[role]
+        proposals.append((now_s, proposal))
+        while proposals[0][0] < now_s - HPA_DOWN_WINDOW_S:
+            proposals.popleft()
+        if proposal > current:
+            return min(proposal, max(current + HPA_UP_WORKERS, math.ceil(current * HPA_UP_FACTOR)))
+        return max(self._least, min(current, max(proposal for _, proposal in proposals)))
 
 
 class KpaPolicy:
@@ -136,7 +136,7 @@ class KpaPolicy:
     """
 
     name = "kpa"
-    every_s = KPA_TICK_S
+    interval_s = KPA_TICK_S
 
     def __init__(self, targets: Mapping[Role, float], least: int = 1) -> None:
         self._targets = targets
@@ -148,15 +148,15 @@ class KpaPolicy:
     def begin(self, service: SimulatedService) -> None:
         """Begin: there is nothing to remember."""
 
-    def look(self, service: SimulatedService) -> None:
+    def evaluate(self, service: SimulatedService) -> None:
         """Compute the wanted workers from the metrics of this moment, and ask for them."""
         service.advance_decoders(service.now_s)
         waiting = {Role.PREFILL: service.queue_depth, Role.DECODE: service.decoding}
         wanted = {role: self._wanted(service, role, waiting[role]) for role in self._targets}
-        fitted = fitting(service, wanted)
+        fitted = fit_gpus(service, wanted)
         if fitted != service.pools.wanted:
             self.why = reason(service, wanted, fitted, lambda role: self._text(role, service.now_s))
-            service.want(fitted)
+            service.scale(fitted)
 
     def _text(self, role: Role, now_s: float) -> str:
         panics = ", panicking" if now_s < self._panic_until_s[role] else ""
@@ -182,7 +182,7 @@ class KpaPolicy:
             self._panic_until_s[role] = now_s + KPA_STABLE_S
         if now_s < self._panic_until_s[role]:
             return max(current, panic, stable)
-        return max(stable, math.floor(current / KPA_MOST_DOWN_FACTOR), self._least)
+        return max(stable, math.floor(current / KPA_MAX_DOWN_FACTOR), self._least)
 
     def _workers(self, in_flight: float, role: Role) -> int:
         return max(self._least, math.ceil(in_flight / self._targets[role] - 1e-9))
@@ -196,11 +196,11 @@ def hpa_targets(settings: ServiceSettings) -> dict[Role, float]:
 def kpa_targets(settings: ServiceSettings) -> dict[Role, float]:
     """Return the KPA's targets, requests in flight per worker, for the deployment's roles."""
     _, timing = settings.engines[Role.DECODE]
-    bearable = {Role.PREFILL: KPA_PREFILLS, Role.DECODE: bearable_batch(timing, settings.slo.itl_ms)}
+    bearable = {Role.PREFILL: KPA_PREFILLS, Role.DECODE: max_batch_within_itl(timing, settings.slo.itl_ms)}
     return {role: max(1.0, KPA_UTILIZATION * bearable[role]) for role in settings.gpus_per_worker}
 
 
-def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_CONTEXT_TOKENS) -> int:
+def max_batch_within_itl(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_CONTEXT_TOKENS) -> int:
     """Return the largest batch of sequences of that context whose step meets the ITL target; at least 1."""
     batch = 1
     while batch < 4096 and timing.decode_ms(batch + 1, (batch + 1) * context_tokens) <= itl_ms:
@@ -219,7 +219,7 @@ def reason(
     return "; ".join(texts)
 
 
-def fitting(service: SimulatedService, wanted: Mapping[Role, int]) -> Targets:
+def fit_gpus(service: SimulatedService, wanted: Mapping[Role, int]) -> Targets:
     """Return as many of the wanted workers as the box has GPUs for, taken from the larger pool first."""
     widths = service.settings.gpus_per_worker
     targets = dict(wanted)

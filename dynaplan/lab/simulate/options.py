@@ -15,10 +15,10 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.router import SimulatedRouting
-from dynaplan.simulation.service import ANY_QUEUE
+from dynaplan.simulation.service import UNLIMITED_QUEUE
 from dynaplan.util.errors import ConfigError
 
-EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=ANY_QUEUE)
+EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=UNLIMITED_QUEUE)
 """The default: prefill workers compute every prompt, because one on a decode worker delays all its tokens."""
 
 
@@ -91,12 +91,12 @@ class SimulatedGraph:
         waiting."""
         from dynaplan.config.frontend import SECTIONS as ROUTED_BY
         from dynaplan.config.frontend import read_settings
-        from dynaplan.simulation.service import ANY_QUEUE
+        from dynaplan.simulation.service import UNLIMITED_QUEUE
 
         sections = [(name, self.sections[name]) for name in ROUTED_BY]
         if not self.is_served:
             most = ("max-prefill-queue-size", "max-waiting-requests")
-            sections.append(("", {"remote-prefill": True, **dict.fromkeys(most, ANY_QUEUE)}))
+            sections.append(("", {"remote-prefill": True, **dict.fromkeys(most, UNLIMITED_QUEUE)}))
         settings = read_settings(sections, {})
         gives_up = self.is_served or any("prefill-wait" in section for _, section in sections)
         return {

@@ -19,9 +19,9 @@ from dynaplan.lab.drawing.panels import WIDTH, Lane, Panel, Series, TimeAxis, dr
 from dynaplan.lab.drawing.svg import STYLE, colour_class
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.table import Columns, Row, columns_of, notes, rows
-from dynaplan.simulation.outcome import Slo, Spread, Window
+from dynaplan.simulation.outcome import Distribution, Slo, Window
 from dynaplan.simulation.run import Result, ScaleEvent
-from dynaplan.simulation.service import ANY_QUEUE
+from dynaplan.simulation.service import UNLIMITED_QUEUE
 
 PERCENT = 95
 """The percentile of the latencies in a window that is drawn."""
@@ -107,7 +107,7 @@ def _met(window: Window, _width_s: float) -> float | None:
 
 def _latency(field: str, title: str, results: Sequence[Result], target_ms: float) -> Panel:
     def value(window: Window, _width_s: float) -> float | None:
-        spread: Spread = getattr(window, field)
+        spread: Distribution = getattr(window, field)
         return spread.percentile(PERCENT) if spread.count else None
 
     return Panel(field, title, _per_window(results, "", value), target_ms, is_adaptive=True)
@@ -221,7 +221,7 @@ def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
 def _local_prefill(settings: DisaggregationSettings) -> str:
     """Return in words the prompts that decode workers compute themselves."""
     texts = []
-    if settings.most_queued < ANY_QUEUE:
+    if settings.most_queued < UNLIMITED_QUEUE:
         texts.append(f"with {settings.most_queued:g} prompts in the prefill queue")
     if settings.is_conditional:
         texts.append(f"of prompts up to {settings.longest_local_tokens} tokens")

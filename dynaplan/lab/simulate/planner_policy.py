@@ -19,7 +19,7 @@ from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.simulation.service import SimulatedService
 
 
-class ForecastMethod(Protocol):
+class BlockingForecaster(Protocol):
     """A method of forecasting that is not the core's own."""
 
     def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
@@ -49,11 +49,11 @@ class PlannerPolicy:
         model: SlaModel | None = None,
         *,
         before: Sequence[IntervalLoad] = (),
-        method: ForecastMethod | None = None,
+        method: BlockingForecaster | None = None,
         on_decision: OnDecision | None = None,
     ) -> None:
         self.name = name
-        self.every_s = settings.metric_pulling_interval_s
+        self.interval_s = settings.metric_pulling_interval_s
         self.why = ""
         self._settings = settings
         self._method = method
@@ -72,9 +72,9 @@ class PlannerPolicy:
         self._cycle.begin(service.now_s)
         self._observed_s = service.now_s
 
-    def look(self, service: SimulatedService) -> None:
+    def evaluate(self, service: SimulatedService) -> None:
         """Make a metric pull, and at the end of an interval a decision."""
-        _run_at_once(self._cycle.tick(self))
+        _run_without_waiting(self._cycle.tick(self))
 
     def close(self) -> None:
         """End the processes that compute forecasts, if there are any."""
@@ -130,7 +130,7 @@ class PlannerPolicy:
             decision_id=last.next_decision_id,
         )
         self.why = decision.reason
-        self._service.want(desired)
+        self._service.scale(desired)
         return True
 
     async def _forecast(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
@@ -139,7 +139,7 @@ class PlannerPolicy:
         return forecast(history, steps, settings=self._settings, is_count=is_count)
 
 
-def _run_at_once(step: Coroutine[Any, Any, None]) -> None:
+def _run_without_waiting(step: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end; nothing in virtual time waits, so no event loop is needed."""
     try:
         step.send(None)

@@ -43,9 +43,9 @@ from dynaplan.simulation.service import ServiceSettings
 from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError, nearest
 
-MAY_LOSE = 0.01
+ATTAINMENT_TOLERANCE = 0.01
 """The part of the requests below which a difference in time is none."""
-MAY_COST = 0.05
+GPU_HOURS_TOLERANCE = 0.05
 """The part of the GPU-hours below which a difference is none; likewise."""
 
 CANDIDATES = ("load", "sla", BEST_STATIC)
@@ -61,30 +61,34 @@ class PolicyRecommendation:
     results: Sequence[Result]
 
 
-def tried_beside(own: str) -> tuple[str, ...]:
+def candidates_beside(own: str) -> tuple[str, ...]:
     """Return the deployment's own policy and the others that are tried."""
     return own, *(each for each in CANDIDATES if each != own)
 
 
-def recommendation(results: Sequence[Result], promised: SlaTargets) -> PolicyRecommendation:
+def compare_results(results: Sequence[Result], promised: SlaTargets) -> PolicyRecommendation:
     """Return what the results recommend; the first is that of the deployment as it is."""
     own, kept = results[0], [each for each in results if each.outcome.keeps(promised)]
     if kept:
         best = min(kept, key=lambda each: each.gpu_hours)
-        is_better = not own.outcome.keeps(promised) or best.gpu_hours < own.gpu_hours * (1 - MAY_COST)
+        is_better = not own.outcome.keeps(promised) or best.gpu_hours < own.gpu_hours * (
+            1 - GPU_HOURS_TOLERANCE
+        )
         told = "keeps the promise"
     else:
         best = max(results, key=_in_time)
-        is_better = _in_time(best) > _in_time(own) + MAY_LOSE
+        is_better = _in_time(best) > _in_time(own) + ATTAINMENT_TOLERANCE
         told = "keeps the promise least badly; nothing that was tried keeps it"
     if not is_better:
         words = f"stay with {own.policy}: {_figures(own)}. Nothing else is better"
         return PolicyRecommendation(own.policy, words, results)
-    words = f"{how_to(best.policy)}: {_figures(best)}, where {own.policy} had {_figures(own)}. It {told}"
+    words = (
+        f"{describe_change(best.policy)}: {_figures(best)}, where {own.policy} had {_figures(own)}. It {told}"
+    )
     return PolicyRecommendation(best.policy, words, results)
 
 
-def how_to(policy: str) -> str:
+def describe_change(policy: str) -> str:
     """Say what a user sets to have that policy."""
     kind, _, workers = policy.partition(":")
     if kind != BEST_STATIC:
@@ -109,11 +113,11 @@ def _mean_gpus(result: Result) -> float:
 POLICIES = ("load", "sla", "both", "formula", "static", BEST_STATIC, "hpa", "kpa")
 """The names of the policies; ``formula`` is the SLA planner with Dynamo's formulas alone."""
 
-Watch = Callable[[str, int, float, float], None]
+ProgressCallback = Callable[[str, int, float, float], None]
 """Gets the progress: the policy, the number of its pass over the trace (best-static makes several), the
 simulated seconds, and those of the whole trace."""
 
-WATCHED_EVERY = 64
+PROGRESS_EVERY = 64
 """Requests between two of those calls."""
 
 
@@ -127,7 +131,7 @@ def run_load(options: SimulateOptions, load: Trace | ClosedLoop) -> Iterator[Res
     return (run() for run in runs)
 
 
-def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Iterator[Result]:
+def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = None) -> Iterator[Result]:
     """Return the result of each policy on the same trace, in their order; raises ConfigError at once.
 
     With ``watch`` the trace is read once more beforehand, for its length.
@@ -135,38 +139,38 @@ def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Ite
     settings = service_settings(options)
     trace = _trace(options)
     length_s = max((request.arrival_s for request in trace()), default=0.0) if watch else 0.0
-    traces = [_watched(trace, name, length_s, watch) if watch else trace for name in options.policies]
+    traces = [_report_progress(trace, name, length_s, watch) if watch else trace for name in options.policies]
     runs = [_run(name, own, options, settings) for name, own in zip(options.policies, traces, strict=True)]
     next(trace(), None)
     return (run() for run in runs)
 
 
-def run_recommended(options: SimulateOptions, watch: Watch | None = None) -> PolicyRecommendation:
+def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = None) -> PolicyRecommendation:
     """Return what the options' policies and the best split that stands still recommend, with each result.
 
     The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
     how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
     Raises ConfigError.
     """
-    results = [_served(name, options, watch) for name in options.policies]
-    return recommendation(results, _promise(options, service_settings(options)))
+    results = [_simulate_served(name, options, watch) for name in options.policies]
+    return compare_results(results, _promise(options, service_settings(options)))
 
 
-def _served(name: str, options: SimulateOptions, watch: Watch | None) -> Result:
+def _simulate_served(name: str, options: SimulateOptions, watch: ProgressCallback | None) -> Result:
     """Return the result of a policy that is the deployment's own."""
     policy = PLANNED.get(name, {}).get("policy", "load")
     own = replace(options, policies=(name,), planner={**options.planner, "policy": policy})
     return next(run_simulations(own, watch))
 
 
-def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
+def _report_progress(trace: Trace, name: str, length_s: float, watch: ProgressCallback) -> Trace:
     """Return the same trace, whose reader's progress is told."""
     passes = itertools.count(1)
 
     def requests() -> Iterator[TracedRequest]:
         number = next(passes)
         for index, request in enumerate(trace()):
-            if index % WATCHED_EVERY == 0:
+            if index % PROGRESS_EVERY == 0:
                 watch(name, number, request.arrival_s, length_s)
             yield request
 
@@ -176,13 +180,13 @@ def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
 def _run(
     name: str, load: Trace | ClosedLoop, options: SimulateOptions, settings: ServiceSettings
 ) -> Callable[[], Result]:
-    _check_fits(name, Targets(int(options.is_disaggregated), 1), settings)
+    _check_gpus(name, Targets(int(options.is_disaggregated), 1), settings)
     if name == BEST_STATIC:
         promise = _promise(options, settings)
         run_split = partial(_simulate, load, settings, StaticPolicy())
         return lambda: find_best_static(run_split, settings, promise).summarize(promise, settings.gpus)
     policy, first = _policy(name, options, settings), _first(name, options)
-    _check_fits(name, first, settings)
+    _check_gpus(name, first, settings)
 
     def run() -> Result:
         try:
@@ -212,7 +216,7 @@ def _promise(options: SimulateOptions, settings: ServiceSettings) -> SlaTargets:
     return _planner_settings(options.planner, options, settings).targets()
 
 
-def _check_fits(name: str, workers: Targets, settings: ServiceSettings) -> None:
+def _check_gpus(name: str, workers: Targets, settings: ServiceSettings) -> None:
     """Raise ConfigError when the GPUs cannot hold what a policy begins with, or the least that answers."""
     needed = sum(workers.of(role) * gpus for role, gpus in settings.gpus_per_worker.items())
     if needed > settings.gpus:
@@ -338,7 +342,9 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
             prefill = options.engine_of(Role.PREFILL)
             mode = options.routing.mode
             model = build_sla_model(planner, options.engine, mode, prefill_engine=prefill)
-        return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_outside_method(planner))
+        return PlannerPolicy(
+            name, planner, model, before=_warm_up(planner), method=_library_forecasts(planner)
+        )
     return HpaPolicy(hpa_targets(settings)) if kind == "hpa" else KpaPolicy(kpa_targets(settings))
 
 
@@ -349,13 +355,13 @@ def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
     return interval_history(read_requests(trace, 1.0, 1), planner.adjustment_interval_s)
 
 
-def _outside_method(planner: PlannerSettings) -> OutsideMethod | None:
+def _library_forecasts(planner: PlannerSettings) -> LibraryForecasts | None:
     if not planner.is_by_targets or planner.load_predictor not in OUTSIDE_PREDICTORS:
         return None
-    return OutsideMethod(planner)
+    return LibraryForecasts(planner)
 
 
-class OutsideMethod:
+class LibraryForecasts:
     """Forecasts that a library computes in another process; virtual time stands still meanwhile."""
 
     def __init__(self, planner: PlannerSettings) -> None:

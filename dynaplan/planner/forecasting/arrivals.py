@@ -28,17 +28,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-RARE = 4.0
+NEWS_DEVIATIONS = 4.0
 """Standard deviations above its mean from which a number is no accident: that is exceeded by chance in
 one interval of ten thousand, in three days of intervals of 30 s."""
 
 
-def is_news(requests: float, expected: float) -> bool:
+def exceeds_chance(requests: float, expected: float) -> bool:
     """Tell whether that many requests are more than chance makes of the expected number."""
-    return requests - expected > RARE * math.sqrt(expected)
+    return requests - expected > NEWS_DEVIATIONS * math.sqrt(expected)
 
 
-def is_near(requests: float, mean: float) -> bool:
+def is_within_chance(requests: float, mean: float) -> bool:
     """Tell whether a number is within a standard deviation of the mean, as two of three are by chance."""
     return (requests - mean) ** 2 <= mean
 
@@ -46,13 +46,13 @@ def is_near(requests: float, mean: float) -> bool:
 Dispersions = tuple[tuple[float, float], ...]
 """Windows' lengths in s, growing, each with the index of dispersion at that scale."""
 
-FEWEST_PULLS = 5
+MIN_PULLS = 5
 """Pulls below which an interval says nothing of its arrivals' dispersion."""
 
 
 def dispersions_of(arrivals: Sequence[float], interval_s: float) -> Dispersions:
     """Return the indices of an interval with these arrivals by pull of equal length; none of too few."""
-    if len(arrivals) < FEWEST_PULLS or sum(arrivals) <= 0:
+    if len(arrivals) < MIN_PULLS or sum(arrivals) <= 0:
         return ()
     pull_s, pulls, found = interval_s / len(arrivals), 1, []
     while len(arrivals) // pulls >= 2:
@@ -67,7 +67,7 @@ def dispersions_of(arrivals: Sequence[float], interval_s: float) -> Dispersions:
     return tuple(found)
 
 
-def averaged_with(before: Dispersions, newest: Dispersions, weight: float) -> Dispersions:
+def average_dispersions(before: Dispersions, newest: Dispersions, weight: float) -> Dispersions:
     """Return the mean of both by scale, the newest counting ``weight``; other scales begin anew."""
     scales = [round(scale_s, 1) for scale_s, _ in before]
     if not newest:

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from dynaplan.planner.forecasting.series import LARGEST_LOG, carried_on
+from dynaplan.planner.forecasting.series import MAX_LOG, fill_gaps
 from dynaplan.process.helper_main import become_helper
 
 Series = Sequence[float | None]
@@ -37,7 +37,7 @@ def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
     When that is (0, d, 0), whose forecast is a straight line, the logarithms are taken: the original's rule.
     A gap gets the value before it, since the library takes no gaps.
     """
-    values = tuple(carried_on(list(series)))
+    values = tuple(fill_gaps(list(series)))
     model = _auto_arima(values)
     order = tuple(int(each) for each in model.order)
     if order[0] == order[2] == 0:
@@ -118,7 +118,7 @@ def answer(method: str, question: Mapping[str, Any]) -> dict[str, Any]:
         series = [None if value is None else math.log1p(value) for value in series]
     value, note = LIBRARIES[method](series, question["steps"], question["interval_s"])
     if is_log1p:
-        value, note = math.expm1(min(value, LARGEST_LOG)), f"{note}, log1p"
+        value, note = math.expm1(min(value, MAX_LOG)), f"{note}, log1p"
     if not math.isfinite(value):
         return {"error": f"it answered {value}"}
     return {"value": value, "note": note}

@@ -1,4 +1,4 @@
-"""The back-test: forecasts held against the load that came; too low costs more than too high.
+"""The back-test: forecasts held against the measured load; too low costs more than too high.
 
 The cost of a forecast is 3 (actual - forecast) when it was too low, forecast - actual when too high: the
 quantile ("pinball") loss of the 75th percentile, times 4 (Koenker and Bassett 1978). Too high wastes a
@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from dynaplan.planner.forecasting.arrivals import is_news
+from dynaplan.planner.forecasting.arrivals import exceeds_chance
 from dynaplan.planner.forecasting.series import Series
 
 UNDER_WEIGHT = 3.0
@@ -58,36 +58,36 @@ def score(forecasts: Sequence[float], series: Series, steps: int, *, discount: f
     """Hold every forecast against the interval ``steps`` later; ``discount`` lets newer ones weigh more."""
     count, weight = 0, 0.0
     error = cost = actual = 0.0
-    for forecast, came in zip(forecasts, series[steps:], strict=False):
-        if came is not None:
+    for forecast, observed in zip(forecasts, series[steps:], strict=False):
+        if observed is not None:
             count += 1
             weight = discount * weight + 1
-            error = discount * error + abs(came - forecast)
-            cost = discount * cost + loss(forecast, came)
-            actual = discount * actual + came
+            error = discount * error + abs(observed - forecast)
+            cost = discount * cost + loss(forecast, observed)
+            actual = discount * actual + observed
     if not count:
         return Score(0, 0.0, 0.0, 0.0)
     return Score(count, error / weight, cost / weight, actual / weight)
 
 
 def outcomes(forecasts: Sequence[float], series: Series, steps: int) -> tuple[tuple[float, float], ...]:
-    """Return what came beyond the forecast, and what came, of each interval that was forecast.
+    """Return the excess over the forecast, and the measured value, of each interval that was forecast.
 
     The newest is the last. (0, 0) is an interval without data.
     """
     return tuple(
-        (0.0, 0.0) if came is None else (came - forecast, came)
-        for forecast, came in zip(forecasts, series[steps:], strict=False)
+        (0.0, 0.0) if observed is None else (observed - forecast, observed)
+        for forecast, observed in zip(forecasts, series[steps:], strict=False)
     )
 
 
-RELUCTANCE = 0.1
+SWITCH_MARGIN = 0.1
 """Part of its loss by which the method in use must be beaten before another one takes its place."""
 
-FEWEST_COMPARED = 5
+MIN_COMPARED = 5
 """Forecasts with a known outcome that are needed before any choice."""
 
-SURPRISE = 3.0
+NEWS_RATIO = 3.0
 """Multiple of the usual error above its forecast from which a load is news. With normal errors it happens
 in one interval of a hundred."""
 
@@ -128,8 +128,8 @@ def choose(
 ) -> Choice:
     """Choose among methods, from the forecasts of each for every interval of the series.
 
-    ``beginning`` (a name and its forecasts, of the intervals before ``chosen_from``) is used until
-    ``FEWEST_COMPARED`` outcomes are known, by default the first method; of equally good methods the one that
+    ``beginning`` (a name and its forecasts, of the intervals before ``first_choice``) is used until
+    ``MIN_COMPARED`` outcomes are known, by default the first method; of equally good methods the one that
     comes first is chosen. ``is_count``: the values are numbers of requests.
     """
     method = next(iter(forecasts_by_method))
@@ -138,31 +138,31 @@ def choose(
     methods: list[str] = []
     forecasts: list[float] = []
     compared, weight, actual, error = 0, 0.0, 0.0, 0.0
-    for now, came in enumerate(series):
+    for now, observed in enumerate(series):
         least = 0.0
-        if came is not None and now >= steps:
-            surprise = came - forecasts[now - steps]
-            may_be_news = not is_count or is_news(came, forecasts[now - steps])
-            if compared >= FEWEST_COMPARED and may_be_news and surprise > SURPRISE * error / weight:
-                least = came
+        if observed is not None and now >= steps:
+            surprise = observed - forecasts[now - steps]
+            may_be_news = not is_count or exceeds_chance(observed, forecasts[now - steps])
+            if compared >= MIN_COMPARED and may_be_news and surprise > NEWS_RATIO * error / weight:
+                least = observed
             error = DISCOUNT * error + abs(surprise)
             compared += 1
-            weight, actual = DISCOUNT * weight + 1, DISCOUNT * actual + came
+            weight, actual = DISCOUNT * weight + 1, DISCOUNT * actual + observed
             for name, made in forecasts_by_method.items():
-                totals[name] = DISCOUNT * totals[name] + loss(made[now - steps], came)
-            if compared >= FEWEST_COMPARED:
+                totals[name] = DISCOUNT * totals[name] + loss(made[now - steps], observed)
+            if compared >= MIN_COMPARED:
                 best = min(totals, key=totals.__getitem__)
-                if totals[best] < (1 - RELUCTANCE - 1 / compared) * totals[method]:
+                if totals[best] < (1 - SWITCH_MARGIN - 1 / compared) * totals[method]:
                     method = best
-        has_chosen = compared >= FEWEST_COMPARED
+        has_chosen = compared >= MIN_COMPARED
         methods.append(method if has_chosen else begins)
         forecasts.append(max(forecasts_by_method[method][now] if has_chosen else early[now], least))
-    is_known = compared >= FEWEST_COMPARED and actual > 0
+    is_known = compared >= MIN_COMPARED and actual > 0
     losses = {name: total / actual for name, total in totals.items()} if is_known else {}
     return Choice(tuple(methods), tuple(forecasts), losses, compared)
 
 
-def chosen_from(series: Series, steps: int) -> int:
+def first_choice(series: Series, steps: int) -> int:
     """Return the interval from which on ``choose`` knows enough outcomes; the series' length where none."""
     known = (now for now in range(steps, len(series)) if series[now] is not None)
-    return next(islice(known, FEWEST_COMPARED - 1, None), len(series))
+    return next(islice(known, MIN_COMPARED - 1, None), len(series))

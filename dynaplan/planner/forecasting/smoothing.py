@@ -41,7 +41,7 @@ import math
 
 from dynaplan.config.settings.forecasting import ForecastSettings
 from dynaplan.planner.forecasting.autoregression import CAP
-from dynaplan.planner.forecasting.series import Series, carried_on
+from dynaplan.planner.forecasting.series import Series, fill_gaps
 
 LEVEL_GAIN = 0.3
 """Smallest weight of the newest measurement in ``level``: half of it is forgotten after two intervals."""
@@ -55,7 +55,7 @@ INITIAL_VARIANCE = 1000.0
 
 def constant(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
     """Forecast that every coming interval is like the last one that was measured."""
-    return carried_on(series)
+    return fill_gaps(series)
 
 
 def level(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
@@ -116,24 +116,24 @@ def _local_trend(series: Series, reach: float, damping: float, settings: Forecas
     return forecasts
 
 
-SHORTEST = 2
+MIN_LINE_INTERVALS = 2
 """Fewest intervals that a line goes through."""
 
 
-LONGEST = 12
+MAX_LINE_INTERVALS = 12
 """Most intervals that a line goes through."""
 
-STRAIGHT = 2.0
+MAX_RESIDUAL_RATIO = 2.0
 """Factor on the squared residuals that chance explains, up to which a line counts as straight."""
 
-CLEARLY = 2.0
+SIGNIFICANT_DEVIATIONS = 2.0
 """Standard deviations of chance that a slope must exceed to count."""
 
 
-MORE_CLEARLY = 3.0
+SIGNIFICANT_DEVIATIONS_OF_TWO = 3.0
 """The same for a slope that two intervals make."""
 
-DIFFERENCES = 10
+NOISE_DIFFERENCES = 10
 """Second differences that the noise is told from."""
 
 QUARTILE_TO_DEVIATION = 1 / 0.3186
@@ -142,19 +142,22 @@ QUARTILE_TO_DEVIATION = 1 / 0.3186
 
 def trend(series: Series, steps: int) -> list[float]:
     """Forecast by the line of the module; the last value while there are fewer than three."""
-    values = carried_on(series)
+    values = fill_gaps(series)
     reach = sum(TREND_DAMPING**step for step in range(1, steps + 1))
-    return [_ahead(values[max(0, now + 1 - LONGEST) : now + 1], reach) for now in range(len(values))]
+    return [
+        _forecast_line(values[max(0, now + 1 - MAX_LINE_INTERVALS) : now + 1], reach)
+        for now in range(len(values))
+    ]
 
 
-def _ahead(recent: list[float], reach: float) -> float:
+def _forecast_line(recent: list[float], reach: float) -> float:
     """Return the capped forecast from the recent intervals."""
-    if len(recent) <= SHORTEST:
+    if len(recent) <= MIN_LINE_INTERVALS:
         return recent[-1]
-    return min(max(_carried_on(recent, reach), min(recent) / CAP), CAP * max(recent))
+    return min(max(_extrapolate(recent, reach), min(recent) / CAP), CAP * max(recent))
 
 
-def _carried_on(recent: list[float], reach: float) -> float:
+def _extrapolate(recent: list[float], reach: float) -> float:
     """Return the end of the line, carried on by its shrunken slope."""
     variance = _variance(recent)
     width, mean, slope = _line(recent, variance)
@@ -162,7 +165,7 @@ def _carried_on(recent: list[float], reach: float) -> float:
     if not square:
         return mean
     by_chance = 12 * variance / (width * (width * width - 1))
-    clearly = MORE_CLEARLY if width == SHORTEST else CLEARLY
+    clearly = SIGNIFICANT_DEVIATIONS_OF_TWO if width == MIN_LINE_INTERVALS else SIGNIFICANT_DEVIATIONS
     slope *= max(0.0, 1 - clearly**2 * by_chance / square)
     return mean + slope * ((width - 1) / 2 + reach)
 
@@ -170,22 +173,26 @@ def _carried_on(recent: list[float], reach: float) -> float:
 def _variance(recent: list[float]) -> float:
     """Return the variance of one interval about its line: the noise of the module."""
     bends = [abs(a - 2 * b + c) for a, b, c in zip(recent, recent[1:], recent[2:], strict=False)]
-    small = sorted(bends[-DIFFERENCES:])[(len(bends[-DIFFERENCES:]) - 1) // 4] if len(bends) > 2 else 0.0
+    small = (
+        sorted(bends[-NOISE_DIFFERENCES:])[(len(bends[-NOISE_DIFFERENCES:]) - 1) // 4]
+        if len(bends) > 2
+        else 0.0
+    )
     deviation = QUARTILE_TO_DEVIATION * small / math.sqrt(6)
     return max(deviation * deviation, sum(recent) / len(recent), 1.0)
 
 
 def _line(recent: list[float], variance: float) -> tuple[int, float, float]:
     """Return the widest straight line: the number of its intervals, their mean, and its slope."""
-    best = (SHORTEST, sum(recent[-2:]) / 2, recent[-1] - recent[-2])
-    for width in range(SHORTEST + 1, len(recent) + 1):
+    best = (MIN_LINE_INTERVALS, sum(recent[-2:]) / 2, recent[-1] - recent[-2])
+    for width in range(MIN_LINE_INTERVALS + 1, len(recent) + 1):
         values, middle = recent[-width:], (width - 1) / 2
         mean = sum(values) / width
         squares = width * (width * width - 1) / 12
         slope = sum((place - middle) * value for place, value in enumerate(values)) / squares
         off = [value - mean - slope * (place - middle) for place, value in enumerate(values)]
         residuals, freedom = sum(residual * residual for residual in off), width - 2
-        if residuals > STRAIGHT * variance * (freedom + 2 * math.sqrt(2 * freedom)):
+        if residuals > MAX_RESIDUAL_RATIO * variance * (freedom + 2 * math.sqrt(2 * freedom)):
             break
         best = (width, mean, slope)
     return best

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def _nothing(workload: Workload) -> None:
+async def _ignore(workload: Workload) -> None:
     """Let the controller pick any pod."""
 
 
@@ -62,7 +62,7 @@ class KubernetesConnector:
         intents: IntentMap,
         budget: Budget,
         *,
-        before_removal: Callable[[Workload], Awaitable[None]] = _nothing,
+        before_removal: Callable[[Workload], Awaitable[None]] = _ignore,
         end: Callable[[], Awaitable[None]] | None = None,
         unix_time_s: Callable[[], float] = time.time,
         acts: bool = True,
@@ -82,17 +82,17 @@ class KubernetesConnector:
 
         A decision that is being carried out is such a reason of our own: planning goes on meanwhile.
         """
-        sight = await self._workloads.look()
-        if sight.not_ready and not (await self._intents.read()).is_open:
-            raise TemporaryError(f"the deployment is not ready: {sight.not_ready}")
-        self._begin()
-        return _fleet(sight)
+        view = await self._workloads.read()
+        if view.not_ready and not (await self._intents.read()).is_open:
+            raise TemporaryError(f"the deployment is not ready: {view.not_ready}")
+        self._start_executor()
+        return _fleet(view)
 
     async def desired(self) -> DesiredCounts:
         """The numbers of replicas asked for; of a role that is still to be scaled the decision's."""
-        sight, intent = await self._workloads.look(), await self._intents.read()
-        self._begin()
-        return _counts(sight, intent)
+        view, intent = await self._workloads.read(), await self._intents.read()
+        self._start_executor()
+        return _counts(view, intent)
 
     async def holds(self) -> RoleHolds:
         """The holds in force; a text that cannot be read holds nothing, and is named once."""
@@ -101,34 +101,34 @@ class KubernetesConnector:
     async def apply(self, decision: Decision) -> int:
         """Write the decision down, over the version of it that was read, and have it carried out."""
         intent = await self._intents.read()
-        sight = await self._workloads.look()
-        now = _counts(sight, intent)
+        view = await self._workloads.read()
+        now = _counts(view, intent)
         refuse_when_changed(decision, now, self._holds(intent))
-        self._refuse_over_budget(decision.desired, sight)
+        self._refuse_over_budget(decision.desired, view)
         wanted = {role: decision.desired.of(role) for role in SCALED_ROLES}
-        return await self._decided(intent, sight, {r: n for r, n in wanted.items() if n or sight.of(r)})
+        return await self._write_decision(intent, view, {r: n for r, n in wanted.items() if n or view.of(r)})
 
     async def ask(self, change: CountsChange) -> int:
         """Write down what a person asks for, over the version of it that was read, and have it carried out.
 
         More GPUs than the budget has are not refused: the planner that carries it out keeps to its own.
         """
-        intent, sight = await self._intents.read(), await self._workloads.look()
-        now, before = _counts(sight, intent), self._holds(intent)
+        intent, view = await self._intents.read(), await self._workloads.read()
+        now, before = _counts(view, intent), self._holds(intent)
         asked, holds = change(now, before)
         intent = intent if holds == before else replace(intent, holds=holds.to_text())
         if asked:
-            every = {each.role: now.of(each.role) for each in sight.workloads}
-            return await self._decided(intent, sight, every | dict(asked))
+            every = {each.role: now.of(each.role) for each in view.workloads}
+            return await self._write_decision(intent, view, every | dict(asked))
         if holds != before:
             await self._write(intent)
         return now.decision_id
 
-    async def _decided(self, intent: Intent, sight: WorkloadView, wanted: Mapping[Role, int]) -> int:
+    async def _write_decision(self, intent: Intent, view: WorkloadView, wanted: Mapping[Role, int]) -> int:
         """Write a decision down, by role, and have it carried out; return its id."""
         changes = {}
         for role, number in wanted.items():
-            workload = sight.of(role)
+            workload = view.of(role)
             if workload is None:
                 raise SubComponentNotFoundError(role.value)
             if workload.replicas != number:
@@ -140,7 +140,7 @@ class KubernetesConnector:
             decision_id=intent.counts.next_decision_id,
         )
         await self._write(replace(intent, counts=counts, unfinished=changes))
-        self._begin()
+        self._start_executor()
         self._executor.wake()
         return counts.decision_id
 
@@ -152,13 +152,13 @@ class KubernetesConnector:
 
     async def components(self) -> DeployedComponents:
         """The workloads, with the models that their command lines or their status name."""
-        sight, intent = await self._workloads.look(), await self._intents.read()
+        view, intent = await self._workloads.read(), await self._intents.read()
         found = tuple(
             ScaledComponent(each.role, each.name, (each.model,) if each.model else ())
-            for each in sight.workloads
+            for each in view.workloads
         )
-        missing = missing_workers(_fleet(sight), _counts(sight, intent))
-        return DeployedComponents(found, sight.not_ready or missing)
+        missing = missing_workers(_fleet(view), _counts(view, intent))
+        return DeployedComponents(found, view.not_ready or missing)
 
     async def close(self) -> None:
         """End the background work; what is unfinished is finished by the next planner."""
@@ -168,15 +168,15 @@ class KubernetesConnector:
         if self._end:
             await self._end()
 
-    def _begin(self) -> None:
+    def _start_executor(self) -> None:
         if self._task is None and self._acts:
             self._task = asyncio.create_task(self._executor.run(), name="carrying out decisions")
 
-    def _refuse_over_budget(self, desired: Targets, sight: WorkloadView) -> None:
+    def _refuse_over_budget(self, desired: Targets, view: WorkloadView) -> None:
         """Raise CapacityError for more GPUs than the budget has, unless more are asked for now."""
-        gpus = {each.role: self._budget.gpus_of(each) for each in sight.workloads}
+        gpus = {each.role: self._budget.gpus_of(each) for each in view.workloads}
         wanted = sum(desired.of(role) * each for role, each in gpus.items())
-        now = sum(each.replicas * gpus[each.role] for each in sight.workloads)
+        now = sum(each.replicas * gpus[each.role] for each in view.workloads)
         if wanted > self._budget.gpus and wanted > now:
             raise CapacityError(
                 f"{desired} would hold {wanted:g} GPUs",
@@ -224,14 +224,14 @@ def connect_cluster(
     )
 
 
-def _fleet(sight: WorkloadView) -> FleetCounts:
-    counts: Mapping[Role, WorkerCounts] = {each.role: each.counts() for each in sight.workloads}
+def _fleet(view: WorkloadView) -> FleetCounts:
+    counts: Mapping[Role, WorkerCounts] = {each.role: each.counts() for each in view.workloads}
     return FleetCounts(counts.get(Role.PREFILL, WorkerCounts()), counts.get(Role.DECODE, WorkerCounts()))
 
 
-def _counts(sight: WorkloadView, intent: Intent) -> DesiredCounts:
+def _counts(view: WorkloadView, intent: Intent) -> DesiredCounts:
     """Return the numbers asked for: of the objects, but for the changes that are still to be made."""
-    asked = {each.role: each.replicas for each in sight.workloads}
+    asked = {each.role: each.replicas for each in view.workloads}
     for role, change in intent.unfinished.items():
         if role in asked and change.includes(asked[role]):
             asked[role] = change.after

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.kubernetes.intent import Change, Intent, IntentMap
-from dynaplan.planner.kubernetes.workloads import Workload, Workloads, WorkloadView, field, is_leaving
+from dynaplan.planner.kubernetes.workloads import Workload, Workloads, WorkloadView, is_terminating, value_at
+from dynaplan.planner.timing import EXECUTOR_IDLE_POLL_S, EXECUTOR_POLL_S
 from dynaplan.store.kubernetes_client import PODS, KubernetesClient
 from dynaplan.util.errors import ClusterConflict, DynaplanError
 
 log = logging.getLogger(__name__)
 
-ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
 
 class DeletionCosts:
@@ -36,13 +37,19 @@ class DeletionCosts:
             return
         loads = self._loads()
         for pod in workload.pods:
-            load = loads.get(str(field(pod, "status", "podIP")))
+            load = loads.get(str(value_at(pod, "status", "podIP")))
             cost = str(deletion_cost(load)) if load else ""
-            if not cost or is_leaving(pod) or field(pod, "metadata", "annotations", ANNOTATION) == cost:
+            if (
+                not cost
+                or is_terminating(pod)
+                or value_at(pod, "metadata", "annotations", DELETION_COST_ANNOTATION) == cost
+            ):
                 continue
             try:
                 name = pod["metadata"]["name"]
-                await self._client.patch(PODS, name, {"metadata": {"annotations": {ANNOTATION: cost}}})
+                await self._client.patch(
+                    PODS, name, {"metadata": {"annotations": {DELETION_COST_ANNOTATION: cost}}}
+                )
             except DynaplanError as error:
                 log.warning("any pod of %s may be removed, busy or not: %s", workload.name, error.args[0])
                 return
@@ -52,13 +59,6 @@ def deletion_cost(load: WorkerLoad) -> int:
     """Return what is lost with a worker: its requests, and of two with the same number its KV entries."""
     requests = load.running_requests + load.waiting_requests
     return 1000 * requests + round(999 * min(1.0, max(0.0, load.kv_usage)))
-
-
-POLL_S = 2.0
-"""Seconds between two passes while a decision is carried out, or after an error."""
-
-IDLE_S = 30.0
-"""Seconds between two looks at whether somebody else's decision was left unfinished."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Budget:
         """Return the GPUs of one worker."""
         return workload.gpus or self.of_worker[workload.role]
 
-    def held(self, sight: WorkloadView) -> float:
+    def held(self, view: WorkloadView) -> float:
         """Return the GPUs that are held, or asked for."""
-        return sum(each.holding * self.gpus_of(each) for each in sight.workloads)
+        return sum(each.holding * self.gpus_of(each) for each in view.workloads)
 
 
 class Executor:
@@ -95,7 +95,7 @@ class Executor:
         self._budget = budget
         self._before_removal = before_removal
         self._wake = asyncio.Event()
-        self._said = ""
+        self._logged = ""
 
     def wake(self) -> None:
         """Make the next pass at once."""
@@ -107,45 +107,45 @@ class Executor:
             self._wake.clear()
             is_done = False
             try:
-                is_done = await self.one_pass()
-                self._said = "" if is_done else self._said
+                is_done = await self.reconcile_once()
+                self._logged = "" if is_done else self._logged
             except DynaplanError as error:
-                self._say(f"waiting to carry the decision out: {error.args[0]}")
+                self._log_once(f"waiting to carry the decision out: {error.args[0]}")
             try:
-                async with asyncio.timeout(IDLE_S if is_done else POLL_S):
+                async with asyncio.timeout(EXECUTOR_IDLE_POLL_S if is_done else EXECUTOR_POLL_S):
                     await self._wake.wait()
             except TimeoutError:
                 pass
 
-    async def one_pass(self) -> bool:
+    async def reconcile_once(self) -> bool:
         """Make the next steps; tell whether nothing is left to do."""
         intent = await self._intents.read()
         if not intent.is_open:
             return True
-        sight = await self._workloads.look()
-        left = await self._steps(intent.unfinished, sight)
+        view = await self._workloads.read()
+        left = await self._steps(intent.unfinished, view)
         if left != intent.unfinished:
-            await self._note(replace(intent, unfinished=left))
+            await self._write(replace(intent, unfinished=left))
             return False
-        if left or not all(each.is_settled for each in sight.workloads):
+        if left or not all(each.is_settled for each in view.workloads):
             return False
         counts = replace(intent.counts, scaled_decision_id=intent.counts.decision_id)
-        await self._note(replace(intent, counts=counts))
+        await self._write(replace(intent, counts=counts))
         log.info("decision %d is carried out", counts.decision_id)
         return True
 
-    async def _note(self, intent: Intent) -> None:
+    async def _write(self, intent: Intent) -> None:
         try:
             await self._intents.write(intent)
         except ClusterConflict:
             log.debug("another decision was written meanwhile: it comes next")
 
-    async def _steps(self, unfinished: Mapping[Role, Change], sight: WorkloadView) -> dict[Role, Change]:
+    async def _steps(self, unfinished: Mapping[Role, Change], view: WorkloadView) -> dict[Role, Change]:
         """Make the steps that are possible now, removals first; return the changes that are left."""
         left = dict(unfinished)
-        held = self._budget.held(sight)
+        held = self._budget.held(view)
         for role in sorted(unfinished, key=lambda each: unfinished[each].after - unfinished[each].before):
-            change, workload = unfinished[role], sight.of(role)
+            change, workload = unfinished[role], view.of(role)
             if workload is None or not change.includes(workload.replicas):
                 there = (
                     "is gone" if workload is None else f"is asked for {workload.replicas} by somebody else"
@@ -174,14 +174,14 @@ class Executor:
             return wanted
         free = max(0, int((self._budget.gpus - held) // gpus))
         if free < wanted - now:
-            self._say(
+            self._log_once(
                 f"{workload.name}: {wanted - now - free} workers wait for GPUs: {held:g} of the"
                 f" {self._budget.gpus:g} of max-gpu-budget are held"
             )
         return min(wanted, now + free)
 
-    def _say(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         """Log a reason for waiting, once."""
-        if text != self._said:
+        if text != self._logged:
             log.info("%s", text)
-        self._said = text
+        self._logged = text

@@ -16,11 +16,11 @@ from dynaplan.planner.deployment import DuplicateSubComponentError, SubComponent
 from dynaplan.planner.kubernetes.workloads import (
     Workload,
     WorkloadView,
-    field,
     gpus_of_pod,
     has_ended,
+    integer_at,
     model_of_pod,
-    whole,
+    value_at,
 )
 from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
 from dynaplan.store.kubernetes_objects import NAMESPACE_LABEL, ROLE_LABEL
@@ -43,15 +43,15 @@ class LabelledWorkloads:
         self._client = client
         self._namespace = namespace
         self._read: set[Resource] = set()
-        self._told: set[Resource] = set()
+        self._logged: set[Resource] = set()
 
-    async def look(self) -> WorkloadView:
+    async def read(self) -> WorkloadView:
         """Return the workloads; raises a ComponentError when decode has none, or a role has several."""
         found: dict[Role, list[tuple[Resource, Object]]] = {role: [] for role in SCALED_ROLES}
         refused: list[ClusterForbidden] = []
         for kind in KINDS:
             for document in await self._of_kind(kind, refused):
-                labels = field(document, "metadata", "labels")
+                labels = value_at(document, "metadata", "labels")
                 if labels.get(NAMESPACE_LABEL, self._namespace) == self._namespace:
                     found[Role(labels[ROLE_LABEL])].append((kind, document))
         for role, objects in found.items():
@@ -80,9 +80,9 @@ class LabelledWorkloads:
                 raise
             if isinstance(error, ClusterForbidden):
                 refused.append(error)
-                if kind not in self._told:
+                if kind not in self._logged:
                     log.info("%s are not looked at: %s", kind.plural, error.args[0])
-                    self._told.add(kind)
+                    self._logged.add(kind)
             return []
         self._read.add(kind)
         return objects
@@ -96,8 +96,8 @@ class LabelledWorkloads:
             name=name,
             resource=kind,
             target=name,
-            replicas=whole(document, "spec", "replicas", otherwise=1),
-            ready=whole(document, "status", "readyReplicas"),
+            replicas=integer_at(document, "spec", "replicas", otherwise=1),
+            ready=integer_at(document, "status", "readyReplicas"),
             gpus=gpus,
             model=model_of_pod(template),
             pods=tuple(pod for pod in pods if not has_ended(pod)),
@@ -119,12 +119,12 @@ async def set_scale(client: KubernetesClient, resource: Resource, name: str, rep
 def _templates(kind: Resource, document: Object) -> tuple[Mapping[str, Any], int, float]:
     """Return the pod template that tells the model, and the pods and GPUs of one worker."""
     if kind is not LEADER_WORKER_SETS:
-        template = field(document, "spec", "template") or {}
+        template = value_at(document, "spec", "template") or {}
         return template, 1, gpus_of_pod(template)
-    group = field(document, "spec", "leaderWorkerTemplate") or {}
+    group = value_at(document, "spec", "leaderWorkerTemplate") or {}
     others = group.get("workerTemplate") or {}
     leader = group.get("leaderTemplate") or others
-    size = whole(group, "size", otherwise=1)
+    size = integer_at(group, "size", otherwise=1)
     return leader, size, gpus_of_pod(leader) + (size - 1) * gpus_of_pod(others)
 
 
@@ -133,9 +133,10 @@ def _selector(kind: Resource, document: Object) -> str:
     if kind is LEADER_WORKER_SETS:
         return f"{LEADER_WORKER_SET_LABEL}={document['metadata']['name']}"
     terms = [
-        f"{key}={value}" for key, value in (field(document, "spec", "selector", "matchLabels") or {}).items()
+        f"{key}={value}"
+        for key, value in (value_at(document, "spec", "selector", "matchLabels") or {}).items()
     ]
-    for each in field(document, "spec", "selector", "matchExpressions") or ():
+    for each in value_at(document, "spec", "selector", "matchExpressions") or ():
         key, values = each["key"], f"({','.join(each.get('values') or ())})"
         operators = {"In": f"{key} in {values}", "NotIn": f"{key} notin {values}", "Exists": key}
         terms.append(operators.get(each["operator"], f"!{key}"))

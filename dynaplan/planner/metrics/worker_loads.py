@@ -9,22 +9,20 @@ from collections.abc import Sequence
 import aiohttp
 
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.planner.timing import WORKER_TIMEOUT_S
 from dynaplan.util.documents import parse_object
 from dynaplan.util.tls.client import ClientTls
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 1.0
-"""Seconds that a worker may take to answer."""
 
-
-class HttpMetrics:
-    """``GET {url}/load_metrics`` of every worker at once; see ``dynaplan.planner.ports.MetricsSource``.
+class HttpWorkerLoads:
+    """``GET {url}/load_metrics`` of every worker at once; see ``dynaplan.planner.ports.WorkerLoadSource``.
 
     ``tls`` is what workers that speak https are verified by.
     """
 
-    def __init__(self, timeout_s: float = TIMEOUT_S, tls: ClientTls = True) -> None:
+    def __init__(self, timeout_s: float = WORKER_TIMEOUT_S, tls: ClientTls = True) -> None:
         self._tls = tls
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None

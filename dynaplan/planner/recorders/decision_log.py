@@ -92,10 +92,10 @@ class JsonLinesRecorder:
         self._file = AppendingFile(lambda: path, lambda: b"\n" if path.stat().st_size else b"")
         self._written: dict[str, Any] | None = None
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         """Do nothing: the average of the pulls is part of the record."""
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         """Append the record as one line of JSON; a disk that is full is logged and costs the line."""
         document = record.to_json()
         if document[BEFORE] == self._written:
@@ -120,11 +120,11 @@ def read_records(log_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list
             continue
         if isinstance(document, dict):
             records.insert(0, document)
-    whole = [_whole(record, before) for record, before in zip(records, [None, *records], strict=False)]
+    whole = [_with_state(record, before) for record, before in zip(records, [None, *records], strict=False)]
     return [record for record in whole if BEFORE in record][-last:] if last > 0 else []
 
 
-def _whole(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+def _with_state(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
     """Return the record with the state that it left out, where the record before it is there."""
     if BEFORE in record or before is None or AFTER not in before:
         return record
@@ -146,7 +146,7 @@ def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except (ValueError, RecursionError):
                     continue
                 if isinstance(document, dict):
-                    last = _whole(document, last)
+                    last = _with_state(document, last)
                     yield number, last
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="Expected a file.") from error
@@ -193,7 +193,7 @@ def recent_records(planner_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -
     return records
 
 
-def point_to(planner_dir: Path, log_dir: Path) -> None:
+def write_pointer(planner_dir: Path, log_dir: Path) -> None:
     """Write the path of the newest planner's log directory; raises OSError when that cannot be written."""
     planner_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = planner_dir / f".{POINTER_NAME}.{os.getpid()}"

@@ -25,16 +25,16 @@ class GaugesRecorder:
         self._gpu_hours = 0.0
         self._of_decision: Mapping[str, float] = {}
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         """Count the workers, and the time of their GPUs since the pull before."""
         if self._last:
             passed_s = max(0.0, sample.at_s - self._last.at_s)
             self._gpu_hours += passed_s / 3600 * self._gpus(self._last)
         self._last = sample
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         """Keep the numbers of one interval."""
-        self._of_decision = curves_of(record)
+        self._of_decision = values_of(record)
 
     def read(self) -> dict[str, float]:
         """Return the present value of each gauge by its name."""
@@ -57,7 +57,7 @@ class GaugesRecorder:
         return prefill * settings.prefill_engine_num_gpu + decode * settings.decode_engine_num_gpu
 
 
-def curves_of(record: DecisionRecord) -> dict[str, float]:
+def values_of(record: DecisionRecord) -> dict[str, float]:
     """Return the numbers of one interval by name; unknown ones are left out."""
     desired = record.decision.desired
     numbers: dict[str, float | None] = {

@@ -18,7 +18,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.planner.model import DecisionRecord
 from dynaplan.planner.recorders.decision_log import AppendingFile
-from dynaplan.planner.recorders.gauges import curves_of
+from dynaplan.planner.recorders.gauges import values_of
 
 FILE_VERSION = b"brain.Event:2"
 """The version that the first record of a file states."""
@@ -99,7 +99,7 @@ class TensorBoardRecorder:
         self._opened = 0
         self._file = AppendingFile(self._name, lambda: header(self._wall_time_s()))
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         """Write the curves of one pull."""
         settings = self._settings
         # Sleepers keep their GPUs.
@@ -121,7 +121,7 @@ class TensorBoardRecorder:
             },
         )
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         """Write the curves of one decision, and the grace intervals that are left after it."""
         desired = record.decision.desired
         self._write(
@@ -130,7 +130,7 @@ class TensorBoardRecorder:
                 "desired_prefill_workers": desired.prefill,
                 "desired_decode_workers": desired.decode,
                 "decode_grace_left": record.next_state.decode_grace_left,
-                **curves_of(record),
+                **values_of(record),
             },
         )
 

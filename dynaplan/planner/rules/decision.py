@@ -14,7 +14,7 @@ from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, 
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.load_policy import Situation, Stage, scale_down, scale_up
 from dynaplan.planner.rules.sla_policy import SlaModel, limits_of, plan_for_targets
-from dynaplan.planner.sizing.limits import at_least, fit
+from dynaplan.planner.sizing.limits import fit_budget, raise_to
 
 Gate = Callable[[Situation], tuple[bool, str]]
 """Tells whether the stages after it may run, and why."""
@@ -46,9 +46,9 @@ def decide(
     for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
     thresholds only add.
 
-    Holds of persons always come last (``hold_within_bounds``).
+    Holds of persons always come last (``apply_holds``).
     """
-    noted = state.noting(observation.desired, observation.at_s)
+    noted = state.note_pending(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, current_targets(observation))
     targets = situation.current
     prediction = None
@@ -58,13 +58,13 @@ def decide(
         is_known, why = _is_settled(situation)
         steps += [Step("pending", targets, targets, why)]
     if is_known and settings.is_by_targets:
-        situation, planned, prediction = _planned(situation, model)
+        situation, planned, prediction = _plan_for_targets(situation, model)
         steps += planned
         targets = planned[-1].after
     if is_known and settings.policy != "sla":
-        steps += _by_thresholds(situation, targets)
+        steps += _apply_thresholds(situation, targets)
     if is_known:
-        steps += hold_within_bounds(settings, observation, situation.current, steps[-1].after)
+        steps += apply_holds(settings, observation, situation.current, steps[-1].after)
     desired = steps[-1].after
     decision = Decision(
         situation.current, desired, tuple(steps), prediction if desired == situation.floor else None
@@ -72,7 +72,9 @@ def decide(
     return _next_state(situation, decision), decision
 
 
-def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, list[Step], Prediction | None]:
+def _plan_for_targets(
+    situation: Situation, model: SlaModel | None
+) -> tuple[Situation, list[Step], Prediction | None]:
     """Plan for the targets; with the policy ``both`` the size is the floor, and no worker leaves here."""
     current, settings = situation.current, situation.settings
     if model is None:
@@ -92,7 +94,7 @@ def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, l
         sizing = replace(sizing, targets=planned)
     if settings.policy == "both":
         limits = replace(limits_of(settings, situation.observation, current), least=sizing.targets)
-        after = fit(at_least(current, sizing.targets), limits) or sizing.targets
+        after = fit_budget(raise_to(current, sizing.targets), limits) or sizing.targets
         steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
     return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
 
@@ -109,7 +111,7 @@ def _asleep(observation: Observation, current: Targets) -> Targets:
     )
 
 
-def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:
+def _apply_thresholds(situation: Situation, targets: Targets) -> list[Step]:
     """Run the gates, and then the threshold stages, from these targets on."""
     steps = []
     for name, gate in GATES.items():
@@ -126,9 +128,9 @@ def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:
     return steps
 
 
-def not_carried_out(state: PlannerState) -> PlannerState:
+def state_without_change(state: PlannerState) -> PlannerState:
     """Return the state after a decision made in ``state`` that was not carried out: one interval passed."""
-    return state.one_interval_on()
+    return state.after_interval()
 
 
 def current_targets(observation: Observation) -> Targets:
@@ -152,7 +154,7 @@ def _next_state(situation: Situation, decision: Decision) -> PlannerState:
         return state
     if decision.desired.decode > decision.current.decode:
         return replace(state, decode_grace_left=NEW_DECODE_WORKER_GRACE_PERIOD)
-    return state.one_interval_on()
+    return state.after_interval()
 
 
 def _is_known(situation: Situation) -> tuple[bool, str]:
@@ -201,7 +203,7 @@ def _stages(situation: Situation) -> dict[str, Stage]:
     }
 
 
-def hold_within_bounds(
+def apply_holds(
     settings: PlannerSettings, observation: Observation, current: Targets, wanted: Targets
 ) -> list[Step]:
     """Return the step from the ``wanted`` numbers to those within the holds; none where nothing is held.
@@ -211,11 +213,11 @@ def hold_within_bounds(
     holds = observation.holds.beside(current)
     if not holds.by_role:
         return []
-    after = _within(settings, observation, holds, current, wanted)
-    return [Step("held", wanted, after, _why(holds, wanted, after))]
+    after = _fit_holds(settings, observation, holds, current, wanted)
+    return [Step("held", wanted, after, _describe_holds(holds, wanted, after))]
 
 
-def _within(
+def _fit_holds(
     settings: PlannerSettings, observation: Observation, holds: RoleHolds, current: Targets, wanted: Targets
 ) -> Targets:
     bounded = holds.bounded(wanted)
@@ -224,10 +226,10 @@ def _within(
     limits = limits_of(settings, observation, current)
     least = Targets(min(limits.least.prefill, bounded.prefill), min(limits.least.decode, bounded.decode))
     least = holds.bounded(least)
-    return fit(bounded, replace(limits, least=least)) or least
+    return fit_budget(bounded, replace(limits, least=least)) or least
 
 
-def _why(holds: RoleHolds, wanted: Targets, after: Targets) -> str:
+def _describe_holds(holds: RoleHolds, wanted: Targets, after: Targets) -> str:
     parts = []
     for role in SCALED_ROLES:
         hold, before, now = holds.of(role), wanted.of(role), after.of(role)
@@ -239,7 +241,7 @@ def _why(holds: RoleHolds, wanted: Targets, after: Targets) -> str:
     return "; ".join(parts)
 
 
-def next_decision(
+def preview_decision(
     last: DecisionRecord, workers: Targets, holds: RoleHolds, model: SlaModel | None
 ) -> Decision:
     """Return the decision on these numbers of workers, all of them ready, after the one in ``last``."""
@@ -254,14 +256,14 @@ def next_decision(
         at_s=seen.at_s + last.settings.adjustment_interval_s,
         fleet=fleet,
         desired=DesiredCounts(workers.prefill, workers.decode, 0, 0),
-        load=_spread(seen.load, workers),
+        load=_spread_load(seen.load, workers),
         failure="",
         holds=holds,
     )
     return decide(last.settings, last.next_state, observation, model)[1]
 
 
-def is_known(observation: Observation) -> bool:
+def has_data(observation: Observation) -> bool:
     """Tell whether the planner knew enough in that interval to tell of the next one."""
     return not observation.unknown
 
@@ -270,7 +272,7 @@ def _ready(counts: WorkerCounts, workers: int) -> WorkerCounts:
     return WorkerCounts(ready=workers, gpus=counts.gpus, startup_s=counts.startup_s)
 
 
-def _spread(load: Load, workers: Targets) -> Load:
+def _spread_load(load: Load, workers: Targets) -> Load:
     """Return the same load over these workers; the prefill queue is that of all of them already."""
     usage = load.kv_usage
     if usage is not None and workers.decode:

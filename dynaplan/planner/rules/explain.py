@@ -22,11 +22,11 @@ def explain(document: Mapping[str, Any]) -> str:
     lines = [f"{record.wall_time}  {_verdict(record)}"]
     lines += [f"  observed   {line}" for line in _observed(record)]
     lines += [f"  {_label(step)} {_step(step)}" for step in record.decision.steps]
-    lines += [f"  otherwise  {line}" for line in _otherwise(record)]
+    lines += [f"  otherwise  {line}" for line in _alternatives(record)]
     return "\n".join(lines)
 
 
-def in_one_line(document: Mapping[str, Any]) -> str:
+def summarize(document: Mapping[str, Any]) -> str:
     """Return a record as its time, the decision and its reason; empty for one that cannot be read."""
     try:
         record = DecisionRecord.from_json(document)
@@ -104,7 +104,7 @@ def _traffic(record: DecisionRecord) -> list[str]:
     return lines
 
 
-def _otherwise(record: DecisionRecord) -> list[str]:
+def _alternatives(record: DecisionRecord) -> list[str]:
     settings, load = record.settings, record.observation.load
     if settings.policy == "sla":
         return []
@@ -138,12 +138,12 @@ def _thresholds(role: str, load: str, up: float, down: float, was: float | None)
     return f"{role}: would scale up at {load} > {up:g}, down at < {down:g}; {seen}"
 
 
-GATES = ("known", "pending", "steady")
+GATE_STAGES = ("known", "pending", "steady")
 """Stages whose reasons are sentences of their own: their names would tell a reader nothing."""
 
 
 def _step(step: Step) -> str:
-    return step.why if step.stage in GATES else f"{step.stage}: {step.why}"
+    return step.why if step.stage in GATE_STAGES else f"{step.stage}: {step.why}"
 
 
 def _label(step: Step) -> str:

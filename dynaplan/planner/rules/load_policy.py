@@ -23,7 +23,7 @@ from dynaplan.planner.model import Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 
 
-def averaged(samples: Sequence[Sample]) -> Load:
+def average_load(samples: Sequence[Sample]) -> Load:
     """Return the pulls of one interval as one load: the mean over pulls, each a mean over workers already.
 
     The original pools workers and pulls, so moments with more workers weigh more.

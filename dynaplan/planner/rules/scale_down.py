@@ -46,10 +46,10 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Observation, PlannerState, Sizing, Step, WorkerLimits
-from dynaplan.planner.sizing.limits import fit
+from dynaplan.planner.sizing.limits import fit_budget
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_steady_state
 
-FALLING = 0.9
+FALLING_RATIO = 0.9
 """Part of the first forecast below which the last one counts as a fall."""
 
 
@@ -70,7 +70,7 @@ def delay_scale_down(
     wanted = (*state.wanted, sizing.targets)[-intervals:]
     state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
     for role in SCALED_ROLES:
-        keep, why = _kept(role, intervals, wanted, current, is_falling=_is_falling(observation))
+        keep, why = _count_kept(role, intervals, wanted, current, is_falling=_is_falling(observation))
         if role in late:
             keep, why = current.of(role), f"stay: {late[role]}"
         keep = min(keep, limits.most.of(role))
@@ -81,14 +81,14 @@ def delay_scale_down(
         while targets.of(role) > current.of(role) and limits.gpus(targets) > limits.max_gpus:
             targets = targets.plus(role, -1)
     if limits.gpus(targets) > limits.max_gpus:
-        targets = fit(targets, replace(limits, least=sizing.targets)) or sizing.targets
+        targets = fit_budget(targets, replace(limits, least=sizing.targets)) or sizing.targets
     if targets == sizing.targets:
         return state, sizing
     step = Step("steady", sizing.targets, targets, "; ".join(reasons))
     return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)
 
 
-def _kept(
+def _count_kept(
     role: Role, intervals: int, wanted: tuple[Targets, ...], current: Targets, *, is_falling: bool
 ) -> tuple[int, str]:
     """Return the number of current workers that stay, and why."""
@@ -105,7 +105,7 @@ def _is_falling(observation: Observation) -> bool:
     forecasts = observation.foresight.expected
     requests = [expected.requests for expected in forecasts if expected.requests is not None]
     falls = all(later <= sooner for sooner, later in pairwise(requests))
-    return len(requests) > 1 and falls and requests[-1] < FALLING * requests[0]
+    return len(requests) > 1 and falls and requests[-1] < FALLING_RATIO * requests[0]
 
 
 def late_roles(service: ServiceModel, observation: Observation, targets: SlaTargets) -> dict[Role, str]:

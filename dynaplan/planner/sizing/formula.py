@@ -72,7 +72,7 @@ from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Expected, Sizing, Step, WorkerLimits
-from dynaplan.planner.sizing.limits import MOST_WORKERS, smallest_enough, within_limits
+from dynaplan.planner.sizing.limits import MAX_WORKERS, find_smallest, within_limits
 
 Piece = tuple[float, float, float, float]
 """A cubic polynomial from one breakpoint on: the factors of d^3, d^2, d and 1, for the distance d from it."""
@@ -220,7 +220,7 @@ class Formula:
             why = (
                 "there were no requests" if requests == 0 else traffic.missing or "something was not measured"
             )
-            return before, f"corrections stay at {_in_words(before)}: {why}"
+            return before, f"corrections stay at {_describe(before)}: {why}"
         after, ttft_ms, itl_ms = before, _number(traffic.ttft_ms), _number(traffic.itl_ms)
         alone_ms = (self.aggregated_prefill if is_aggregated else self.prefill).ttft_ms(isl)
         if ttft_ms is not None and alone_ms > 0:
@@ -234,7 +234,7 @@ class Formula:
             decode_ms = self.decode.itl_ms(concurrency, isl + osl / 2)
             if decode_ms > 0 and prefill_share < 1:
                 after = replace(after, decode=itl_ms * (1 - prefill_share) / decode_ms)
-        return after, f"measured over expected: {_in_words(after)}"
+        return after, f"measured over expected: {_describe(after)}"
 
     def size(
         self,
@@ -302,7 +302,7 @@ class Formula:
             able = (1 - share) * self._fullest_point(load, share).tokens_per_s_per_gpu
             return load.answer_tokens_per_s / workers / limits.decode_gpus <= able
 
-        workers = smallest_enough(is_enough, max(1, math.ceil(min(busy, MOST_WORKERS))))
+        workers = find_smallest(is_enough, max(1, math.ceil(min(busy, MAX_WORKERS))))
         share = min(busy / workers, 1.0)
         decode = load.decode_in_words(self._fullest_point(load, share), share)
         return workers, f"{why}, {share:.0%} of the time; {decode}"
@@ -358,5 +358,5 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) and value >= 0 else None
 
 
-def _in_words(corrections: Corrections) -> str:
+def _describe(corrections: Corrections) -> str:
     return f"TTFT {corrections.prefill:.3g}, ITL {corrections.decode:.3g}"

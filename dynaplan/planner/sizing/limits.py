@@ -20,22 +20,22 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.planner.model import Step, WorkerLimits
 
-MOST_WORKERS = 4096
+MAX_WORKERS = 4096
 """Workers at which the search gives up and returns this number; the GPU budget cuts it down afterwards."""
 
 GROWTH = 2
 """Factor by which each step upwards exceeds the one before."""
 
 
-def smallest_enough(is_enough: Callable[[int], bool], least: int) -> int:
-    """Find the smallest number of workers from ``least`` to ``MOST_WORKERS`` that is enough.
+def find_smallest(is_enough: Callable[[int], bool], least: int) -> int:
+    """Find the smallest number of workers from ``least`` to ``MAX_WORKERS`` that is enough.
 
     Goes up in steps of 1, 2, 4, ... until a number is enough, then halves the last step.
     """
     low, high = least - 1, least
-    while high < MOST_WORKERS and not is_enough(high):
-        low, high = high, min(high + GROWTH * (high - low), MOST_WORKERS)
-    high = min(high, MOST_WORKERS)
+    while high < MAX_WORKERS and not is_enough(high):
+        low, high = high, min(high + GROWTH * (high - low), MAX_WORKERS)
+    high = min(high, MAX_WORKERS)
     while high - low > 1:
         middle = (low + high) // 2
         if is_enough(middle):
@@ -45,19 +45,19 @@ def smallest_enough(is_enough: Callable[[int], bool], least: int) -> int:
     return high
 
 
-UNBOUNDED = 10**9
+UNBOUNDED_GPUS = 10**9
 """GPUs of a budget that bounds nothing: asks what a demand needs before asking whether it fits."""
 
 
-def fit(wanted: Targets, limits: WorkerLimits) -> Targets | None:
+def fit_budget(wanted: Targets, limits: WorkerLimits) -> Targets | None:
     """Return the largest part of ``wanted`` that the budget allows, within the minimums and maximums.
 
     None when not even the minimums fit the budget.
     """
-    wanted = limits.capped(at_least(wanted, limits.least))
+    wanted = limits.cap(raise_to(wanted, limits.least))
     if limits.gpus(wanted) <= limits.max_gpus:
         return wanted
-    fitted = limits.capped(limits.least)
+    fitted = limits.cap(limits.least)
     if limits.gpus(fitted) > limits.max_gpus:
         return None
     while True:
@@ -72,7 +72,7 @@ def fit(wanted: Targets, limits: WorkerLimits) -> Targets | None:
         fitted = affordable[0]
 
 
-def at_least(wanted: Targets, least: Targets) -> Targets:
+def raise_to(wanted: Targets, least: Targets) -> Targets:
     """Return the larger number for each role."""
     return Targets(max(wanted.prefill, least.prefill), max(wanted.decode, least.decode))
 
@@ -82,20 +82,20 @@ def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tu
 
     That is ``current`` when minimums and budget exclude each other: nothing is changed then.
     """
-    enough = at_least(wanted, limits.least)
+    enough = raise_to(wanted, limits.least)
     steps = []
     if enough != wanted:
         steps.append(Step("minimum", wanted, enough, f"at least {limits.least}"))
-    if limits.capped(enough) != enough:
-        capped = limits.capped(enough)
+    if limits.cap(enough) != enough:
+        capped = limits.cap(enough)
         steps.append(Step("maximum", enough, capped, f"held to {capped}: the budget is for the others"))
         enough = capped
-    allowed, gpus = fit(enough, limits), limits.gpus(enough)
+    allowed, gpus = fit_budget(enough, limits), limits.gpus(enough)
     if allowed is None:
         needed = limits.gpus(limits.least)
         why = f"the minimums need {needed} GPUs, the budget has {limits.max_gpus}: change nothing"
         return current, [*steps, Step("budget", enough, current, why)]
-    if limits.max_gpus >= UNBOUNDED:
+    if limits.max_gpus >= UNBOUNDED_GPUS:
         return allowed, steps
     if allowed == enough:
         why = f"{gpus} GPUs are within the budget of {limits.max_gpus}"

@@ -54,9 +54,9 @@ from dataclasses import dataclass, replace
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.planner.forecasting.arrivals import is_news
+from dynaplan.planner.forecasting.arrivals import exceeds_chance
 from dynaplan.planner.model import Demand, Observation, Sizing, Step, WorkerLimits
-from dynaplan.planner.sizing.limits import UNBOUNDED, within_limits
+from dynaplan.planner.sizing.limits import UNBOUNDED_GPUS, within_limits
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 
 
@@ -96,14 +96,14 @@ def size_for_all(
     if not demands:
         why = "no data: change nothing, because no demand is known"
         return Sizing(current, (Step("demand", current, current, why),))
-    unbounded = replace(limits, max_gpus=UNBOUNDED)
+    unbounded = replace(limits, max_gpus=UNBOUNDED_GPUS)
     sizes = [size(demand, unbounded) for demand in demands]
     wanted = _largest(sizes, limits)
     if any(wanted.targets.of(role) < current.of(role) for role in SCALED_ROLES):
-        to_survive = [demand.times(1 + headroom) for demand in demands] + ([now] if now else [])
+        to_survive = [demand.scaled(1 + headroom) for demand in demands] + ([now] if now else [])
         needed = _largest([survive(demand, unbounded) for demand in to_survive], limits)
         wanted = _keep_survivors(wanted, needed, current, headroom)
-    if limits.gpus(limits.capped(wanted.targets)) <= limits.max_gpus:
+    if limits.gpus(limits.cap(wanted.targets)) <= limits.max_gpus:
         _, bounds = within_limits(wanted.targets, limits, current)
         return replace(wanted, steps=(*wanted.steps, *bounds))
     largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].targets))
@@ -141,7 +141,7 @@ def _largest(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
     return Sizing(most, (*chosen.steps, step))
 
 
-def with_backlog(
+def backlog_demand(
     service: ServiceModel,
     demands: Sequence[Demand],
     now: Demand | None,
@@ -154,7 +154,7 @@ def with_backlog(
     over.
     """
     soonest = demands[0]
-    if now and is_news(now.requests_per_s * interval_s, soonest.requests_per_s * interval_s):
+    if now and exceeds_chance(now.requests_per_s * interval_s, soonest.requests_per_s * interval_s):
         soonest = now
     state = SteadyState(service, soonest)
     if state.is_aggregated or not soonest.requests_per_s:

@@ -17,6 +17,7 @@ from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_pref
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, missing_workers
 from dynaplan.planner.model import Decision
+from dynaplan.planner.timing import LOST_HOLDS_S
 from dynaplan.store.model import KeyValue, Transaction
 from dynaplan.store.port import KeyValueStore
 from dynaplan.util.documents import parse_object
@@ -24,9 +25,6 @@ from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import TemporaryError
 
 log = logging.getLogger(__name__)
-
-LOST_FOR_S = 120.0
-"""Seconds since holds were last seen after which a missing key means that there are none."""
 
 
 class VirtualConnector:
@@ -44,7 +42,7 @@ class VirtualConnector:
         namespace: str,
         registered: Callable[[], FleetCounts],
         unix_time_s: Callable[[], float] = time.time,
-        lost_for_s: float = LOST_FOR_S,
+        lost_for_s: float = LOST_HOLDS_S,
         registered_components: Callable[[], Sequence[ScaledComponent]] = tuple,
     ) -> None:
         self._store = store

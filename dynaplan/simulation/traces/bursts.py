@@ -61,7 +61,7 @@ Arrivals = Callable[[Numbers, Iterator[float]], Iterator[float]]
 TAIL = {"tail": 1.5}
 """The shape of the heavy tails: all moments from ``tail`` on are infinite."""
 
-LEAST_RATE = 1e-3
+MIN_RATE = 1e-3
 """The lowest rate of ``levels``, requests/s: their rates grow by factors."""
 
 
@@ -91,7 +91,7 @@ def _bursts(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
 
 def _levels(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
     others = max(1, round(given["levels"]) - 1)
-    low = max(given["low"], LEAST_RATE)
+    low = max(given["low"], MIN_RATE)
     ratio = (given["high"] / low) ** (1 / others)
 
     def spans() -> Iterator[tuple[float, float]]:
@@ -103,7 +103,7 @@ def _levels(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
     return _at_rates(given, draws, spans())
 
 
-def _together(given: Numbers, clusters: Iterator[tuple[float, Iterator[float]]]) -> Iterator[float]:
+def _merge_clusters(given: Numbers, clusters: Iterator[tuple[float, Iterator[float]]]) -> Iterator[float]:
     """Merge clusters of arrivals, each with its begin; begins ascend, and so do the times of a cluster."""
     coming: list[tuple[float, int, Iterator[float]]] = []
     numbers = count()
@@ -128,7 +128,7 @@ def _batches(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
             size = max(1, round(pareto(draws, given["size"], given["tail"])))
             yield at_s, iter(sorted(at_s + given["within"] * next(draws) for _ in range(size)))
 
-    return _together(given, clusters())
+    return _merge_clusters(given, clusters())
 
 
 def _crowds(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
@@ -140,7 +140,7 @@ def _crowds(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
             size = max(1, round(given["fade"] * pareto(draws, given["high"], given["tail"])))
             yield at_s, iter(sorted(at_s + exponential(draws, given["fade"]) for _ in range(size)))
 
-    return _together(given, clusters())
+    return _merge_clusters(given, clusters())
 
 
 def _sessions(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
@@ -154,7 +154,7 @@ def _sessions(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
                 yield at_s
             at_s, is_on = end_s, not is_on
 
-    return _together(given, iter([(0.0, person()) for _ in range(max(1, round(given["people"])))]))
+    return _merge_clusters(given, iter([(0.0, person()) for _ in range(max(1, round(given["people"])))]))
 
 
 BURSTS: Mapping[str, tuple[Numbers, Arrivals]] = {

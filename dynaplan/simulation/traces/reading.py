@@ -29,7 +29,9 @@ SPREAD_S = 5.0
 burst."""
 
 
-def scaled(trace: Iterable[TracedRequest], rate_scale: float, *, seed: int = 1) -> Iterator[TracedRequest]:
+def scale_rate(
+    trace: Iterable[TracedRequest], rate_scale: float, *, seed: int = 1
+) -> Iterator[TracedRequest]:
     """Return the trace with ``rate_scale`` times the requests, over the same time.
 
     The load rises and falls as fast as before, as with that many times the users. Each request comes
@@ -39,10 +41,10 @@ def scaled(trace: Iterable[TracedRequest], rate_scale: float, *, seed: int = 1) 
     """
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise ConfigError(f"rate-scale: {rate_scale!r}", hint="Expected a number, more than 0.")
-    return iter(trace) if rate_scale == 1 else _scaled(trace, rate_scale, uniform_draws(seed))
+    return iter(trace) if rate_scale == 1 else _copy_requests(trace, rate_scale, uniform_draws(seed))
 
 
-def _scaled(
+def _copy_requests(
     trace: Iterable[TracedRequest], rate_scale: float, draws: Iterator[float]
 ) -> Iterator[TracedRequest]:
     whole, part = divmod(rate_scale, 1.0)
@@ -65,7 +67,7 @@ def _scaled(
 
 GZIP_MAGIC = b"\x1f\x8b"
 """The first two bytes of every gzip file (RFC 1952)."""
-LONGEST_FIRST_LINE = 1 << 20
+MAX_FIRST_LINE_CHARACTERS = 1 << 20
 """The characters of a first line that are read to tell the format: a file without line ends is no trace."""
 
 REORDERED_REQUESTS = 65_536
@@ -88,7 +90,7 @@ def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRe
     """Yield the requests of a trace file, a directory of them, or made-up load, at ``rate_scale`` times their
     rate."""
     requests = synthetic(trace, seed) if is_synthetic(trace) else read_trace(Path(trace))
-    return scaled(requests, rate_scale, seed=seed)
+    return scale_rate(requests, rate_scale, seed=seed)
 
 
 def read_trace(path: Path) -> Iterator[TracedRequest]:
@@ -124,8 +126,8 @@ def _shards(directory: Path) -> list[Path]:
 def _requests(path: Path) -> Iterator[TracedRequest]:
     """Yield the requests of one file in order, their arrivals as the file counts them."""
     is_empty = True
-    with _opened(path) as file:
-        first = file.readline(LONGEST_FIRST_LINE)
+    with _open(path) as file:
+        first = file.readline(MAX_FIRST_LINE_CHARACTERS)
         kind = _format_of(path, first)
         for request in _in_order(path, kind, kind.read(chain([first], file))):
             is_empty = False
@@ -135,7 +137,7 @@ def _requests(path: Path) -> Iterator[TracedRequest]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIOWrapper]:
+def _open(path: Path) -> Iterator[TextIOWrapper]:
     """Open the file as text, gzip or not; raise ConfigError for whatever is wrong with reading it."""
     try:
         with path.open("rb") as raw:
@@ -167,7 +169,7 @@ def _in_order(path: Path, kind: TraceFormat, rows: NumberedRequests) -> Iterator
     """Sort by arrival, equal arrivals by line; raise ConfigError for a request that stands too late."""
     waiting: list[tuple[float, int, TracedRequest]] = []
     passed_s, blocks = float("-inf"), 0
-    for number, request in _checked(path, kind, rows):
+    for number, request in _with_places(path, kind, rows):
         if request.arrival_s < passed_s:
             raise ConfigError(
                 f"{path}, line {number}: arrived {passed_s - request.arrival_s:g} s before requests that "
@@ -184,7 +186,7 @@ def _in_order(path: Path, kind: TraceFormat, rows: NumberedRequests) -> Iterator
         yield heappop(waiting)[2]
 
 
-def _checked(path: Path, kind: TraceFormat, rows: NumberedRequests) -> NumberedRequests:
+def _with_places(path: Path, kind: TraceFormat, rows: NumberedRequests) -> NumberedRequests:
     try:
         yield from rows
     except BadLine as error:

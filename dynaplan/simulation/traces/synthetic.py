@@ -181,7 +181,7 @@ KINDS: Mapping[str, LoadKind] = {
 """The kinds of load. Rates are in requests/s, times in s; ``noise`` is the standard deviation of the rate
 over the rate, drawn anew ``every`` 10 s unless that says otherwise."""
 
-LEAST = {
+MIN_VALUES = {
     **dict.fromkeys(("period", "on", "off", "every", "stay", "think", "fade"), 0.1),
     **dict.fromkeys(("isl", "osl", "size", "people"), 1),
     "tail": 1.05,
@@ -224,7 +224,7 @@ def _numbers(text: str, parameters: str, defaults: Numbers) -> Numbers:
 
 
 def _number(text: str, key: str, value: str) -> float:
-    least = LEAST.get(key, 0)
+    least = MIN_VALUES.get(key, 0)
     try:
         number = float(value)
     except ValueError:

@@ -65,8 +65,8 @@ def of_planner() -> str:
     recorder = GaugesRecorder(targets.SETTINGS)
     seen = targets.planned_interval(1, 1, [40.0])
     state, decision = decide(targets.SETTINGS, PlannerState(), seen, targets.model())
-    recorder.pulled(Sample(0.0, prefill_queue=2.0))
-    recorder.decided(DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state))
+    recorder.record_sample(Sample(0.0, prefill_queue=2.0))
+    recorder.record_decision(DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state))
     return render(recorder.read(), {"dynamo_namespace": "ns", "dynamo_component": "Planner"})
 
 

@@ -13,7 +13,7 @@ from dynaplan.planner.assembly import LoopPulse
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics_server import serve_metrics
-from dynaplan.planner.observer import TrafficWatch
+from dynaplan.planner.observer import TrafficObserver
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from tests.fakes.clock import ManualClock
 from tests.unit.planner.rules.targets import H200, model, traffic
@@ -47,7 +47,7 @@ class TargetsWorld(World):
         super().__init__(1, 1, **options)
         self.source = Source(self.clock)
         forecaster = make_forecaster(self.settings, self.settings.adjustment_interval_s)
-        self.watch = TrafficWatch(self.settings, self.source, forecaster, self.clock)
+        self.watch = TrafficObserver(self.settings, self.source, forecaster, self.clock)
         self.loop = PlannerLoop(
             self.settings,
             self.observer,
@@ -104,7 +104,7 @@ async def test_how_long_workers_take_to_start_is_what_the_fleet_says_unless_the_
 def test_gpu_hours_count_by_the_clock_and_only_while_workers_are_there():
     gauges = GaugesRecorder(PlannerSettings(prefill_engine_num_gpu=2))
     for at_s, prefill in ((0.0, 1), (3600.0, 0), (7200.0, 0)):
-        gauges.pulled(Sample(at_s, prefill_workers=prefill, decode_workers=1))
+        gauges.record_sample(Sample(at_s, prefill_workers=prefill, decode_workers=1))
     assert gauges.read()["dynamo_planner_gpu_hours"] == 3.0 + 1.0
     assert gauges.read()["dynamo_planner_num_decode_replicas"] == 1
 

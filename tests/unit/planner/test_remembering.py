@@ -10,7 +10,7 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.assembly import remembered
+from dynaplan.planner.assembly import restore_state
 from dynaplan.planner.bursts.memory import BurstMemory, ExpertTrial, Hedge, Missed, Standing, StandingTrial
 from dynaplan.planner.model import DecisionRecord, ErrorBudget, PlannerState
 from dynaplan.planner.rules.decision import decide
@@ -40,14 +40,14 @@ def record(settings: PlannerSettings = SETTINGS) -> dict[str, Any]:
 
 
 def test_the_error_budget_goes_on_and_has_faded_by_the_time_between():
-    state = remembered([record()], SETTINGS, AT + timedelta(hours=1))
+    state = restore_state([record()], SETTINGS, AT + timedelta(hours=1))
     assert state.error_budget.ttft_requests == pytest.approx(-40 * 0.3679, rel=1e-3)
     assert state.error_budget.itl_requests == pytest.approx(30 * 0.3679, rel=1e-3)
     assert state.bursts.standing.prefill[0].late == pytest.approx(20 * 0.3679, rel=1e-3)
 
 
 def test_the_hedge_goes_on_trusting_whom_it_trusted_and_has_forgotten_as_much():
-    hedge = remembered([record()], SETTINGS, AT + timedelta(hours=1)).bursts.hedge
+    hedge = restore_state([record()], SETTINGS, AT + timedelta(hours=1)).bursts.hedge
     assert hedge.trusted == (Targets(2, 1), False)
     (trial,) = hedge.trials
     assert trial.queue == 0
@@ -61,7 +61,7 @@ def test_the_hedge_goes_on_trusting_whom_it_trusted_and_has_forgotten_as_much():
 
 
 def test_queues_grace_and_corrections_begin_anew():
-    state = remembered([record()], SETTINGS, AT)
+    state = restore_state([record()], SETTINGS, AT)
     assert state.bursts.standing.prefill[0].load == 0
     assert state.decode_grace_left == 0
     assert state.corrections == PlannerState().corrections
@@ -78,14 +78,14 @@ def test_queues_grace_and_corrections_begin_anew():
     ids=["another promise", "another namespace", "no promise", "the future"],
 )
 def test_nothing_is_remembered_of(before, now):
-    assert remembered([record(before)], SETTINGS, now) == PlannerState()
+    assert restore_state([record(before)], SETTINGS, now) == PlannerState()
 
 
 @pytest.mark.parametrize("documents", [[], [{"some": "thing"}], [{**record(), "wall_time": "soon"}]])
 def test_what_cannot_be_read_is_as_no_record(documents):
-    assert remembered(documents, SETTINGS, AT) == PlannerState()
+    assert restore_state(documents, SETTINGS, AT) == PlannerState()
 
 
 def test_without_a_window_there_is_no_budget():
     settings = replace(SETTINGS, slo_window_s=0.0)
-    assert remembered([record(settings)], settings, AT) == PlannerState()
+    assert restore_state([record(settings)], settings, AT) == PlannerState()

@@ -26,7 +26,7 @@ def recorded(log_dir, settings: PlannerSettings, observations: list[Observation]
     state, known = PlannerState(), model(settings) if settings.is_by_targets else None
     for number, observation in enumerate(observations):
         after, decision = decide(settings, state, observation, known)
-        recorder.decided(
+        recorder.record_decision(
             DecisionRecord(
                 f"2026-01-01T12:{number:02}:00+00:00", settings, state, observation, decision, after
             )

@@ -77,7 +77,7 @@ def test_a_worker_that_left_is_not_expected_to_hold_anything():
     simulated.arrive(prompt(0.0, 100))
     simulated.run_until(2.0)
     simulated.advance_decoders(2.0)
-    simulated.want(Targets(0, 1))
+    simulated.scale(Targets(0, 1))
     simulated.run_until(3.0)
     for first in (0, 100):
         simulated.arrive(prompt(3.0, first))

@@ -65,7 +65,7 @@ def test_what_no_engine_can_ever_serve_is_lost_and_counted():
 def test_requests_wait_for_the_first_worker_and_are_then_answered():
     simulated = SimulatedService(service(startup_s=30.0), workers(0, 0))
     simulated.arrive(TracedRequest(0.0, 100, 11))
-    simulated.want(workers(0, 1))
+    simulated.scale(workers(0, 1))
     simulated.run_out()
 
     assert simulated.outcome.requests == 1
@@ -75,7 +75,7 @@ def test_requests_wait_for_the_first_worker_and_are_then_answered():
 def test_a_new_worker_gets_requests_once_it_has_started_and_holds_its_gpu_from_the_beginning():
     simulated = SimulatedService(service(startup_s=30.0), workers(0, 1))
     simulated.run_until(10.0)
-    simulated.want(workers(0, 2))
+    simulated.scale(workers(0, 2))
 
     simulated.run_until(39.9)
     assert len(simulated.pools.serving(Role.DECODE)) == 1
@@ -88,7 +88,7 @@ def test_a_leaving_worker_finishes_what_it_holds_and_only_then_frees_its_gpu():
     simulated = SimulatedService(service(), workers(0, 2))
     for _ in range(2):
         simulated.arrive(TracedRequest(0.0, 100, 101))
-    simulated.want(workers(0, 1))
+    simulated.scale(workers(0, 1))
 
     simulated.run_until(0.5)
     simulated.advance_decoders(0.5)
@@ -105,7 +105,7 @@ def test_a_hand_off_for_a_worker_that_leaves_goes_to_another_one():
     simulated.arrive(TracedRequest(0.0, 100, 11))
     simulated.arrive(TracedRequest(0.0, 100, 11))
     simulated.run_until(0.05)
-    simulated.want(workers(1, 1))
+    simulated.scale(workers(1, 1))
     simulated.run_out()
 
     assert simulated.outcome.requests == 2
@@ -115,7 +115,7 @@ def test_a_leaving_prefill_worker_finishes_what_it_has_taken():
     simulated = SimulatedService(service(is_disaggregated=True), workers(2, 1))
     for _ in range(8):
         simulated.arrive(TracedRequest(0.0, 100, 2))
-    simulated.want(workers(1, 1))
+    simulated.scale(workers(1, 1))
     simulated.run_out()
 
     assert (simulated.outcome.requests, simulated.outcome.remote_prefills) == (8, 8)
@@ -125,7 +125,7 @@ def test_a_leaving_prefill_worker_finishes_what_it_has_taken():
 def test_no_more_workers_start_than_the_box_has_gpus():
     simulated = SimulatedService(service(gpus=2, startup_s=0.0), workers(0, 1))
 
-    simulated.want(workers(0, 5))
+    simulated.scale(workers(0, 5))
 
     assert simulated.pools.counts().decode.holding == 2
 
@@ -133,8 +133,8 @@ def test_no_more_workers_start_than_the_box_has_gpus():
 def test_how_often_somebody_looks_changes_nothing():
     trace = every(0.013, 200, 130, 37)
 
-    seldom = simulate(trace, service(), workers(0, 2), StaticPolicy(every_s=5.0)).outcome
-    often = simulate(trace, service(), workers(0, 2), StaticPolicy(every_s=0.01)).outcome
+    seldom = simulate(trace, service(), workers(0, 2), StaticPolicy(interval_s=5.0)).outcome
+    often = simulate(trace, service(), workers(0, 2), StaticPolicy(interval_s=0.01)).outcome
 
     assert mean(often.ttft_ms) == PRECISE(mean(seldom.ttft_ms), rel=0.02)
     assert mean(often.itl_ms) == PRECISE(mean(seldom.itl_ms), rel=0.02)
@@ -195,8 +195,8 @@ def test_gpu_hours_count_until_the_last_arrival():
 
 def test_a_change_that_is_soon_taken_back_is_a_flap():
     class UpAndDown(StaticPolicy):
-        def look(self, simulated: SimulatedService) -> None:
-            simulated.want(Targets(0, 2 if simulated.now_s == 5.0 else 1))
+        def evaluate(self, simulated: SimulatedService) -> None:
+            simulated.scale(Targets(0, 2 if simulated.now_s == 5.0 else 1))
 
     result = simulate(every(1.0, 20), service(), workers(0, 1), UpAndDown())
 

@@ -31,7 +31,7 @@ def kept(router: str, *, is_disaggregated: bool = False) -> tuple[int, dict[int,
     simulated.advance_decoders(60.0)
     role = Role.PREFILL if is_disaggregated else Role.DECODE
     served = {each.number: each.engine.model.totals.cached for each in simulated.pools.all(role)}
-    simulated.want(workers(1, 1) if is_disaggregated else workers(0, 1))
+    simulated.scale(workers(1, 1) if is_disaggregated else workers(0, 1))
     [stays] = simulated.pools.serving(role)
     return stays.number, served
 

@@ -80,7 +80,7 @@ def test_a_prompt_that_a_worker_computes_too_slowly_is_computed_twice_and_answer
 
 def test_where_the_decode_worker_is_leaving_another_one_computes_the_prompt():
     simulated = waiting(0.05, 2, decode=2)
-    simulated.want(workers(1, 1))
+    simulated.scale(workers(1, 1))
     simulated.run_out()
     assert (simulated.outcome.requests, simulated.outcome.given_up_prefills) == (2, 2)
     assert list(simulated.outcome.by_worker.values()) == [2]

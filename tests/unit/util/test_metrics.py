@@ -59,8 +59,8 @@ def test_every_gauge_of_the_planner_is_described() -> None:
     recorder = GaugesRecorder(targets.SETTINGS)
     seen = targets.planned_interval(1, 1, [40.0])
     state, decision = decide(targets.SETTINGS, PlannerState(), seen, targets.model())
-    recorder.pulled(Sample(0.0, prefill_queue=1.0))
-    recorder.decided(
+    recorder.record_sample(Sample(0.0, prefill_queue=1.0))
+    recorder.record_decision(
         DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state),
     )
     assert len(recorder.read()) > 15

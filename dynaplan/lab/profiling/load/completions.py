@@ -174,7 +174,7 @@ def refusal(status: int, body: str) -> RequestFailed:
 REQUEST_TIMEOUT_S = 1800.0
 """Seconds that a whole answer may take, as the frontend has it."""
 
-MODELS_S = 10.0
+MODELS_TIMEOUT_S = 10.0
 """Seconds in which the service must name its models."""
 
 JSON_HEADERS = {"Content-Type": "application/json"}
@@ -192,7 +192,7 @@ def open_session(api_key: str = "", tls: ClientTls = True) -> aiohttp.ClientSess
 async def served_model(session: aiohttp.ClientSession, url: str) -> str:
     """Return the first model that the service names; raises DeploymentError when it names none."""
     try:
-        async with asyncio.timeout(MODELS_S), session.get(f"{url}/v1/models") as response:
+        async with asyncio.timeout(MODELS_TIMEOUT_S), session.get(f"{url}/v1/models") as response:
             if response.status != 200:
                 raise DeploymentError(
                     f"{url}/v1/models answers {response.status}: {(await response.text())[:300]}",

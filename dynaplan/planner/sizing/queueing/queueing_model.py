@@ -67,10 +67,10 @@ from dynaplan.planner.sizing.queueing.workload import Answers, Prompts, WorkerKi
 FIRST_TOKEN_STEPS = 2.5
 """Decode steps from a hand-off to the first token: half of the running one, the one that admits, its own."""
 
-LEAST_PER_MS = 1e-12
+MIN_PER_MS = 1e-12
 """Lowest rate that is computed with, requests per ms (one in thirty years): no division by 0."""
 
-LONGEST_MS = 3_600_000.0
+MAX_MS = 3_600_000.0
 """Longest percentile that is looked for, ms (an hour); beyond it a time counts as infinite."""
 
 PRECISION = 5e-3
@@ -118,7 +118,7 @@ class SteadyState:
     def __init__(self, service: ServiceModel, demand: Demand) -> None:
         self.service = service
         self.demand = demand
-        self._rate_per_ms = max(demand.requests_per_s / 1000, LEAST_PER_MS)
+        self._rate_per_ms = max(demand.requests_per_s / 1000, MIN_PER_MS)
         self._prefill_kind = service.prefill or service.decode
         self._prefill_pools: dict[int, PrefillWaiting] = {}
         self._decode_workers: dict[int, DecodeBatch] = {}
@@ -176,7 +176,7 @@ class SteadyState:
         room_ms = limit_ms - self._hand_off_ms(decoding)
         return self.prefill_waiting(workers.prefill).chance_over(room_ms, self.service.transfer_ms_per_token)
 
-    def least_chance_of_ttft_over(self, limit_ms: float, decode_workers: int) -> float:
+    def min_chance_of_ttft_over(self, limit_ms: float, decode_workers: int) -> float:
         """Return the part of the requests whose TTFT exceeds the limit even with unlimited prefill workers.
 
         No prompt waits then: its computing, the transfer and the decode steps remain.
@@ -235,7 +235,7 @@ class SteadyState:
 
     def part(self, factor: float) -> SteadyState:
         """Return the same lengths at ``factor`` times the rate."""
-        part = SteadyState(self.service, self.demand.times(factor))
+        part = SteadyState(self.service, self.demand.scaled(factor))
         part.prompts, part.answers = self.prompts, self.answers
         return part
 
@@ -249,7 +249,7 @@ def _percentile(chance_over: Callable[[float], float], percent: float, guess_ms:
     low_ms, high_ms = 0.0, guess_ms
     while chance_over(high_ms) > allowed:
         low_ms, high_ms = high_ms, 1.5 * high_ms
-        if high_ms > LONGEST_MS:
+        if high_ms > MAX_MS:
             return math.inf
     while high_ms - low_ms > PRECISION * high_ms:
         middle_ms = (low_ms + high_ms) / 2

@@ -16,7 +16,7 @@ A demand in the units of one kind of worker: milliseconds of computing, decode s
 
     own = T(i) - T(h),  at least 0
 
-The cached part h is i times the prefix hit rate (at most ``MOST_HIT``), rounded down.
+The cached part h is i times the prefix hit rate (at most ``MAX_HIT_RATE``), rounded down.
 
 **Answers.** The first token comes from the prefill, so an answer of j tokens takes S = j - 1 decode steps.
 A request that is found decoding at a random moment is more likely to be a long one (length-biased sampling,
@@ -46,7 +46,7 @@ from dynaplan.planner.model import Demand
 POINTS_PER_BUCKET = 3
 """Points that stand for one bucket."""
 
-MOST_POINTS = 36
+MAX_POINTS = 36
 """Most points in all: a size takes 2 ms because there are few."""
 
 Bucket = tuple[float, float, float]
@@ -71,16 +71,16 @@ def points_of(lengths: Lengths, longest_tokens: float) -> Points:
     total = sum(count for _, _, count in buckets)
     if not total:
         return Points((), ())
-    number = min(POINTS_PER_BUCKET, MOST_POINTS // len(buckets))
+    number = min(POINTS_PER_BUCKET, MAX_POINTS // len(buckets))
     places = [(index + 0.5) / number for index in range(number)]
     shift = _shift(buckets, total, lengths.mean_tokens)
-    tokens = [low + width * _shifted(place, shift) for low, width, _ in buckets for place in places]
+    tokens = [low + width * _shift_place(place, shift) for low, width, _ in buckets for place in places]
     shares = [count / total / number for _, _, count in buckets for _ in places]
     return Points(tuple(max(1.0, length) for length in tokens), tuple(shares))
 
 
 def _buckets(lengths: Lengths, longest_tokens: float) -> list[Bucket]:
-    """Return every bucket with a count, or groups of neighbours, at most ``MOST_POINTS``."""
+    """Return every bucket with a count, or groups of neighbours, at most ``MAX_POINTS``."""
     bounds = lengths.upper_bounds_tokens
     if not bounds:
         return []
@@ -91,7 +91,7 @@ def _buckets(lengths: Lengths, longest_tokens: float) -> list[Bucket]:
         for low, high, count in zip(lows, highs, lengths.counts, strict=False)
         if count > 0
     ]
-    together = -(-len(used) // MOST_POINTS)
+    together = -(-len(used) // MAX_POINTS)
     groups = [used[first : first + together] for first in range(0, len(used), together or 1)]
     return [(group[0][0], group[-1][1] - group[0][0], sum(count for *_, count in group)) for group in groups]
 
@@ -105,12 +105,12 @@ def _shift(buckets: list[Bucket], total: float, mean_tokens: float | None) -> fl
     return min(max((mean_tokens - middle) / half, -1.0), 1.0)
 
 
-def _shifted(place: float, shift: float) -> float:
+def _shift_place(place: float, shift: float) -> float:
     """Return the shifted place within a bucket, 0 to 1."""
     return place + shift * (1.0 - place) if shift > 0 else place * (1.0 + shift)
 
 
-MOST_HIT = 0.95
+MAX_HIT_RATE = 0.95
 """Highest prefix hit rate that is counted on, a fraction: nearly free prompts would hide real work."""
 
 
@@ -179,7 +179,7 @@ class Answers:
 def prompts_of(demand: Demand, kind: WorkerKind) -> Prompts:
     """Cost the prompts of a demand on workers of that kind."""
     prefill_ms = kind.timing.prefill_ms
-    hit = min(max(demand.prefix_hit_rate, 0.0), MOST_HIT)
+    hit = min(max(demand.prefix_hit_rate, 0.0), MAX_HIT_RATE)
     points = points_of(demand.isl, kind.settings.context_tokens)
     costs = []
     for tokens, share in zip(points.tokens, points.shares, strict=True):

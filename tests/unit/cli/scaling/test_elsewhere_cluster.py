@@ -172,7 +172,7 @@ def test_a_planner_carries_out_what_was_written(api: KubeApi) -> None:
         async def nothing(_: Any) -> None:
             pass
 
-        await Executor(workloads, intents, budget, nothing).one_pass()
+        await Executor(workloads, intents, budget, nothing).reconcile_once()
         await connector.close()
 
     asyncio.run(planned())

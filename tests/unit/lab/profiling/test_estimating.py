@@ -12,7 +12,7 @@ from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import load_profile, timing_origin
 from dynaplan.lab.profiling.estimating import EstimatedEngine, estimated_engine
 from dynaplan.lab.profiling.recommendation import Goal
-from dynaplan.lab.profiling.session import Profiled, ProfileOptions, profile
+from dynaplan.lab.profiling.session import ProfileOptions, ProfileResult, profile
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.test_session import Reported
 
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return names
 
 
-async def estimated(directory: Path, reported: Reported, gpus: int, **worker: Any) -> Profiled:
+async def estimated(directory: Path, reported: Reported, gpus: int, **worker: Any) -> ProfileResult:
     engine = EstimatedEngine("organization/name", "h100_sxm", Operators())
     options = ProfileOptions(
         config={"VllmWorker": {**WORKER, **worker}},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.lab.profiling import stage as stages
-from dynaplan.lab.profiling.deployment import EngineFacts, Plan
+from dynaplan.lab.profiling.deployment import EngineFacts, MeasurementPlan
 from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
 from dynaplan.lab.profiling.measurements import DecodeMeasurement
@@ -28,7 +28,7 @@ class Started(Exception):
 class NoDeployment:
     """In the place of one: nobody may start it who has nothing to measure."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MeasurementPlan) -> None:
         pass
 
     async def __aenter__(self) -> NoDeployment:
@@ -49,7 +49,7 @@ class Quiet:
 
 def run(directory: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "MeasuredDeployment", NoDeployment)
-    plan = Plan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
+    plan = MeasurementPlan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
     stage = Stage(Phase.DECODE, 1, {"VllmWorker": {"engine": "sim"}}, "a", plan)
     journal = Journal(directory)
     journal.add(stage.key(engine=True), FACTS.to_document())

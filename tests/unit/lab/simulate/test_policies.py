@@ -26,7 +26,7 @@ def test_a_simulated_deployment_that_waits_is_an_error(
     policy = PlannerPolicy("load", PlannerSettings())
     service = SimulatedService(service_settings(SimulateOptions("")), Targets(1, 1))
     policy.begin(service)
-    policy.look(service)
+    policy.evaluate(service)
 
     async def desired() -> DesiredCounts | None:
         await Waiting()
@@ -35,4 +35,4 @@ def test_a_simulated_deployment_that_waits_is_an_error(
     monkeypatch.setattr(policy, "desired", desired)
     monkeypatch.setattr(policy._cycle, "_is_scaling", True)
     with pytest.raises(RuntimeError, match="does not wait"):
-        policy.look(service)
+        policy.evaluate(service)

@@ -3,7 +3,7 @@
 import pytest
 
 from dynaplan.config.settings.sla import SlaTargets
-from dynaplan.lab.simulate.simulation import how_to, recommendation, tried_beside
+from dynaplan.lab.simulate.simulation import candidates_beside, compare_results, describe_change
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result
 
@@ -26,25 +26,25 @@ def result(policy: str, in_time: int, gpus: float) -> Result:
     ids=["the cheapest that keeps it", "the nearest to it", "no change for a point"],
 )
 def test_a_broken_promise_is_answered_by(others, policy):
-    assert recommendation([result("load", 70, 4.0), *others], PROMISED).policy == policy
+    assert compare_results([result("load", 70, 4.0), *others], PROMISED).policy == policy
 
 
 @pytest.mark.parametrize(("gpus", "policy"), [(3.7, "sla"), (3.9, "load"), (4.5, "load")])
 def test_a_kept_promise_is_only_left_for_more_than_a_twentieth_of_the_gpus(gpus, policy):
     results = [result("load", 97, 4.0), result("sla", 96, gpus), result("best-static:1,1", 60, 2.0)]
-    assert recommendation(results, PROMISED).policy == policy
+    assert compare_results(results, PROMISED).policy == policy
 
 
 def test_it_says_what_to_set_and_what_is_gained():
     results = [result("load", 70, 4.0), result("sla", 99, 5.0)]
-    assert recommendation(results, PROMISED).words == (
+    assert compare_results(results, PROMISED).words == (
         "set --Planner.policy=sla: 99.0% in time with 5.0 GPUs, where load had 70.0% in time with 4.0 GPUs. "
         "It keeps the promise"
     )
-    assert how_to("best-static:2,1") == "stop scaling and keep 2 prefill and 1 decode workers"
-    assert how_to("best-static:3") == "stop scaling and keep 3 workers"
+    assert describe_change("best-static:2,1") == "stop scaling and keep 2 prefill and 1 decode workers"
+    assert describe_change("best-static:3") == "stop scaling and keep 3 workers"
 
 
 def test_the_own_policy_is_the_first_that_is_tried_and_stands_once():
-    assert tried_beside("sla") == ("sla", "load", "best-static")
-    assert tried_beside("both") == ("both", "load", "sla", "best-static")
+    assert candidates_beside("sla") == ("sla", "load", "best-static")
+    assert candidates_beside("both") == ("both", "load", "sla", "best-static")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.planner.forecasting.arrivals import averaged_with, dispersions_of
+from dynaplan.planner.forecasting.arrivals import average_dispersions, dispersions_of
 
 
 def test_batches_of_a_clock_have_less_dispersion_the_longer_the_windows():
@@ -32,7 +32,7 @@ def test_arrivals_that_fit_no_whole_window_leave_that_scale_out():
 
 def test_intervals_are_averaged_and_other_scales_begin_anew():
     before, newest = ((1.0, 2.0), (2.0, 4.0)), ((1.0, 4.0), (2.0, 8.0))
-    assert averaged_with(before, newest, 0.5) == ((1.0, 3.0), (2.0, 6.0))
-    assert averaged_with(before, (), 0.5) == before
-    assert averaged_with(before, ((1.0, 9.0),), 0.5) == ((1.0, 9.0),)
-    assert averaged_with((), newest, 0.5) == newest
+    assert average_dispersions(before, newest, 0.5) == ((1.0, 3.0), (2.0, 6.0))
+    assert average_dispersions(before, (), 0.5) == before
+    assert average_dispersions(before, ((1.0, 9.0),), 0.5) == ((1.0, 9.0),)
+    assert average_dispersions((), newest, 0.5) == newest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.sizing.queueing.workload import MOST_POINTS, points_of
+from dynaplan.planner.sizing.queueing.workload import MAX_POINTS, points_of
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals
 
 FRONTEND_BOUNDS = (0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000)
@@ -36,7 +36,7 @@ def test_a_fixed_length_is_one() -> None:
 def test_the_shares_sum_to_one_and_there_are_not_too_many() -> None:
     points = points_of(Lengths.of(range(1, 20_000), buckets_per_doubling=10), 20_000)
     assert sum(points.shares) == pytest.approx(1)
-    assert len(points.tokens) <= MOST_POINTS
+    assert len(points.tokens) <= MAX_POINTS
     assert points.moment(1) == pytest.approx(10_000, rel=0.01)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.kubernetes.executor import ANNOTATION, DeletionCosts, deletion_cost
+from dynaplan.planner.kubernetes.executor import DELETION_COST_ANNOTATION, DeletionCosts, deletion_cost
 from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import CORE, PodController
@@ -24,7 +24,7 @@ async def decode(api):
     cluster = PodController(api)
     cluster.add_deployment("decode", 3)
     api.change(CORE, "pods", "decode-3", metadata={"deletionTimestamp": "2026-11-22T12:00:00Z"})
-    return (await LabelledWorkloads(api.client(), "ns").look()).of(Role.DECODE)
+    return (await LabelledWorkloads(api.client(), "ns").read()).of(Role.DECODE)
 
 
 LOADS = {
@@ -36,7 +36,7 @@ LOADS = {
 def costs(api: KubeApi) -> dict[str, str]:
     pods = {name: each for (_, plural, name), each in api.objects.items() if plural == "pods"}
     return {
-        name: each["metadata"]["annotations"][ANNOTATION]
+        name: each["metadata"]["annotations"][DELETION_COST_ANNOTATION]
         for name, each in pods.items()
         if "annotations" in each["metadata"]
     }
@@ -64,7 +64,7 @@ async def test_a_cost_that_is_there_already_is_not_written_again(api, decode):
     marks = DeletionCosts(api.client(), lambda: LOADS)
     await marks.mark(decode)
     written = len(api.writes())
-    await marks.mark((await LabelledWorkloads(api.client(), "ns").look()).of(Role.DECODE))
+    await marks.mark((await LabelledWorkloads(api.client(), "ns").read()).of(Role.DECODE))
     assert len(api.writes()) == written
 
 

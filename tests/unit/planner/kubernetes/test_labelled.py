@@ -53,12 +53,12 @@ def stateful_set(name: str, role: str, **labels: str) -> dict:
 async def test_a_deployment_tells_its_workers_their_gpus_and_their_model(api, cluster):
     cluster.add_deployment("prefill", 1, gpus=2)
     cluster.add_deployment("decode", 3)
-    sight = await workloads(api).look()
-    prefill, decode = sight.workloads
+    view = await workloads(api).read()
+    prefill, decode = view.workloads
     assert (prefill.role, prefill.replicas, prefill.ready, prefill.gpus) == (Role.PREFILL, 1, 1, 2)
     assert (decode.replicas, decode.model, len(decode.pods), decode.has_costs) == (3, "tiny", 3, True)
     assert decode.counts().startup_s == 42
-    assert sight.not_ready == ""
+    assert view.not_ready == ""
 
 
 async def test_a_stateful_set_has_the_pods_that_its_selector_matches(api):
@@ -69,7 +69,7 @@ async def test_a_stateful_set_has_the_pods_that_its_selector_matches(api):
         ("decode-2", {"app": "decode", "tier": "a"}),
     ):
         api.add(CORE, "pods", {"metadata": {"name": name, "labels": labels}, "status": {}})
-    (decode,) = (await workloads(api).look()).workloads
+    (decode,) = (await workloads(api).read()).workloads
     assert [pod["metadata"]["name"] for pod in decode.pods] == ["decode-0"]
     assert (decode.model, decode.has_costs) == ("m1", False)
     assert (decode.counts().ready, decode.counts().starting) == (1, 1)
@@ -85,49 +85,49 @@ async def test_a_leader_worker_set_counts_groups_and_the_gpus_of_all_their_pods(
         metadata = {"name": f"big-{index}", "labels": {"leaderworkerset.sigs.k8s.io/name": "big"}}
         gone = {"deletionTimestamp": "2026-11-22T12:00:00Z"} if index == 2 else {}
         api.add(CORE, "pods", {"metadata": {**metadata, **gone}, "status": {}})
-    (decode,) = (await workloads(api).look()).workloads
+    (decode,) = (await workloads(api).read()).workloads
     assert (decode.gpus, decode.pods_of_one, decode.replicas) == (8, 2, 1)
-    assert (decode.leaving, decode.holding) == (1, 2)
+    assert (decode.terminating, decode.holding) == (1, 2)
 
 
 async def test_pods_that_have_ended_hold_nothing(api, cluster):
     cluster.add_deployment("decode", 2)
     api.change(CORE, "pods", "decode-1", status={"phase": "Succeeded"})
-    (decode,) = (await workloads(api).look()).workloads
+    (decode,) = (await workloads(api).read()).workloads
     assert [pod["metadata"]["name"] for pod in decode.pods] == ["decode-2"]
 
 
 async def test_a_cluster_without_leader_worker_sets_is_one_without_them(api, cluster):
     api.served = {APPS, CORE}
     cluster.add_deployment("decode", 1)
-    assert [each.name for each in (await workloads(api).look()).workloads] == ["decode"]
+    assert [each.name for each in (await workloads(api).read()).workloads] == ["decode"]
 
 
 async def test_a_kind_that_was_read_before_has_not_gone_when_it_cannot_be_read(api, cluster):
     cluster.add_deployment("decode", 1)
     api.add(APPS, "statefulsets", stateful_set("prefill", "prefill"))
     found = workloads(api)
-    await found.look()
+    await found.read()
     api.denied = {("list", "statefulsets")}
     with pytest.raises(ClusterForbidden):
-        await found.look()
+        await found.read()
     api.denied = set()
-    assert len((await found.look()).workloads) == 2
+    assert len((await found.read()).workloads) == 2
 
 
 async def test_objects_of_another_deployment_are_left_alone(api):
     api.add(APPS, "statefulsets", stateful_set("a", "decode", **{"dynaplan.io/namespace": "one"}))
     api.add(APPS, "statefulsets", stateful_set("b", "decode", **{"dynaplan.io/namespace": "two"}))
-    assert [each.name for each in (await workloads(api, "two").look()).workloads] == ["b"]
+    assert [each.name for each in (await workloads(api, "two").read()).workloads] == ["b"]
 
 
 async def test_a_role_is_had_by_one_object_and_decode_by_one_at_least(api, cluster):
     with pytest.raises(SubComponentNotFoundError, match=r"dynaplan\.io/role: decode"):
-        await workloads(api).look()
+        await workloads(api).read()
     cluster.add_deployment("decode", 1)
     api.add(APPS, "statefulsets", stateful_set("other", "decode"))
     with pytest.raises(DuplicateSubComponentError, match="deployments/decode, statefulsets/other"):
-        await workloads(api).look()
+        await workloads(api).read()
 
 
 async def test_kinds_that_may_not_be_read_are_left_out_while_decode_is_found(api, cluster, caplog):
@@ -136,15 +136,15 @@ async def test_kinds_that_may_not_be_read_are_left_out_while_decode_is_found(api
     found = workloads(api)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert [each.name for each in (await found.look()).workloads] == ["decode"]
+            assert [each.name for each in (await found.read()).workloads] == ["decode"]
     told = [line.split()[0] for line in caplog.messages if "not looked at" in line]
     assert told == ["statefulsets", "leaderworkersets"]
     api.remove(APPS, "deployments", "decode")
     with pytest.raises(ClusterForbidden, match="statefulsets"):
-        await found.look()
+        await found.read()
     api.denied = set()
     with pytest.raises(SubComponentNotFoundError):
-        await found.look()
+        await found.read()
 
 
 async def test_a_missing_right_is_told_and_not_taken_for_an_empty_cluster(api, cluster):
@@ -152,13 +152,13 @@ async def test_a_missing_right_is_told_and_not_taken_for_an_empty_cluster(api, c
     for denied in ("deployments", "pods"):
         api.denied = {("list", denied)}
         with pytest.raises(ClusterForbidden):
-            await workloads(api).look()
+            await workloads(api).read()
 
 
 async def test_the_number_is_set_by_the_scale_subresource_over_the_version_that_was_read(api, cluster):
     cluster.add_deployment("decode", 1)
     found = workloads(api)
-    (decode,) = (await found.look()).workloads
+    (decode,) = (await found.read()).workloads
     await found.scale(decode, 0)
     assert api.objects[APPS, "deployments", "decode"]["spec"]["replicas"] == 0
     ((method, path, body),) = api.writes()

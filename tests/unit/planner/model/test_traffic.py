@@ -29,9 +29,9 @@ def test_the_mean_of_a_sum_is_exact_only_if_both_are() -> None:
 def test_of_a_part_of_the_requests_fewer_come_together() -> None:
     none = Lengths((), ())
     demand = Demand(8.0, none, none, dispersions=((1.0, 5.0), (2.0, 0.0)))
-    assert demand.times(0.5) == Demand(4.0, none, none, dispersions=((1.0, 3.0), (2.0, 0.5)))
-    assert demand.times(0.0).dispersions == ((1.0, 1.0), (2.0, 1.0))
-    assert demand.times(2.0).dispersions == ((1.0, 9.0), (2.0, 0.0))
+    assert demand.scaled(0.5) == Demand(4.0, none, none, dispersions=((1.0, 3.0), (2.0, 0.5)))
+    assert demand.scaled(0.0).dispersions == ((1.0, 1.0), (2.0, 1.0))
+    assert demand.scaled(2.0).dispersions == ((1.0, 9.0), (2.0, 0.0))
 
 
 def test_counted_misses_are_read_back_and_are_not_known_of_older_records() -> None:

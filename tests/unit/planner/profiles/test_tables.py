@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.formula_tables import fit_tables
 from dynaplan.planner.sla_model import open_profile
 from dynaplan.util.errors import ConfigError
 
@@ -17,7 +17,7 @@ H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 def test_without_scipy_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ConfigError, match="'formula', but the Python module scipy is not") as raised:
-        tables_of(open_profile(H200), H200)
+        fit_tables(open_profile(H200), H200)
     assert raised.value.hint == "Run: pip install scipy. Or choose sizing: queueing, which needs no library."
 
 

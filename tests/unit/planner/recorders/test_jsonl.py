@@ -19,10 +19,10 @@ from dynaplan.planner.model import Corrections, DecisionRecord, PlannerState
 from dynaplan.planner.recorders import tensorboard
 from dynaplan.planner.recorders.decision_log import (
     JsonLinesRecorder,
-    point_to,
     read_all,
     read_records,
     recent_records,
+    write_pointer,
 )
 from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
 from dynaplan.planner.rules.decision import decide
@@ -40,7 +40,7 @@ def record(at_s: float = 30.0, kv: float | None = 0.95) -> DecisionRecord:
 def write_lines(log_dir: Path, *records: DecisionRecord) -> None:
     recorder = JsonLinesRecorder(log_dir)
     for each in records:
-        recorder.decided(each)
+        recorder.record_decision(each)
     recorder.close()
 
 
@@ -102,8 +102,8 @@ def test_after_a_line_that_was_not_written_the_memory_is(tmp_path):
     first = record(0)
     recorder = JsonLinesRecorder(tmp_path)
     with a_full_disk():
-        recorder.decided(first)
-    recorder.decided(following(first, 30))
+        recorder.record_decision(first)
+    recorder.record_decision(following(first, 30))
     recorder.close()
     assert [DecisionRecord.from_json(each) for each in read_records(tmp_path, 2)] == [following(first, 30)]
 
@@ -119,7 +119,7 @@ def test_torn_lines_are_left_out(tmp_path):
 def test_the_records_of_the_planner_before_fill_up(tmp_path):
     write_lines(tmp_path / "20260101_000000", record(10), record(20))
     write_lines(tmp_path / "elsewhere" / "deep", record(30))
-    point_to(tmp_path, tmp_path / "elsewhere" / "deep")
+    write_pointer(tmp_path, tmp_path / "elsewhere" / "deep")
     assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 2)] == [20, 30]
     assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 1)] == [30]
 
@@ -132,12 +132,12 @@ def test_nothing_written_is_no_records(tmp_path):
 
 def test_a_full_disk_is_logged_once_and_what_comes_later_is_whole(tmp_path, caplog):
     recorder = JsonLinesRecorder(tmp_path)
-    recorder.decided(record(10))
+    recorder.record_decision(record(10))
     size = (tmp_path / "decisions.jsonl").stat().st_size
     with caplog.at_level(logging.WARNING), a_full_disk(size + 100):
-        recorder.decided(record(20))
-        recorder.decided(record(30))
-    recorder.decided(record(40))
+        recorder.record_decision(record(20))
+        recorder.record_decision(record(30))
+    recorder.record_decision(record(40))
     recorder.close()
     assert len(caplog.records) == 1
     assert [each["observation"]["at_s"] for each in read_records(tmp_path, 5)] == [10, 40]
@@ -149,8 +149,8 @@ def test_a_directory_that_cannot_be_made_does_not_stop_the_planner(tmp_path, cap
         JsonLinesRecorder(tmp_path / "file" / "logs"),
         TensorBoardRecorder(tmp_path / "file" / "logs", PlannerSettings()),
     ):
-        recorder.decided(record())
-        recorder.pulled(Sample(1.0))
+        recorder.record_decision(record())
+        recorder.record_sample(Sample(1.0))
         recorder.close()
     assert len(caplog.records) == 2
 
@@ -175,9 +175,9 @@ def read_with_tensorboard(log_dir: Path) -> dict[str, list[tuple[int, float]]]:
 def test_tensorboard_reads_the_originals_tags_and_the_decisions(tmp_path):
     recorder = TensorBoardRecorder(tmp_path, PlannerSettings(decode_engine_num_gpu=2))
     for second in range(300):
-        recorder.pulled(Sample(100.0 + second, 0.25, "", 3.0, "", 7, 1, 2))
-    recorder.pulled(Sample(400.0, None, "nobody answered", 0.0, "", 0, 1, 2))
-    recorder.decided(record(400.5))
+        recorder.record_sample(Sample(100.0 + second, 0.25, "", 3.0, "", 7, 1, 2))
+    recorder.record_sample(Sample(400.0, None, "nobody answered", 0.0, "", 0, 1, 2))
+    recorder.record_decision(record(400.5))
     recorder.close()
     read = read_with_tensorboard(tmp_path)
     assert read["average_kv_load"] == [(second, 0.25) for second in range(300)]
@@ -195,8 +195,8 @@ def test_tensorboard_reads_the_originals_tags_and_the_decisions(tmp_path):
 def test_tensorboard_reads_what_was_written_after_the_disk_was_full(tmp_path, size):
     recorder = TensorBoardRecorder(tmp_path, PlannerSettings())
     with a_full_disk(size):
-        recorder.pulled(Sample(1.0, 0.5))
-    recorder.pulled(Sample(2.0, 0.75))
+        recorder.record_sample(Sample(1.0, 0.5))
+    recorder.record_sample(Sample(2.0, 0.75))
     recorder.close()
     newest = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
     assert read_with_tensorboard(newest)["average_kv_load"] == [(1, 0.75)]

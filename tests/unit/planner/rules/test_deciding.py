@@ -13,8 +13,8 @@ from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.planner.model import Observation, PlannerState
-from dynaplan.planner.rules.decision import decide, not_carried_out
-from dynaplan.planner.rules.load_policy import averaged
+from dynaplan.planner.rules.decision import decide, state_without_change
+from dynaplan.planner.rules.load_policy import average_load
 from tests.unit.planner.rules.situations import SEEDS, interval, outcome, story, with_fleet
 
 GUARDED = replace(SEEDS, consolidation_guard=True)
@@ -146,7 +146,7 @@ def test_a_decision_that_nobody_acknowledges_blocks_until_the_scaling_timeout():
 
 def test_an_interval_in_which_workers_changed_changes_nothing_and_counts_for_the_grace():
     samples = [Sample(0, 0.1, decode_workers=count) for count in (1, 2)]
-    observation = replace(interval(0, 2), load=averaged(samples))
+    observation = replace(interval(0, 2), load=average_load(samples))
     state, decision = decide(SEEDS, PlannerState(decode_grace_left=2), observation)
     assert not decision.is_change
     assert "prefill 0, decode 1 -> prefill 0, decode 2" in story(decision)
@@ -159,7 +159,7 @@ def test_an_interval_of_scaling_does_not_count_for_the_grace():
 
 
 def test_a_decision_that_was_not_carried_out_gives_no_grace():
-    assert not_carried_out(PlannerState(decode_grace_left=2)).decode_grace_left == 1
+    assert state_without_change(PlannerState(decode_grace_left=2)).decode_grace_left == 1
 
 
 def test_counts_set_by_hand_are_the_new_base():
@@ -219,12 +219,12 @@ def test_the_last_worker_that_serves_is_not_removed():
 
 def test_kv_usage_is_averaged_over_workers_before_pulls():
     samples = [Sample(0, 1.0, decode_workers=3), Sample(1, 0.0, decode_workers=3)]
-    assert averaged(samples).kv_usage == 0.5
+    assert average_load(samples).kv_usage == 0.5
 
 
 def test_a_pull_without_data_does_not_weigh():
     samples = [Sample(0, 0.8, decode_workers=1), Sample(1, None, decode_workers=1), Sample(2, math.nan)]
-    assert averaged(samples).kv_usage == 0.8
+    assert average_load(samples).kv_usage == 0.8
 
 
 def test_waiting_requests_add_to_the_kv_usage_of_a_worker_that_runs_some():

@@ -10,7 +10,7 @@ import pytest
 from dynaplan.fleet.counts import Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.planner.model import DecisionRecord, PlannerState
-from dynaplan.planner.recorders.gauges import curves_of
+from dynaplan.planner.recorders.gauges import values_of
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.explain import explain
 from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval, traffic
@@ -180,7 +180,7 @@ def test_the_record_reads_back_and_is_told_in_words():
 def test_the_curves_have_the_names_of_dynamos_planner():
     seen = planned_interval(1, 1, [2.0])
     state, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
-    curves = curves_of(DecisionRecord("", SETTINGS, PlannerState(), seen, decision, state))
+    curves = values_of(DecisionRecord("", SETTINGS, PlannerState(), seen, decision, state))
     assert curves["observed_requests_per_second"] == 2.0
     assert curves["observed_request_duration_seconds"] == 1.6
     assert curves["predicted_requests_per_second"] == 2.0

@@ -9,7 +9,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import DecisionRecord, Expected, Foresight, Observation, PlannerState
 from dynaplan.planner.rules.decision import decide
-from dynaplan.planner.rules.explain import explain, in_one_line, is_change
+from dynaplan.planner.rules.explain import explain, is_change, summarize
 from tests.unit.planner.rules.situations import interval
 from tests.unit.planner.rules.targets import H200, SETTINGS, model, planned_interval
 
@@ -115,8 +115,8 @@ def test_one_line_has_the_time_the_decision_and_its_reason():
     record = DecisionRecord(
         "2026-01-01T12:34:56+00:00", settings, PlannerState(), observation, decision, next_state
     )
-    assert in_one_line(json.loads(json.dumps(record.to_json()))) == (
+    assert summarize(json.loads(json.dumps(record.to_json()))) == (
         "12:34:56  changed prefill 1, decode 1 -> prefill 1, decode 2: "
         "the mean KV usage 0.95 is above 0.9: one decode worker more"
     )
-    assert in_one_line({"wall_time": "12"}) == ""
+    assert summarize({"wall_time": "12"}) == ""

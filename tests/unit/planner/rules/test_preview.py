@@ -8,7 +8,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.planner.model import DecisionRecord, Observation, PlannerState
-from dynaplan.planner.rules.decision import decide, is_known, next_decision
+from dynaplan.planner.rules.decision import decide, has_data, preview_decision
 from tests.unit.planner.rules.situations import interval
 
 SETTINGS = PlannerSettings()
@@ -21,34 +21,36 @@ def recorded(observation: Observation, state: PlannerState | None = None) -> Dec
 
 
 def test_an_idle_worker_that_was_added_by_hand_would_be_removed() -> None:
-    decision = next_decision(recorded(interval(1, 1, kv=0.0)), Targets(1, 2), RoleHolds(), None)
+    decision = preview_decision(recorded(interval(1, 1, kv=0.0)), Targets(1, 2), RoleHolds(), None)
     assert (decision.current, decision.desired) == (Targets(1, 2), Targets(1, 1))
 
 
 def test_the_load_that_was_seen_is_spread_over_the_new_number() -> None:
     busy = recorded(interval(1, 1, kv=0.8))
-    assert next_decision(busy, Targets(1, 1), RoleHolds(), None).desired == Targets(1, 1)
-    many = next_decision(busy, Targets(1, 4), RoleHolds(), None)
+    assert preview_decision(busy, Targets(1, 1), RoleHolds(), None).desired == Targets(1, 1)
+    many = preview_decision(busy, Targets(1, 4), RoleHolds(), None)
     assert many.desired == Targets(1, 3)
     assert "0.2 is below 0.5" in many.reason
-    fewer = next_decision(recorded(interval(1, 4, kv=0.6)), Targets(1, 2), RoleHolds(), None)
+    fewer = preview_decision(recorded(interval(1, 4, kv=0.6)), Targets(1, 2), RoleHolds(), None)
     assert fewer.desired == Targets(1, 3)
 
 
 def test_a_decision_that_was_still_carried_out_and_changes_in_the_interval_do_not_count() -> None:
     seen = interval(1, 1, kv=0.0)
     seen = replace(seen, desired=replace(seen.desired, decision_id=9), load=replace(seen.load, changed="yes"))
-    assert next_decision(recorded(seen), Targets(1, 2), RoleHolds(), None).desired == Targets(1, 1)
+    assert preview_decision(recorded(seen), Targets(1, 2), RoleHolds(), None).desired == Targets(1, 1)
 
 
 def test_what_is_held_stays() -> None:
     holds = RoleHolds(decode=Hold(2, 2))
-    assert not next_decision(recorded(interval(1, 1, kv=0.0)), Targets(1, 2), holds, None).is_change
+    assert not preview_decision(recorded(interval(1, 1, kv=0.0)), Targets(1, 2), holds, None).is_change
 
 
 def test_without_data_or_workers_nothing_is_foretold() -> None:
     last = recorded(interval(1, 1, kv=None))
-    assert not next_decision(last, Targets(1, 2), RoleHolds(), None).is_change
-    assert next_decision(recorded(interval(1, 1)), Targets(1, 0), RoleHolds(), None).current == Targets(1, 0)
-    assert is_known(last.observation)
-    assert not is_known(replace(last.observation, unknown="the store is away"))
+    assert not preview_decision(last, Targets(1, 2), RoleHolds(), None).is_change
+    assert preview_decision(recorded(interval(1, 1)), Targets(1, 0), RoleHolds(), None).current == Targets(
+        1, 0
+    )
+    assert has_data(last.observation)
+    assert not has_data(replace(last.observation, unknown="the store is away"))

@@ -8,7 +8,7 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.planner.model import Observation, Sizing, WorkerLimits
-from dynaplan.planner.rules.sla_policy import limits_together, managed_part, unmanaged_in
+from dynaplan.planner.rules.sla_policy import raise_limits, subtract_unmanaged, unmanaged_workers
 from tests.unit.planner.sizing.decisions import MANY, ONE_EACH, decided, seen, why
 
 
@@ -46,15 +46,15 @@ def test_without_data_the_counts_stay_those_of_the_managed_ones() -> None:
 
 def test_an_unmanaged_prefill_worker_makes_no_pool() -> None:
     fleet = FleetCounts(WorkerCounts(unmanaged=2), WorkerCounts(unmanaged=1))
-    assert unmanaged_in(fleet, Targets(0, 3)) == Targets(0, 1)
-    assert unmanaged_in(fleet, Targets(1, 3)) == Targets(2, 1)
+    assert unmanaged_workers(fleet, Targets(0, 3)) == Targets(0, 1)
+    assert unmanaged_workers(fleet, Targets(1, 3)) == Targets(2, 1)
 
 
 def test_limits_are_of_the_managed_ones_alone() -> None:
     limits = WorkerLimits(8, 1, 2, Targets(1, 1), Targets(4, 4))
-    assert limits_together(limits, Targets()) is limits
+    assert raise_limits(limits, Targets()) is limits
     expected = WorkerLimits(13, 1, 2, Targets(2, 3), Targets(5, 6))
-    assert limits_together(limits, Targets(1, 2)) == expected
+    assert raise_limits(limits, Targets(1, 2)) == expected
     sizing = Sizing(Targets(1, 1))
-    assert managed_part(sizing, Targets()) is sizing
-    assert managed_part(sizing, Targets(3, 0)).targets == Targets(0, 1)
+    assert subtract_unmanaged(sizing, Targets()) is sizing
+    assert subtract_unmanaged(sizing, Targets(3, 0)).targets == Targets(0, 1)

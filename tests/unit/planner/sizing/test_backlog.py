@@ -10,7 +10,7 @@ import pytest
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand, Load, Observation
-from dynaplan.planner.sizing.look_ahead import with_backlog
+from dynaplan.planner.sizing.look_ahead import backlog_demand
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
@@ -46,7 +46,7 @@ def rate_with(
 ) -> float | None:
     foretold = [demand(each) for each in rates]
     came = None if now is None else demand(now)
-    whole = with_backlog(DISAGGREGATED, foretold, came, seen(queue, workers, startup_s), INTERVAL_S)
+    whole = backlog_demand(DISAGGREGATED, foretold, came, seen(queue, workers, startup_s), INTERVAL_S)
     return whole.requests_per_s if whole else None
 
 
@@ -110,7 +110,7 @@ def test_the_backlog_comes_on_top_of_the_largest_demand_and_grows_by_the_soonest
 
 def test_the_requests_are_as_long_and_as_bursty_as_they_were() -> None:
     foretold = replace(demand(5.0), burstiness=3.0)
-    whole = with_backlog(
+    whole = backlog_demand(
         DISAGGREGATED, [foretold], None, seen(HELD + 50.0, WorkerCounts(ready=1)), INTERVAL_S
     )
     assert whole == replace(foretold, requests_per_s=10.0)
@@ -123,7 +123,7 @@ def test_no_workers_compute_nothing() -> None:
 def test_there_is_no_queue_where_the_decode_workers_compute_the_prompts() -> None:
     aggregated = replace(DISAGGREGATED, prefill=None)
     observation = seen(500.0, WorkerCounts())
-    assert with_backlog(aggregated, [demand(5.0)], None, observation, INTERVAL_S) is None
+    assert backlog_demand(aggregated, [demand(5.0)], None, observation, INTERVAL_S) is None
 
 
 def test_where_nothing_comes_soon_nothing_is_told_of_the_queue() -> None:

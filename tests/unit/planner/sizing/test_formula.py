@@ -17,7 +17,7 @@ from dynaplan.engines.sim.profiles import load_profile, timing_for
 from dynaplan.engines.timing_model.settings import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.formula_tables import fit_tables
 from dynaplan.planner.model import Corrections, Expected, Sizing, WorkerLimits
 from dynaplan.planner.sizing.formula import DecodePoint, Formula
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
@@ -30,7 +30,7 @@ SEEN = Traffic(180.0, 1800.0, 3000.0, 150.0, ttft_ms=120.9174, itl_ms=20.0, dura
 
 @cache
 def formula() -> Formula:
-    tables = tables_of(load_profile(H200), "H200")
+    tables = fit_tables(load_profile(H200), "H200")
     return Formula.from_tables(tables, tables)
 
 
@@ -102,7 +102,7 @@ def test_only_what_was_measured_is_corrected() -> None:
 
 
 def test_a_profile_that_expects_nothing_corrects_nothing() -> None:
-    tables = tables_of(load_profile(H200), "H200")
+    tables = fit_tables(load_profile(H200), "H200")
     none = tuple((0.0,) * 100 for _ in range(100))
     nothing = replace(
         tables,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS, load_profile
-from dynaplan.planner.formula_tables import tables_of
+from dynaplan.planner.formula_tables import fit_tables
 from dynaplan.planner.sizing.formula import (
     DecodeInterpolator,
     DecodeTable,
@@ -58,7 +58,7 @@ def pre_swept_directory(directory: Path) -> Path:
 
 @cache
 def shipped(name: str = H200, tensor_parallel_size: int = 1) -> ProfileTables:
-    return tables_of(open_profile(name, tensor_parallel_size), name)
+    return fit_tables(open_profile(name, tensor_parallel_size), name)
 
 
 @pytest.fixture(params=["shipped", "selected", "json", "pre-swept"])
@@ -67,7 +67,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> ProfileTables:
         return shipped()
     write = {"selected": selected_directory, "json": json_directory, "pre-swept": pre_swept_directory}
     name = str(write[request.param](tmp_path))
-    return tables_of(open_profile(name), name)
+    return fit_tables(open_profile(name), name)
 
 
 def test_the_golden_numbers_of_the_original(tables: ProfileTables) -> None:
@@ -144,7 +144,7 @@ def test_points_that_cannot_be_interpolated_are_an_error_of_the_user() -> None:
     profile = load_profile(H200)
     few = replace(profile, prefill_isl=(100, 200), prefill_ttft=(1, 2), prefill_thpt_per_gpu=(1, 2))
     with pytest.raises(ConfigError, match="at least 4"):
-        tables_of(few, "few")
+        fit_tables(few, "few")
     flat = replace(profile, y_context_length=(500.0,) * len(profile.y_context_length))
     with pytest.raises(ConfigError, match="span no area"):
-        tables_of(flat, "flat")
+        fit_tables(flat, "flat")

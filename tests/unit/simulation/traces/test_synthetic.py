@@ -8,7 +8,7 @@ import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.forecasting.traffic_history import interval_history
-from dynaplan.simulation.traces.reading import SPREAD_S, scaled
+from dynaplan.simulation.traces.reading import SPREAD_S, scale_rate
 from dynaplan.simulation.traces.synthetic import KINDS, is_synthetic, synthetic
 from dynaplan.util.errors import ConfigError
 
@@ -89,7 +89,7 @@ def test_a_wrong_text_is_refused_at_once(text: str, message: str) -> None:
 
 def test_scaling_multiplies_the_requests_and_keeps_the_time() -> None:
     trace = list(synthetic("sinusoid:duration=300"))
-    tripled = list(scaled(trace, 3))
+    tripled = list(scale_rate(trace, 3))
     assert len(tripled) == 3 * len(trace)
     assert all(one.arrival_s <= other.arrival_s for one, other in pairwise(tripled))
     assert tripled[-1].arrival_s < trace[-1].arrival_s + SPREAD_S
@@ -101,14 +101,14 @@ def test_scaling_multiplies_the_requests_and_keeps_the_time() -> None:
 def test_scaling_by_a_fraction_adds_or_leaves_out_that_many() -> None:
     trace = list(synthetic("poisson:rate=20"))
     for scale in (0.25, 1.5):
-        assert len(list(scaled(trace, scale))) == pytest.approx(scale * len(trace), rel=0.05)
-        assert list(scaled(trace, scale)) == list(scaled(trace, scale))
-    assert list(scaled(trace, 1)) == trace
+        assert len(list(scale_rate(trace, scale))) == pytest.approx(scale * len(trace), rel=0.05)
+        assert list(scale_rate(trace, scale)) == list(scale_rate(trace, scale))
+    assert list(scale_rate(trace, 1)) == trace
 
 
 def test_copies_share_prefixes_with_their_like_only() -> None:
     trace = [TracedRequest(float(at_s), 128, 1, (7, 8), 64) for at_s in range(2)]
-    hashes = [each.block_hashes for each in scaled(trace, 2)]
+    hashes = [each.block_hashes for each in scale_rate(trace, 2)]
     assert len(set(hashes)) == 2
     assert sorted(map(hashes.count, set(hashes))) == [2, 2]
 
@@ -116,4 +116,4 @@ def test_copies_share_prefixes_with_their_like_only() -> None:
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
 def test_a_factor_that_is_none_is_refused_at_once(factor: float) -> None:
     with pytest.raises(ConfigError, match="Expected a number, more than 0"):
-        scaled([], factor)
+        scale_rate([], factor)
