@@ -24,13 +24,7 @@ from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
 from dynaplan.fleet.heartbeat import LATE_AFTER_S
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts import burst_policy
-from dynaplan.planner.component_connector import ComponentConnector
-from dynaplan.planner.forecasting.library_forecaster import make_forecaster
-from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.planner.loop import PlannerLoop
-from dynaplan.planner.metrics.exposition import metrics_prefix
-from dynaplan.planner.metrics.frontends import FrontendsTraffic
-from dynaplan.planner.metrics.prometheus import PrometheusTraffic
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.observer import Observer, TrafficObserver
@@ -38,67 +32,22 @@ from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, recent_re
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
 from dynaplan.planner.sizing.error_budget import decay_budget
-from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.planner.timing import FIRST_WAITING_LOG_S, WAITING_LOG_S
-from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.process import process_table
-from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.store import connections
-from dynaplan.store.instances import public_urls
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError, TemporaryError, UserError
 
 if TYPE_CHECKING:
     from dynaplan.events.messaging_port import Messenger
-    from dynaplan.planner.ports import Connector, Recorder, TrafficSource
+    from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock
     from dynaplan.worker.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
-
-
-def restore_state(
-    documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
-) -> PlannerState:
-    """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
-
-    What the learnt floor and the hedge know goes with it. Nothing is remembered of another promise, of
-    records that cannot be read, and of a future one. ``now`` has a time zone.
-    """
-    begin = PlannerState()
-    try:
-        last = DecisionRecord.from_json(documents[-1])
-        passed_s = (now - datetime.fromisoformat(last.wall_time)).total_seconds()
-    except (IndexError, KeyError, TypeError, ValueError, AttributeError, UserError):
-        return begin
-    before, window_s = last.settings, settings.slo_window_s
-    if (
-        not before.is_by_targets
-        or not window_s
-        or passed_s < 0
-        or _promise_key(before) != _promise_key(settings)
-    ):
-        return begin
-    known, fade = last.next_state, math.exp(-passed_s / window_s)
-    state = PlannerState(
-        error_budget=decay_budget(known.error_budget, passed_s, window_s),
-        bursts=burst_policy.remembered(known.bursts, fade),
-    )
-    log.info(
-        "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",
-        last.wall_time,
-        state.error_budget.ttft_requests,
-        state.error_budget.itl_requests,
-    )
-    return state
-
-
-def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:
-    """Return what a budget is about: it says nothing of another."""
-    return settings.namespace, settings.served_model_name, settings.targets(), settings.slo_window_s
 
 
 async def start_planner(runtime: WorkerRuntime) -> None:
@@ -140,20 +89,6 @@ def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
         return lambda every_s: None
     heartbeats = local_host.heartbeats(Path(runtime_dir))
     return lambda every_s: heartbeats.beat(name, every_s)
-
-
-def check_sources(settings: PlannerSettings) -> None:
-    """Raise ConfigError when the settings name a missing profile, trace or library.
-
-    Of a Prometheus server only the address is checked.
-    """
-    if not settings.is_by_targets:
-        return
-    if settings.prometheus_endpoint:
-        _prometheus(settings)
-    build_sla_model(settings)
-    make_forecaster(settings, settings.adjustment_interval_s)
-    _warm_up(settings)
 
 
 async def run_planner(settings: PlannerSettings) -> None:
@@ -201,6 +136,8 @@ def _store(settings: PlannerSettings) -> Store:
 
 async def _validate_deployment(connector: Connector, settings: PlannerSettings) -> None:
     """Check the deployment once its system answers; raises DeploymentValidationError."""
+    from dynaplan.planner.component_connector import ComponentConnector
+
     clock = SystemClock()
     planner = ComponentConnector(
         connector, clock, settings.served_model_name, deadline_s=settings.scaling_timeout_s
@@ -303,10 +240,13 @@ def make_planner(
         log.warning("`dynaplan why` may not find these decisions: %s", error)
     model, traffic = None, None
     if settings.is_by_targets:
+        from dynaplan.planner.inputs import traffic_observer
+        from dynaplan.planner.sla_model import build_sla_model
+
         model = build_sla_model(settings)
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
-        traffic = _traffic_observer(settings, discovery, clock)
+        traffic = traffic_observer(settings, discovery, clock)
     loop = PlannerLoop(
         settings,
         observer,
@@ -330,43 +270,53 @@ def _connector(
 
         cluster = connect_cluster(settings, observer.loads_by_host)
         return cluster, cluster.close
+    from dynaplan.planner.virtual.connector import VirtualConnector
+
     registered = observer.registered
     return VirtualConnector(
         store, settings.namespace, registered, registered_components=observer.components
     ), None
 
 
-def _traffic_observer(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficObserver:
-    interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
-    if settings.prometheus_endpoint:
-        source: TrafficSource = _prometheus(settings)
-    else:
-        source = FrontendsTraffic(
-            lambda: public_urls(discovery.all()),
-            settings.namespace,
-            clock,
-            model=settings.served_model_name or "",
-            prefix=metrics_prefix(),
-            tls=certificates.authorities(os.environ),
-        )
-    return TrafficObserver(settings, source, make_forecaster(settings, interval_s), clock, before)
+def restore_state(
+    documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
+) -> PlannerState:
+    """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
 
-
-def _prometheus(settings: PlannerSettings) -> PrometheusTraffic:
-    """Return the traffic as a Prometheus server has it; raises ConfigError for an address that is none."""
-    model = settings.served_model_name or ""
-    return PrometheusTraffic(
-        settings.prometheus_endpoint or "", settings.namespace, model=model, prefix=metrics_prefix()
+    What the learnt floor and the hedge know goes with it. Nothing is remembered of another promise, of
+    records that cannot be read, and of a future one. ``now`` has a time zone.
+    """
+    begin = PlannerState()
+    try:
+        last = DecisionRecord.from_json(documents[-1])
+        passed_s = (now - datetime.fromisoformat(last.wall_time)).total_seconds()
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError, UserError):
+        return begin
+    before, window_s = last.settings, settings.slo_window_s
+    if (
+        not before.is_by_targets
+        or not window_s
+        or passed_s < 0
+        or _promise_key(before) != _promise_key(settings)
+    ):
+        return begin
+    known, fade = last.next_state, math.exp(-passed_s / window_s)
+    state = PlannerState(
+        error_budget=decay_budget(known.error_budget, passed_s, window_s),
+        bursts=burst_policy.remembered(known.bursts, fade),
     )
+    log.info(
+        "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",
+        last.wall_time,
+        state.error_budget.ttft_requests,
+        state.error_budget.itl_requests,
+    )
+    return state
 
 
-def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
-    trace = settings.load_predictor_warmup_trace
-    if not trace:
-        return []
-    before = interval_history(read_requests(trace, 1.0, 1), settings.adjustment_interval_s)
-    log.info("the history begins with %d intervals of %s", len(before), trace)
-    return before
+def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:
+    """Return what a budget is about: it says nothing of another."""
+    return settings.namespace, settings.served_model_name, settings.targets(), settings.slo_window_s
 
 
 def planner_log_root() -> Path:

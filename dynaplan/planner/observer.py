@@ -1,6 +1,6 @@
-"""Metric pulls, every ``metric-pulling-interval``:
+"""The measurements of a planner: the load of the workers at each pull, the traffic and its forecast.
 
-a worker that does not answer leaves a gap, not an exception.
+A worker that does not answer leaves a gap, not an exception.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""One worker's engine in virtual time: an engine model and the moment that it has reached.
-
-The workers of the simulated service: the lifecycle and the reconciling of the live fleet, over engines.
+"""The workers of the simulated service: engines in virtual time, under the lifecycle and reconciler of the
+live fleet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One simulation: runs a load through a deployment under a policy, and returns the result.
 
-The load is a trace, or clients that each wait for their answer before they ask again.
+The load is a trace, or clients that each wait for their answer before they ask again. Its course, for
+drawings, is thinned out to constant memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The frame of a picture: one style sheet for all, and the document around the drawing.
+"""The frame of a picture: scales of its axes, one style sheet for all, the document around the drawing.
 
 A picture is one file that needs no script, no font and no other file. Its colours follow the reader's choice
 of a light or a dark screen; viewers that know no CSS variables (librsvg) show the light ones. Elements name

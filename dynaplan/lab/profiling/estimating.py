@@ -1,9 +1,8 @@
-"""Step times by NVIDIA's AI Configurator: measured operators of a GPU, an engine and its version, added up.
+"""Stages of a sweep that no engine runs for: ``profile-sla --estimate``, by NVIDIA's AI Configurator.
 
-The library is the user's to install (Apache-2.0; with its tables 850 MB). Source of the call: its
-``cli_estimate`` (0.12.0), whose static modes compute one batch without scheduling.
-
-Stages of a sweep that no engine runs for: ``profile-sla --estimate``, by NVIDIA's aiconfigurator.
+It adds up measured times of the operators of a GPU, an engine and its version. The library is the user's to
+install (Apache-2.0; with its tables 850 MB). Source of the call: its ``cli_estimate`` (0.12.0), whose static
+modes compute one batch without scheduling.
 
 The library estimates times only. What an engine states of itself comes from options: the size of the KV
 cache from ``--max-kv-tokens``, context and request slots from the worker's section.

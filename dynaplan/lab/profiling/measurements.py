@@ -1,7 +1,4 @@
-"""Measurements of an engine by profile-sla, one configuration at a time.
-
-The profile that the planner and the simulated engine read, made of measurements.
-"""
+"""Measurements of an engine by profile-sla, one configuration at a time, and the profile that they make."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The deployment, the trace and the policies that a user asks ``dynaplan simulate`` to compare.
-
-The deployment that a graph's sections describe, as ``dynaplan simulate`` takes it.
-"""
+"""The deployment, trace and policies that ``dynaplan simulate`` compares; how a graph file describes them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The recommendation of a recording: a deployment as it is, beside other policies and the best static split.
+"""Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it.
 
+**Recommendation** of a recording: the deployment as it is, beside other policies and the best static split.
 The promise is a condition and GPU-hours are the price: of all that kept the promise the cheapest is
 recommended, and where nothing kept it, the one with most of its requests in time. A simulation is a model, so
 the deployment stays as it is unless the difference is above a tolerance.
-
-Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Chance in a number of requests: independent clients come in numbers that vary.
+"""Arrivals of independent clients: how many come by chance, and how far real ones are from them (dispersion).
 
-Their number in an interval is Poisson: with a mean of N its standard deviation is sqrt(N). A load that does
-not change is to change no worker, so what lies within chance is no news; bursts are far beyond it.
+**Chance.** Their number in an interval is Poisson: with a mean of N its standard deviation is sqrt(N). A load
+that does not change is to change no worker, so what lies within chance is no news; bursts are far beyond it.
 
-The dispersion of arrivals at several time scales: how far they are from independent clients.
-
-With A(t) the number of arrivals in a window of t seconds, its index of dispersion is
+**Dispersion** at several time scales. With A(t) the number of arrivals in a window of t seconds, its index of
+dispersion is
 
     I(t) = variance of A(t) / mean of A(t)
 
 Independent clients (Poisson) have 1 at every scale. Batches that come at any time have the same larger value
-at every scale; batches of a clock (every 3 s) have a large value below their period and hardly any above
-it, for what one window has too much the next one lacks. One scale alone cannot tell these two apart, and
-the queue that they make differs: the first adds up over windows, the second does not.
+at every scale; batches of a clock (every 3 s) have a large value below their period and hardly any above it,
+for what one window has too much the next one lacks. One scale alone cannot tell these two apart, and the
+queue that they make differs: the first adds up over windows, the second does not.
 
 **Estimate.** The arrivals of an interval by metric pull are summed over windows of 1, 2, 4, ... pulls, as
 long as there are two windows, and I is their sample variance (over windows - 1) over their mean, around the

@@ -1,4 +1,4 @@
-"""The forecast of one curve, as a function of its past."""
+"""The forecast of one curve as a function of its past, by the method that the settings name."""
 
 from __future__ import annotations
 

@@ -1,14 +1,6 @@
-"""The back-test: forecasts held against the measured load; too low costs more than too high.
+"""The choice of ``auto``: the method whose forecasts cost least over the recent past.
 
-The cost of a forecast is 3 (actual - forecast) when it was too low, forecast - actual when too high: the
-quantile ("pinball") loss of the 75th percentile, times 4 (Koenker and Bassett 1978). Too high wastes a
-share of a GPU for one interval. Too low makes every request of the interval wait, and the following ones,
-until the queue has been worked off. The choice of ``auto`` hardly depends on the 3: 1 to 5 choose about
-equally well.
-
-The choice of ``auto``: the method whose forecasts cost least over the recent past.
-
-Each method's discounted losses are summed over the intervals of the series. From five
+Each method's discounted losses (below) are summed over the intervals of the series. From five
 comparisons on, another method takes over when its sum is below (1 - 0.1 - 1/n) of the sum of the method in
 use, n being the number of comparisons: reluctantly, and more so while little is known. Until then the
 ``beginning`` is used.
@@ -20,6 +12,12 @@ learned patterns do not hold any more, and learning anew takes several intervals
 Nothing is remembered between two calls: for every interval of the series the choice is worked out as it
 would have been then. So the choice, reluctance included, follows from the series alone, and the forecasts
 of ``auto`` itself are known for every interval too.
+
+**Back-test.** The cost of a forecast is 3 (actual - forecast) when it was too low, forecast - actual when too
+high: the quantile ("pinball") loss of the 75th percentile, times 4 (Koenker and Bassett 1978). Too high
+wastes a share of a GPU for one interval. Too low makes every request of the interval wait, and the following
+ones, until the queue has been worked off. The choice of ``auto`` hardly depends on the 3: 1 to 5 choose about
+equally well.
 """
 
 from __future__ import annotations

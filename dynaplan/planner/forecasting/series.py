@@ -1,7 +1,4 @@
-"""A curve of the past, cleaned for forecasting:
-
-one value per interval, the newest last; None is "no data".
-"""
+"""A curve of the past, cleaned for forecasting: a value per interval, the newest last; None is "no data"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that follow level and trend: the last value, a moving level, and a Kalman filter.
+"""Methods that follow level and trend: last value, moving level, Kalman filter, and a line for the start.
 
 A method returns, for every interval of a series, the forecast that it would have made at that time,
 ``steps`` intervals ahead, knowing only the intervals until then. The last one is today's forecast; the
@@ -17,9 +17,8 @@ and d = 1. The forecast is level + steps x trend. ``damped`` is the same with d 
 
 An interval without data only predicts. Both are poor after a step: a trend takes it for a slope.
 
-A straight line through the newest intervals, carried on with a fading slope: the start of ``auto``.
-
-The other methods learn what the load is like; this one needs three intervals.
+``trend`` is a straight line through the newest intervals, carried on with a fading slope. ``auto`` starts
+with it: the other methods learn what the load is like, this one needs three intervals.
 
 **Noise.** Numbers of requests vary at least by their square root (Poisson), so the variance s^2 of an
 interval is at least the mean, and at least 1. If the series is noisier, its second differences a - 2b + c

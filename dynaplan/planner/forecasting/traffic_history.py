@@ -1,4 +1,4 @@
-"""The traffic of past intervals: curves to forecast from, and the lengths of recent requests."""
+"""The traffic of past intervals: curves to forecast from, begun by a warm-up trace, and recent lengths."""
 
 from __future__ import annotations
 

@@ -2,6 +2,11 @@
 
 Level-triggered: each pass reads what was asked for and what is there, and makes the next steps that the
 budget of GPUs allows. Workers that leave hold their GPUs until their pods have ended: others wait for these.
+
+**Which pod goes.** Before a removal, pods of a Deployment are marked by what their workers hold, so that the
+idlest is removed first: the annotation ``controller.kubernetes.io/pod-deletion-cost``, which the ReplicaSet
+controller compares (Kubernetes 1.22 and later). It is set just before and not otherwise: its documentation
+asks for few writes. A StatefulSet and a LeaderWorkerSet remove the highest number, whatever it holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""The planner's decision as a function: the live planner, replay, simulation and tests call this one."""
+"""The planner's decision as a function: the live planner, replay, simulation and tests call this one.
+
+Holds are its last step, whatever the policy: bounds that a person has set. A hold goes before thresholds,
+targets, minimums and guards. One that keeps or adds workers takes room in the GPU budget from the other role,
+down to that role's minimum or its own hold; where even that is not enough the hold is kept and the budget is
+exceeded, as ``dynaplan scale`` may. One that keeps a role small leaves its room to the other.
+
+``preview_decision`` is an estimate of the next decision on numbers of workers that a person asked for: with
+the load of the last recorded interval, spread over them.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ Each interval, in this order:
 6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``); and once
    more what bursts have taught: the hedge.
 7. *Failures*: no more workers of a role of which several failed for good.
-8. *Unmanaged*: workers that serve and that nobody manages are taken off (``subtract_unmanaged``).
+8. *Unmanaged* workers serve, and nobody starts or stops them: they take their part of the traffic, so they
+   were added before sizing, and are subtracted from the size.
 
 With ``sizing: formula`` steps 3, 4, 6 and the headroom of 5 are left out, as in the original: the means
 forecast for the next interval give the size, both ways, within minimums and GPU budget.

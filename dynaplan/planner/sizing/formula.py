@@ -1,19 +1,4 @@
-"""A measured profile as tables that ``sizing: formula`` looks values up in, without a numerical library.
-
-Look-ups in a profile's tables, with the numbers of Dynamo's interpolators (versions 0.7 to 1.2).
-
-**Prefill**: cubic splines over the prompt length, a d^3 + b d^2 + c d + e at the distance d from the
-breakpoint below (in the original ``scipy.interpolate.interp1d(kind="cubic")``). A length outside of the
-measured range counts as its nearest end.
-
-**Decode**: a grid of 100 x 100 points over context and KV usage (in the original ``griddata``), of which
-the nearest point is read. KV usage = concurrency x context / KV cache, clipped to 0..1; of two equally near
-points the one with the even index is read, as numpy rounds.
-
-Wrong by up to half a cell of the grid: at a context of 1000 tokens neighbouring points are 9 requests
-apart. The queueing model reads the measured points with straight lines between them instead.
-
-Size pools by the formulas of Dynamo's SLA planner, versions 0.7 to 0.9 (``sizing: formula``).
+"""Size pools by the formulas of Dynamo's SLA planner, versions 0.7 to 0.9 (``sizing: formula``).
 
 Source: Dynamo's "SLA Planner" guide and "Planner Design", section "Scaling Algorithm". Everything is a mean
 over one adjustment interval; nothing queues, and the TTFT target is not looked at.
@@ -55,6 +40,18 @@ against simulated aggregated workers (tests/unit/planner/sizing/test_formula.py)
 to within a few per cent near the edge between two sizes (``simulate``: 21.3 ms at the median for a target
 of 20 ms, at 40 requests/s), with at most a worker to spare: a step's fixed cost is counted twice, for its
 prompts and for its decoding.
+
+**Look-ups** have the numbers of Dynamo's interpolators (versions 0.7 to 1.2), without a numerical library.
+*Prefill*: cubic splines over the prompt length, a d^3 + b d^2 + c d + e at the distance d from the
+breakpoint below (in the original ``scipy.interpolate.interp1d(kind="cubic")``). A length outside of the
+measured range counts as its nearest end.
+
+*Decode*: a grid of 100 x 100 points over context and KV usage (in the original ``griddata``), of which
+the nearest point is read. KV usage = concurrency x context / KV cache, clipped to 0..1; of two equally near
+points the one with the even index is read, as numpy rounds.
+
+Wrong by up to half a cell of the grid: at a context of 1000 tokens neighbouring points are 9 requests
+apart. The queueing model reads the measured points with straight lines between them instead.
 
 **Where it is wrong.** Means hide heavy tails and bursts; without queues a pool at 100 % counts as enough;
 the grid of the profile is 1 % of KV usage wide. Where the original fails, this does not: no traffic is no

@@ -1,12 +1,12 @@
-"""The smallest number of workers that is enough: doubling and halving instead of trying each.
+"""From enough workers to allowed ones: the search for the smallest number, minimums and the GPU budget.
 
-Assumes that more workers are never worse. Both ways of sizing use it.
+**Search** for the smallest number that is enough, by doubling and halving instead of trying each. Assumes
+that more workers are never worse. Both ways of sizing use it.
 
-Minimums and the GPU budget: from the wanted numbers of workers to the allowed ones.
-
-Within the budget everything wanted is allowed. Over it, each role first gets its minimum. Then workers are
-added one by one to the role that has the smallest part of what it wants (allowed / wanted, prefill at a
-tie) while they fit: the result never exceeds the budget, and both roles are short by about the same factor.
+**Limits.** Within the budget everything wanted is allowed. Over it, each role first gets its minimum. Then
+workers are added one by one to the role that has the smallest part of what it wants (allowed / wanted,
+prefill at a tie) while they fit: the result never exceeds the budget, and both roles are short by about the
+same factor.
 
 Dynamo's planner scales both numbers and rounds (0.9.1), which exceeds the budget in some cases: 18 GPUs of
 16 for 1 prefill worker of 2 GPUs and 4 decode workers of 4.

@@ -1,4 +1,4 @@
-"""The time that a decision is for, and one size for all the demands in it.
+"""The time that a decision is for, the demands in it, and one size for all of them.
 
 **Look-ahead.** Decisions are made every T seconds (adjustment interval), and a worker serves L seconds
 after it is asked for (start-up time). Workers of this decision serve from L on, those of the next one from
@@ -25,13 +25,11 @@ one role may lose workers to the other.
 
 Wrong where the load changes within an interval: a demand is a mean over one.
 
-Prompts that wait already: a backlog is demand too, on top of the forecast.
-
-The queueing model describes a steady state; a queue that a surge left behind is not in it. So what will
-wait for prefill when a worker that is asked for now could serve is added to the largest demand. With L the
-start-up time and T the adjustment interval (seconds), r the soonest demand (requests/s; the measured
-one where that is more than chance makes of it, ``planner/forecasting/arrivals.py``) and u the rate that one
-prefill worker computes (requests/s):
+**Backlog**: prompts that wait already are demand too, on top of the forecast. The queueing model describes a
+steady state; a queue that a surge left behind is not in it. So what will wait for prefill when a worker that
+is asked for now could serve is added to the largest demand. With L the start-up time and T the adjustment
+interval (seconds), r the soonest demand (requests/s; the measured one where that is more than chance makes of
+it, ``planner/forecasting/arrivals.py``) and u the rate that one prefill worker computes (requests/s):
 
     computed = u (ready + (starting + restarting) / 2)      starting workers are ready half of that time
     backlog  = waiting now + (r - computed) L               requests, when a new worker could serve

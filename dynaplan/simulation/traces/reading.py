@@ -1,7 +1,4 @@
-"""Traces made denser or thinner, still one request at a time.
-
-Trace files, read one request at a time: memory does not grow with their length.
-"""
+"""Traces, read one request at a time: files of any length in constant memory, at a multiple of their rate."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""Made-up conversations: prompts that grow turn by turn, all behind the same system prompt.
-
-A turn's prompt is the system prompt, every question and answer before it, and a new question. So all of it
-but the question was in the prompts and answers before. The next turn comes when the answer has been read: a
-second for every ``READ_TOKENS_PER_S`` tokens of it, and a pause for thinking.
-
-Blocks have ids in place of hashes: the number of a conversation and the place in it. Blocks within the system
-prompt have one id in all conversations.
-
-Made-up load, from a line of text like ``sinusoid:low=5,high=20,period=150,duration=600,isl=3000,osl=150``.
+"""Made-up load, from a line of text like ``sinusoid:low=5,high=20,period=150,duration=600,isl=3000,osl=150``.
 
 The arrivals of a rate that changes are found through its integral: in a cell of time, in which the rate is
 taken as constant, as many requests arrive as the integral passes thresholds. Thresholds one apart make evenly
 spaced arrivals, exponentially distributed ones a Poisson process. Bursts are in ``bursts.py``.
+
+**Conversations** have prompts that grow turn by turn, all behind the same system prompt. A turn's prompt is
+the system prompt, every question and answer before it, and a new question. So all of it but the question was
+in the prompts and answers before. The next turn comes when the answer has been read: a second for every
+``READ_TOKENS_PER_S`` tokens of it, and a pause for thinking.
+
+Blocks have ids in place of hashes: the number of a conversation and the place in it. Blocks within the system
+prompt have one id in all conversations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""One streamed completion as its client sees it, read as cheaply as it can be.
+"""A client of ``/v1/completions``: one HTTP session, one service, one model; answers are read cheaply.
 
-Of most events only the time is kept, and whether they bring tokens; the last ones are parsed, which hold the
-number of tokens, or the error, with which the stream ends.
-
-A client of ``/v1/completions``: one HTTP session, one service, one model.
+Of most events of a stream only the time is kept, and whether they bring tokens; the last ones are parsed,
+which hold the number of tokens, or the error, with which the stream ends.
 """
 
 from __future__ import annotations

@@ -40,9 +40,8 @@ says (``look_ahead.py`` adds the prompts that wait). Requests that no engine can
 context) distort it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and
 ``decode_model.py``.
 
-A finished interval as the queueing model sees it: its measured demand in the steady state.
-
-Assumes that the interval was long against a request, so that its mean rate and lengths describe it. Its
+**A finished interval** is its measured demand in the steady state (``measured_steady_state``). That assumes
+that the interval was long against a request, so that its mean rate and lengths describe it. Its
 rate is that of the requests that arrived, its lengths are those of the requests that were answered.
 """
 
