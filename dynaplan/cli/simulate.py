@@ -220,7 +220,7 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
 
     A screen of ``width`` columns has fewer columns.
     """
-    from dynaplan.lab.simulate.table import COLUMNS, MIN_REQUESTS, columns_of
+    from dynaplan.lab.simulate.table import COLUMNS, OPTIONAL_COLUMNS, columns_of
 
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
@@ -228,7 +228,7 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
         ["-" if row.get(key) is None else shown.format(row[key]) for key, (_, shown) in columns.items()]
         for row in table
     ]
-    return tables.text_table(cells, width=width, dropping=[COLUMNS[key][0] for key in MIN_REQUESTS])
+    return tables.text_table(cells, width=width, dropping=[COLUMNS[key][0] for key in OPTIONAL_COLUMNS])
 
 
 def target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:

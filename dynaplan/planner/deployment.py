@@ -46,7 +46,6 @@ class DeployedComponents:
     missing: str = ""
 
     def of(self, role: Role) -> tuple[ScaledComponent, ...]:
-        """Return the components of that role."""
         return tuple(each for each in self.components if each.role is role)
 
 
@@ -157,7 +156,6 @@ class EmptyTargetReplicasError(PlannerError):
 
 
 def _text(error: PlannerError) -> str:
-    """Return the message without its hint."""
     return str(error.args[0])
 
 

@@ -108,11 +108,9 @@ class PlannerLoop:
         return f"no {component} is registered in namespace {namespace}"
 
     def now_s(self) -> float:
-        """Return monotonic seconds."""
         return self._clock.now_s()
 
     async def desired(self) -> DesiredCounts | None:
-        """Return the desired counts and whether they are carried out; None where that is not known now."""
         try:
             return await self._connector.desired()
         except DynaplanError as error:
@@ -120,12 +118,10 @@ class PlannerLoop:
             return None
 
     async def pull_traffic(self) -> None:
-        """Have the source of traffic take a sample, where there is one."""
         if self._traffic:
             await self._traffic.pull()
 
     async def pull_load(self) -> Sample:
-        """Return the load of the workers, and note it."""
         sample = await self._observer.pull()
         for recorder in self._recorders:
             recorder.record_sample(sample)

@@ -111,7 +111,6 @@ class Observer:
         await self._metrics.close()
 
     async def _loads(self, component: str) -> list[WorkerLoad]:
-        """Return the loads of the component's workers that answer."""
         urls = [instance.url for instance in self._instances(component)]
         loads = await self._metrics.loads(urls) if urls else ()
         self._loads_by_host |= {host_of(url): load for url, load in zip(urls, loads, strict=True) if load}

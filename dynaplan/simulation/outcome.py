@@ -134,7 +134,6 @@ class Windows:
         return iter(self._windows)
 
     def of(self, at_s: float) -> Window:
-        """Return the window of that moment."""
         while at_s >= self.MAX_COUNT * self.width_s:
             pairs = zip_longest(self._windows[::2], self._windows[1::2])
             self._windows = [one.merge(other) if other else one for one, other in pairs]
@@ -198,7 +197,6 @@ class Outcome:
         self.cached_tokens += cached_tokens
 
     def note_worker(self, number: int) -> None:
-        """Count an answer of that decode worker."""
         self.by_worker[number] += 1
 
     @property

@@ -87,7 +87,6 @@ class ThinnedSeries(Generic[T]):
             self._items = list({self._stretch_of(kept): kept for kept in self._items}.values())
 
     def items(self) -> tuple[T, ...]:
-        """Return the kept items, the earliest first."""
         return tuple(self._items)
 
     def _stretch_of(self, item: T) -> float:
@@ -160,11 +159,11 @@ class Policy(Protocol):
         ...
 
     def begin(self, service: SimulatedService) -> None:
-        """Take note that the service has started, before the first request."""
+        """Start, when the service has started and before the first request."""
         ...
 
     def evaluate(self, service: SimulatedService) -> None:
-        """Look at the service, and ask it for other numbers of workers if need be."""
+        """Read the service's state, and scale it where other numbers of workers are needed."""
         ...
 
 
@@ -266,7 +265,7 @@ class StaticPolicy:
     interval_s: float = 1.0
 
     def begin(self, service: SimulatedService) -> None:
-        """Begin: there is nothing to remember."""
+        pass
 
     def evaluate(self, service: SimulatedService) -> None:
         """Bring the engines up to date: there is nothing to change."""

@@ -60,7 +60,6 @@ class Plot:
 
 
 def plot_svg(plot: Plot) -> str:
-    """Return the plot as one SVG file."""
     points = [point for curve in plot.curves for point in curve.points]
     if plot.chosen:
         points.append(plot.chosen)

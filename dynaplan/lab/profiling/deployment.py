@@ -103,7 +103,6 @@ class MeasurementPlan:
 
     @property
     def log_path(self) -> Path:
-        """The file with the output of ``serve``."""
         return self.directory / "serve.log"
 
 

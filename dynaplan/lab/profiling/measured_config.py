@@ -39,7 +39,6 @@ class Phase(Enum):
 
 
 def engine_name(config: Mapping[str, Mapping[str, Any]]) -> str:
-    """The engine of the configuration's decode worker."""
     return engine_of(section_options(config, WORKER))
 
 

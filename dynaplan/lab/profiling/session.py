@@ -184,7 +184,6 @@ class _Profiler:
         return await self._run_stage(stage, loads_of, self._journal, self._progress)
 
     def _target_loads(self, phase: Phase) -> LoadsOf:
-        """The loads that the sizes are compared by."""
         return self._target_prefill if phase is Phase.PREFILL else self._target_decode
 
     def _curve_loads(self, phase: Phase) -> LoadsOf:

@@ -90,7 +90,7 @@ class HpaPolicy:
         self.why = ""
 
     def begin(self, service: SimulatedService) -> None:
-        """Begin: there is nothing to remember."""
+        pass
 
     def evaluate(self, service: SimulatedService) -> None:
         """Compute the wanted workers from the metrics of this moment, and ask for them."""
@@ -146,7 +146,7 @@ class KpaPolicy:
         self.why = ""
 
     def begin(self, service: SimulatedService) -> None:
-        """Begin: there is nothing to remember."""
+        pass
 
     def evaluate(self, service: SimulatedService) -> None:
         """Compute the wanted workers from the metrics of this moment, and ask for them."""
@@ -189,7 +189,6 @@ class KpaPolicy:
 
 
 def hpa_targets(settings: ServiceSettings) -> dict[Role, float]:
-    """Return the HPA's targets for the deployment's roles."""
     return {role: HPA_TARGETS[role] for role in settings.gpus_per_worker}
 
 

@@ -51,7 +51,6 @@ class SimulateOptions:
     prefill_wait_s: float | None = None
 
     def engine_of(self, role: Role) -> Mapping[str, Any]:
-        """Return the options of that role's engines."""
         is_own = role is Role.PREFILL and self.prefill_engine is not None
         return (self.prefill_engine or {}) if is_own else self.engine
 

@@ -69,7 +69,6 @@ def lanes_of(results: Sequence[Result], axis: TimeAxis) -> list[Lane]:
 
 
 def change_text(event: ScaleEvent) -> str:
-    """Return a change and its reason in words."""
     changes = [
         f"{name} {before} → {after}"
         for name, before, after in (

@@ -82,7 +82,6 @@ class PlannerPolicy:
             self._method.close()
 
     def now_s(self) -> float:
-        """Return the virtual time, seconds."""
         return self._service.now_s
 
     async def desired(self) -> DesiredCounts:
@@ -97,7 +96,6 @@ class PlannerPolicy:
             self._service.meter.pull()
 
     async def pull_load(self) -> Sample:
-        """Return the load of the workers now."""
         return self._service.sample()
 
     async def observe(self, load: Load) -> Observation:

@@ -33,7 +33,7 @@ COLUMNS: Columns = {
 }
 """All columns; ``hit_rate`` is there when the trace tells prefixes."""
 
-MIN_REQUESTS = (
+OPTIONAL_COLUMNS = (
     *("queued_p95_ms", "itl_p50_ms", "ttft_p50_ms", "flaps", "goodput_per_s", "scale_events"),
     *("ttft_slo", "itl_slo"),
 )
@@ -55,7 +55,6 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return the sentences below the table."""
     return [result.note for result in results if result.note]
 
 

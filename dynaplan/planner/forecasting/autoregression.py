@@ -69,7 +69,6 @@ def _features(values: list[float], now: int, unit: float) -> list[float]:
 def _update_weights(
     weights: list[float], covariance: list[list[float]], seen: list[float], outcome: float
 ) -> tuple[list[float], list[list[float]]]:
-    """Return w and P after one outcome."""
     spread = [_inner_product(row, seen) for row in covariance]
     scale = FORGETTING + _inner_product(seen, spread)
     surprise = (outcome - _inner_product(weights, seen)) / scale
@@ -83,5 +82,4 @@ def _update_weights(
 
 
 def _inner_product(left: list[float], right: list[float]) -> float:
-    """Return the inner product."""
     return float(sum(map(mul, left, right)))

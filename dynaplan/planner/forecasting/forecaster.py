@@ -137,4 +137,4 @@ class CoreForecaster:
         return forecast(history, steps, self._settings, is_count=is_count)
 
     async def close(self) -> None:
-        """Do nothing: no process and no file is open."""
+        pass

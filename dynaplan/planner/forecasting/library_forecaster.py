@@ -172,7 +172,6 @@ class _Library:
             raise TemporaryError(str(answer["error"]))
 
     def _last_error_line(self) -> str:
-        """Return the last line of the process's standard error."""
         text = self._stderr_path.read_text(errors="replace")
         return "".join(f": {line}" for line in text.strip().splitlines()[-1:])
 

@@ -48,7 +48,6 @@ def fill_gaps(series: Series) -> list[float]:
 
 
 def logarithms(series: Series) -> Series:
-    """Return log(1 + x) of every measurement."""
     return [None if each is None else math.log1p(each) for each in series]
 
 

@@ -58,8 +58,6 @@ Curve = list[float | None]
 
 @dataclass
 class _Curves:
-    """The three curves that are forecast."""
-
     requests: Curve
     isl_tokens: Curve
     osl_tokens: Curve

@@ -74,7 +74,6 @@ class Budget:
     of_worker: Mapping[Role, float]
 
     def gpus_of(self, workload: Workload) -> float:
-        """Return the GPUs of one worker."""
         return workload.gpus or self.of_worker[workload.role]
 
     def held(self, view: WorkloadView) -> float:
@@ -186,7 +185,6 @@ class Executor:
         return min(wanted, now + free)
 
     def _log_once(self, text: str) -> None:
-        """Log a reason for waiting, once."""
         if text != self._logged:
             log.info("%s", text)
         self._logged = text

@@ -129,7 +129,6 @@ def _templates(kind: Resource, document: Object) -> tuple[Mapping[str, Any], int
 
 
 def _selector(kind: Resource, document: Object) -> str:
-    """Return the label selector of the object's pods."""
     if kind is LEADER_WORKER_SETS:
         return f"{LEADER_WORKER_SET_LABEL}={document['metadata']['name']}"
     terms = [

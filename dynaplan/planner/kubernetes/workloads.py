@@ -63,7 +63,6 @@ class Workload:
         return self.ready == self.replicas and live <= self.replicas
 
     def counts(self) -> WorkerCounts:
-        """Return the workers by state."""
         ready = min(self.ready, self.replicas)
         crashing = self._workers(sum(not is_terminating(pod) and _is_crashing(pod) for pod in self.pods))
         backoff = min(crashing, self.replicas - ready)
@@ -119,7 +118,6 @@ def integer_at(document: Mapping[str, Any], *path: str, otherwise: int = 0) -> i
 
 
 def gpus_of_pod(template: Mapping[str, Any]) -> float:
-    """Return the GPUs that a pod of this template asks for."""
     return sum(
         float(amount)
         for container in value_at(template, "spec", "containers") or ()

@@ -33,7 +33,6 @@ class GaugesRecorder:
         self._last = sample
 
     def record_decision(self, record: DecisionRecord) -> None:
-        """Keep the numbers of one interval."""
         self._of_decision = values_of(record)
 
     def read(self) -> dict[str, float]:
@@ -48,7 +47,7 @@ class GaugesRecorder:
         return {PREFIX + name: value for name, value in numbers.items()}
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        pass
 
     def _gpus(self, sample: Sample) -> int:
         settings = self._settings

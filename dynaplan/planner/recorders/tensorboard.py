@@ -100,7 +100,6 @@ class TensorBoardRecorder:
         self._file = AppendingFile(self._name, lambda: header(self._wall_time_s()))
 
     def record_sample(self, sample: Sample) -> None:
-        """Write the curves of one pull."""
         settings = self._settings
         # Sleepers keep their GPUs.
         prefill_workers = sample.prefill_workers + sample.prefill_asleep

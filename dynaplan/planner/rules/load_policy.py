@@ -90,7 +90,6 @@ class Situation:
         return self.current.prefill > 0
 
     def signal(self, role: Role) -> Signal:
-        """Return the signal that scales that role."""
         return self._queue_signal() if role is Role.PREFILL else self._kv_signal()
 
     def _queue_signal(self) -> Signal:

@@ -139,7 +139,6 @@ def _update_corrections(
     observation: Observation,
     current: Targets,
 ) -> tuple[PlannerState, list[Step]]:
-    """Return the state with new corrections, and the step of the trail."""
     traffic, load = observation.traffic, observation.load
     if settings.no_correction or traffic is None:
         return state, []

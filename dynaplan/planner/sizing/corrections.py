@@ -105,7 +105,6 @@ class _MeasuredInterval:
 
     @property
     def arrived_per_ms(self) -> float:
-        """Arrivals per ms of one decode worker."""
         return self.demand.requests_per_s / 1000 / self.serving.decode
 
     def is_backlogged(self, targets: SlaTargets) -> bool:

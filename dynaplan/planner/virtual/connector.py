@@ -95,7 +95,6 @@ class VirtualConnector:
         return now.next_decision_id
 
     async def components(self) -> DeployedComponents:
-        """The components whose workers are registered."""
         missing = missing_workers(await self.fleet(), await self.desired())
         return DeployedComponents(tuple(self._registered_components()), missing)
 

@@ -117,7 +117,6 @@ def _sinusoid(at_s: float, given: Numbers) -> float:
 
 
 def _poisson(rate: Rate) -> Arrivals:
-    """Return a Poisson process of that rate."""
     return lambda given, draws: _passing(rate, given, lambda: exponential(draws), exponential(draws))
 
 

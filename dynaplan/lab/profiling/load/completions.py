@@ -52,12 +52,10 @@ class Answer:
 
     @property
     def first_s(self) -> float:
-        """The time of the first token."""
         return self.event_times_s[0]
 
     @property
     def last_s(self) -> float:
-        """The time of the last token."""
         return self.event_times_s[-1]
 
     @property
@@ -74,7 +72,6 @@ class Answer:
 
     @property
     def tokens_per_event(self) -> float:
-        """The mean number of tokens in one event."""
         return self.output_tokens / len(self.event_times_s)
 
 

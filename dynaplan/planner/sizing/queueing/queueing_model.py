@@ -138,7 +138,6 @@ class SteadyState:
         return answers_of(self.demand, self.service.decode)
 
     def prefill_waiting(self, workers: int) -> PrefillWaiting:
-        """Return the wait in a prefill pool of ``workers``."""
         if workers not in self._prefill_pools:
             self._prefill_pools[workers] = PrefillWaiting(
                 self.prompts,

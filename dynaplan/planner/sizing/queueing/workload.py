@@ -105,7 +105,6 @@ def _shift(buckets: list[Bucket], total: float, mean_tokens: float | None) -> fl
 
 
 def _shift_place(place: float, shift: float) -> float:
-    """Return the shifted place within a bucket, 0 to 1."""
     return place + shift * (1.0 - place) if shift > 0 else place * (1.0 + shift)
 
 
@@ -126,7 +125,6 @@ class WorkerKind:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache of one worker holds."""
         return self.settings.total_blocks * self.settings.block_tokens
 
     def slowed(self, factor: float) -> WorkerKind:

@@ -1,4 +1,7 @@
-"""The tables of ``sizing: formula`` need a library, and say so where it is missing."""
+"""The tables of ``sizing: formula`` need a library, and say so where it is missing.
+
+What a user is told who wants policy sla and has no profile.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,11 @@ def test_sizing_by_queueing_does_not_load_scipy() -> None:
         "assert 'scipy' not in sys.modules and 'numpy' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_a_missing_profile_names_the_command_that_measures_one() -> None:
+    with pytest.raises(ConfigError) as raised:
+        open_profile("profiling_results")
+    assert "profile-results-dir is 'profiling_results'" in str(raised.value)
+    assert "`dynaplan profile-sla` measures one" in str(raised.value)
+    assert "h200_sxm-Llama-3.1-8B-Instruct-FP8" in str(raised.value)

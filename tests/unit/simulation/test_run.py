@@ -1,4 +1,9 @@
-"""What a simulation holds in memory does not depend on the number of requests that have gone through it."""
+"""Clients in virtual time: each waits for its answer before it asks again.
+
+What a simulation holds in memory does not depend on the number of requests that have gone through it.
+"""
+
+from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
@@ -7,15 +12,40 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.planner import settings_of
+from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
-from dynaplan.lab.simulate.simulation import service_settings
+from dynaplan.lab.simulate.simulation import run_load, service_settings
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.meter import TrafficMeter
-from dynaplan.simulation.run import Policy, StaticPolicy, simulate
+from dynaplan.simulation.run import ClosedLoop, Policy, StaticPolicy, simulate
 from dynaplan.simulation.traces.reading import read_requests
 from tests.unit.simulation.services import workers
+
+OPTIONS = SimulateOptions("", policies=("static:1",), is_disaggregated=False, startup_time_s=0.0)
+
+
+def test_as_many_requests_are_open_as_there_are_clients() -> None:
+    result = ClosedLoop(3, 1000, 50, 20.0).run(service_settings(OPTIONS), Targets(0, 1), StaticPolicy())
+    assert {moment.in_service for moment in result.moments if 0 < moment.at_s < 20} == {3}
+    assert result.outcome.lost == 0
+
+
+def test_one_client_meets_what_single_requests_of_a_trace_meet() -> None:
+    settings = service_settings(OPTIONS)
+    alone = simulate([TracedRequest(0.0, 1000, 50)], settings, Targets(0, 1), StaticPolicy()).outcome
+    (result,) = run_load(OPTIONS, ClosedLoop(1, 1000, 50, 10.0))
+    both = [result.outcome, alone]
+    assert len({round(each.ttft_ms.percentile(50), 3) for each in both}) == 1
+    lasts_s = alone.duration_s.highest
+    assert 10 / (lasts_s + 0.02) - 1 <= result.outcome.requests <= 10 / lasts_s + 1
+
+
+def test_requests_that_no_engine_can_serve_are_lost_and_asked_again() -> None:
+    (result,) = run_load(OPTIONS, ClosedLoop(1, 10_000_000, 50, 0.1))
+    assert (result.outcome.requests, result.outcome.lost) == (0, 10)
+
 
 SECONDS = 60
 RUNS = 3
