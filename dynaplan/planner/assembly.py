@@ -272,10 +272,7 @@ def _connector(
         return cluster, cluster.close
     from dynaplan.planner.virtual.connector import VirtualConnector
 
-    registered = observer.registered
-    return VirtualConnector(
-        store, settings.namespace, registered, registered_components=observer.components
-    ), None
+    return VirtualConnector(store, settings.namespace, observer), None
 
 
 def restore_state(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dynaplan.fleet.load_sample import Sample
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.graph.lifecycle import Role
-    from dynaplan.planner.deployment import DeployedComponents, TargetReplica
+    from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, TargetReplica
     from dynaplan.planner.model import Decision, DecisionRecord
 
     CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
@@ -27,6 +27,18 @@ class WorkerLoadSource(Closable, Protocol):
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
         """The load of the worker at each base address, asked at once; None for one that does not answer."""
+        ...
+
+
+class Registrations(Protocol):
+    """The workers of a deployment as they are registered."""
+
+    def registered(self) -> FleetCounts:
+        """Return the registered workers as a fleet without any others."""
+        ...
+
+    def components(self) -> Sequence[ScaledComponent]:
+        """Return the components whose workers are registered, with the models that they serve."""
         ...
 
 

@@ -35,6 +35,7 @@ from tests.contract.runtimes import runtime_of
 from tests.fakes.clock import LoopClock
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import PodController
+from tests.fakes.registrations import FakeRegistrations
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -88,7 +89,7 @@ class OverKeys(Executor):
         self.store = MemoryStore(LoopClock())
         self.fleet = counts(1, 1)
         self.connector = VirtualConnector(
-            self.store, "ns", lambda: self.fleet, registered_components=self.deployed
+            self.store, "ns", FakeRegistrations(lambda: self.fleet, self.deployed)
         )
 
     async def begin(self) -> None:

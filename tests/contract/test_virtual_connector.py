@@ -15,6 +15,7 @@ from dynaplan.runtime import VirtualConnectorClient
 from tests.contract.runtimes import runtime_of
 from tests.contract.stores import BACKENDS
 from tests.fakes.polling import eventually
+from tests.fakes.registrations import FakeRegistrations
 
 FLEET = FleetCounts(WorkerCounts(ready=1, gpus=2.0), WorkerCounts(ready=2, starting=1, startup_s=40.0), 8)
 
@@ -31,7 +32,7 @@ def client_of(store: Any) -> VirtualConnectorClient:
 
 
 def connector_of(store: Any) -> VirtualConnector:
-    return VirtualConnector(store, "ns", FleetCounts)
+    return VirtualConnector(store, "ns", FakeRegistrations())
 
 
 def decision(prefill: int, decode: int, current: Targets) -> Decision:

@@ -107,7 +107,7 @@ async def test_the_planner_scales_what_was_applied_with_its_rights_and_may_do_no
     if operator == DYNAMO:
         place = GraphDeployment(client, NAME, {})
     budget = Budget(8, {Role.DECODE: 1, Role.PREFILL: 1})
-    connector = KubernetesConnector(place, IntentMap(client, "box"), budget, end=client.close)
+    connector = KubernetesConnector(place, IntentMap(client, "box"), budget, client=client)
     try:
         found = (await connector.components()).components
         assert [each.models for each in found] == [("meta-llama/Llama-3.1-8B-Instruct",)] * 2

@@ -49,7 +49,7 @@ class Planners:
                 IntentMap(client, "llm"),
                 Budget(budget, GPUS),
                 before_removal=marks.mark,
-                end=client.close,
+                client=client,
             )
         )
         return self.made[-1]

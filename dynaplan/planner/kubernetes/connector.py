@@ -35,6 +35,7 @@ from dynaplan.planner.kubernetes.workloads import Workload, Workloads, WorkloadV
 from dynaplan.planner.model import Decision
 from dynaplan.planner.virtual.connector import refuse_when_changed
 from dynaplan.store.kubernetes_client import KubernetesClient
+from dynaplan.util.connection import Closable
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import CapacityError, ClusterConflict, TemporaryError
 
@@ -51,7 +52,7 @@ async def _ignore(workload: Workload) -> None:
 class KubernetesConnector:
     """Scales workloads of a cluster; see ``dynaplan.planner.ports.ClusterConnector``.
 
-    ``close`` ends the background work and calls ``end``. Methods raise ClusterUnavailable while the API
+    ``close`` ends the background work and the ``client``. Methods raise ClusterUnavailable while the API
     server is away, ClusterForbidden and PlannerError for what a user has to mend. Unless it ``acts``, nothing
     is carried out, not even what an earlier planner began.
     """
@@ -63,7 +64,7 @@ class KubernetesConnector:
         budget: Budget,
         *,
         before_removal: Callable[[Workload], Awaitable[None]] = _ignore,
-        end: Callable[[], Awaitable[None]] | None = None,
+        client: Closable | None = None,
         unix_time_s: Callable[[], float] = time.time,
         acts: bool = True,
     ) -> None:
@@ -71,7 +72,7 @@ class KubernetesConnector:
         self._intents = intents
         self._budget = budget
         self._executor = Executor(workloads, intents, budget, before_removal)
-        self._end = end
+        self._client = client
         self._unix_time_s = unix_time_s
         self._task: asyncio.Task[None] | None = None
         self._acts = acts
@@ -165,8 +166,8 @@ class KubernetesConnector:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._end:
-            await self._end()
+        if self._client:
+            await self._client.close()
 
     def _start_executor(self) -> None:
         if self._task is None and self._acts:
@@ -219,7 +220,7 @@ def connect_cluster(
         IntentMap(client, settings.namespace),
         Budget(settings.max_gpu_budget, gpus),
         before_removal=DeletionCosts(client, loads).mark,
-        end=client.close,
+        client=client,
         acts=not settings.no_operation,
     )
 

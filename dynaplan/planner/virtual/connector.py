@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, missing_workers
+from dynaplan.planner.deployment import DeployedComponents, missing_workers
 from dynaplan.planner.model import Decision
+from dynaplan.planner.ports import Registrations
 from dynaplan.planner.timing import LOST_HOLDS_S
 from dynaplan.store.model import KeyValue, Transaction
 from dynaplan.store.port import KeyValueStore
@@ -30,25 +31,23 @@ log = logging.getLogger(__name__)
 class VirtualConnector:
     """Writes desired counts into the key-value store; see ``dynaplan.planner.ports.Connector``.
 
-    ``registered`` counts the workers by their registrations: it stands in for a supervisor that does not
-    publish its fleet; ``registered_components`` tells what they are. ``unix_time_s`` is the wall clock that
-    ends holds. Holds that were there and are gone are waited for during ``lost_for_s`` seconds: nobody ends
-    a hold by deleting it, so an etcd without its data has lost them, and the fleet plugin writes them again.
+    ``registrations`` count the workers where no supervisor publishes its fleet, and name the components.
+    ``unix_time_s`` is the wall clock that ends holds. Holds that were there and are gone are waited for
+    during ``lost_for_s`` seconds: nobody ends a hold by deleting it, so an etcd without its data has lost
+    them, and the fleet plugin writes them again.
     """
 
     def __init__(
         self,
         store: KeyValueStore,
         namespace: str,
-        registered: Callable[[], FleetCounts],
+        registrations: Registrations,
         unix_time_s: Callable[[], float] = time.time,
         lost_for_s: float = LOST_HOLDS_S,
-        registered_components: Callable[[], Sequence[ScaledComponent]] = tuple,
     ) -> None:
         self._store = store
         self._namespace = namespace
-        self._registered = registered
-        self._registered_components = registered_components
+        self._registrations = registrations
         self._unix_time_s = unix_time_s
         self._lost_for_s = lost_for_s
         self._ignored = ""
@@ -59,12 +58,12 @@ class VirtualConnector:
         """The fleet as its supervisor publishes it, or else as it is registered."""
         item = await self._store.get(fleet_key(self._namespace))
         if item is None:
-            return self._registered()
+            return self._registrations.registered()
         try:
             return FleetCounts.from_json(parse_object(item.value))
         except ValueError as error:
             log.warning("%s is not a fleet (%s): counting registrations instead", item.key, error)
-            return self._registered()
+            return self._registrations.registered()
 
     async def desired(self) -> DesiredCounts:
         """The desired counts and the decision they belong to."""
@@ -96,7 +95,7 @@ class VirtualConnector:
 
     async def components(self) -> DeployedComponents:
         missing = missing_workers(await self.fleet(), await self.desired())
-        return DeployedComponents(tuple(self._registered_components()), missing)
+        return DeployedComponents(tuple(self._registrations.components()), missing)
 
     async def _read(self) -> tuple[KeyValue, ...]:
         return await self._store.list(planner_prefix(self._namespace))

@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from dynaplan.planner.formula_tables import fit_tables
-from dynaplan.planner.sla_model import open_profile
+from dynaplan.planner.sla_model import fit_tables, open_profile
 from dynaplan.util.errors import ConfigError
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"

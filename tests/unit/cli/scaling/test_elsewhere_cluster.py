@@ -166,7 +166,7 @@ def test_a_planner_carries_out_what_was_written(api: KubeApi) -> None:
         client = api.client()
         budget = Budget(8, {Role.PREFILL: 1, Role.DECODE: 1})
         workloads, intents = LabelledWorkloads(client, "ns"), IntentMap(client, "ns")
-        connector = KubernetesConnector(workloads, intents, budget, end=client.close, acts=False)
+        connector = KubernetesConnector(workloads, intents, budget, client=client, acts=False)
         assert (await connector.holds()).decode
 
         async def nothing(_: Any) -> None:

@@ -15,9 +15,8 @@ from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.lab.profiling.measurements import Measurements
 from dynaplan.lab.profiling.recommendation import Recommendation
 from dynaplan.lab.profiling.results import write_results
-from dynaplan.planner.formula_tables import fit_tables
 from dynaplan.planner.sizing.formula import DecodeInterpolator, PrefillInterpolator
-from dynaplan.planner.sla_model import open_profile
+from dynaplan.planner.sla_model import fit_tables, open_profile
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.known import TIMINGS, recommended, swept
 

@@ -50,7 +50,7 @@ class Cluster:
                 IntentMap(client, "ns"),
                 Budget(budget, {Role.PREFILL: 1, Role.DECODE: 1}),
                 before_removal=DeletionCosts(client, lambda: self.loads).mark,
-                end=client.close,
+                client=client,
                 unix_time_s=lambda: 1000.0,
                 acts=acts,
             )

@@ -225,7 +225,7 @@ async def test_the_planner_scales_the_exported_deployments_with_the_exported_rig
         LabelledWorkloads(client, "box"),
         IntentMap(client, "box"),
         Budget(8, {Role.DECODE: 1, Role.PREFILL: 1}),
-        end=client.close,
+        client=client,
     )
     try:
         components = (await connector.components()).components

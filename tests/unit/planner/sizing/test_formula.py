@@ -22,7 +22,6 @@ from dynaplan.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS, load_profil
 from dynaplan.engines.timing_model.settings import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.formula_tables import fit_tables
 from dynaplan.planner.model import Corrections, Expected, Sizing, WorkerLimits
 from dynaplan.planner.sizing.formula import (
     DecodeInterpolator,
@@ -33,7 +32,7 @@ from dynaplan.planner.sizing.formula import (
     ProfileTables,
 )
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
-from dynaplan.planner.sla_model import open_profile
+from dynaplan.planner.sla_model import fit_tables, open_profile
 from dynaplan.util.errors import ConfigError
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals, decode_times_ms
 
