@@ -258,9 +258,9 @@ def grafana(namespace: str, output: Path | None) -> None:
     configures: load, latencies against targets, workers, caches and GPUs.
     """
     from dynaplan.cluster.monitoring import dashboard
-    from dynaplan.planner import factory
+    from dynaplan.planner.metrics.exposition import metrics_prefix
 
-    write_text(json.dumps(dashboard(factory.metrics_prefix(), namespace), indent=1) + "\n", output)
+    write_text(json.dumps(dashboard(metrics_prefix(), namespace), indent=1) + "\n", output)
 
 
 def yaml_of(documents: Iterable[Document]) -> str:

@@ -19,7 +19,7 @@ from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 
 if TYPE_CHECKING:
-    from dynaplan.lab.profiling.session import Profiled, ProfileOptions, RunStage
+    from dynaplan.lab.profiling.session import ProfileOptions, ProfileResult, RunStage
 
 EXIT_INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -215,13 +215,13 @@ def _estimated(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileO
     return replace(options, origin=engine.origin), engine.run_stage
 
 
-def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage) -> Profiled | None:
+def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage) -> ProfileResult | None:
     """Run to the end; None when it was interrupted, and has ended in order."""
     import uvloop
 
     from dynaplan.lab.profiling.session import profile
 
-    async def run_until_signal() -> Profiled | None:
+    async def run_until_signal() -> ProfileResult | None:
         task = asyncio.create_task(profile(options, progress, run_stage))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -245,7 +245,7 @@ def _next_step(options: ProfileOptions) -> str:
     return f"Serve with it:  dynaplan serve {graph} -f {file}\n  --Planner.policy=sla plans for the targets."
 
 
-def _report(profiled: Profiled, progress: ProfileProgress) -> None:
+def _report(profiled: ProfileResult, progress: ProfileProgress) -> None:
     for line in (*profiled.recommendation.lines, *profiled.recommendation.notes):
         progress.report(line)
     progress.report("Written:")

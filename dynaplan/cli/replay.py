@@ -15,8 +15,8 @@ from dynaplan.util import screen
 from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
-    from dynaplan.planner.model.decisions import Decision
-    from dynaplan.planner.replay import Replayed
+    from dynaplan.planner.model import Decision
+    from dynaplan.planner.replay import ReplayedDecision
 
 
 @click.command(
@@ -54,7 +54,7 @@ INDENT = " " * 13
 """Spaces below the label of a line."""
 
 
-def _lines(each: Replayed) -> list[str]:
+def _lines(each: ReplayedDecision) -> list[str]:
     if each.is_same:
         return [f"{each.wall_time}  both: {each.recorded.current} -> {each.recorded.desired}"]
     return [
@@ -81,7 +81,7 @@ def _told(decision: Decision) -> str:
     return f"no change: {'; '.join(sized) if is_sizing_all else decision.reason}"
 
 
-def _summary(replayed: Sequence[Replayed]) -> str:
+def _summary(replayed: Sequence[ReplayedDecision]) -> str:
     different = sum(not each.is_same for each in replayed)
     changes: dict[str, Any] = {
         "recorded": sum(each.recorded.is_change for each in replayed),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.lab.simulate.graph_file import SimulatedGraph, read_graph
+from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.util import screen, tables
 from dynaplan.util.durations import clock
@@ -105,8 +105,13 @@ def command(
     """
     from dynaplan.graph.config import find_config_file
     from dynaplan.graph.importing import shipped_graphs
-    from dynaplan.lab.simulate.recommending import tried_beside
-    from dynaplan.lab.simulate.simulation import run_recommended, run_simulations, service_settings, warnings
+    from dynaplan.lab.simulate.simulation import (
+        candidates_beside,
+        recommend_policy,
+        run_simulations,
+        service_settings,
+        warnings,
+    )
     from dynaplan.lab.simulate.table import notes, rows
 
     for option, written in (("--json", json_path), ("--html", html_path)):
@@ -116,13 +121,13 @@ def command(
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
     graph = read_graph(file, context.obj)
     own = str(graph.sections["Planner"].get("policy", "load"))
-    policies = policies or (tried_beside(own) if recommend else (own,))
+    policies = policies or (candidates_beside(own) if recommend else (own,))
     options = simulation_of(policies, given, graph)
     for warning in warnings(options):
         click.echo(f"Warning: {warning}", err=True)
     with ProgressLine() as line:
         watch = _watcher(None if recommend else len(set(policies)), line)
-        found = run_recommended(options, watch) if recommend else None
+        found = recommend_policy(options, watch) if recommend else None
         results = found.results if found else list(run_simulations(options, watch))
     table = rows(results)
     order = [] if found else dispatched(options)
@@ -215,7 +220,7 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
 
     A screen of ``width`` columns has fewer columns.
     """
-    from dynaplan.lab.simulate.table import COLUMNS, LEAST_NEEDED, columns_of
+    from dynaplan.lab.simulate.table import COLUMNS, OPTIONAL_COLUMNS, columns_of
 
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
@@ -223,7 +228,7 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
         ["-" if row.get(key) is None else shown.format(row[key]) for key, (_, shown) in columns.items()]
         for row in table
     ]
-    return tables.text_table(cells, width=width, dropping=[COLUMNS[key][0] for key in LEAST_NEEDED])
+    return tables.text_table(cells, width=width, dropping=[COLUMNS[key][0] for key in OPTIONAL_COLUMNS])
 
 
 def target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:

@@ -44,7 +44,7 @@ from dynaplan.engines import registry
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import ServiceSpec
-from dynaplan.planner import factory
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.store.instances import host_of, is_loopback
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.masking import mask_secrets
@@ -334,7 +334,7 @@ def _about_requests(source: ExportSource, deployment: ExportedDeployment) -> Ite
     settings = settings_of(options)
     if settings.is_by_targets:
         try:
-            factory.sla_model(settings, {})
+            build_sla_model(settings)
         except ConfigError as error:
             yield f"{planner.name}: unless its image has it, the planner ends at its start: {error.args[0]}"
     endpoint = options.get("prometheus-endpoint")

@@ -12,7 +12,7 @@ from typing import Any
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner import factory
+from dynaplan.planner.recorders.decision_log import read_recording
 from dynaplan.util.errors import ConfigError
 
 DIRECTORY = "/etc/dynaplan/planner"
@@ -71,7 +71,7 @@ def history(records: Iterable[Mapping[str, Any]]) -> bytes:
 def _decisions(log_dir: Path) -> list[Mapping[str, Any]]:
     """Return the newest planner's decisions with measured traffic; none where it has not decided yet."""
     try:
-        records = [record for _, record in factory.recorded_decisions(log_dir)]
+        records = [record for _, record in read_recording(log_dir)]
     except ConfigError:
         return []
     return [record for record in records if (record.get("observation") or {}).get("traffic")]

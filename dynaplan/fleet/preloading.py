@@ -38,10 +38,10 @@ THEN = (
     "dynaplan.engines.sim.profiles",
     "encodings.idna",
     "dynaplan.planner.assembly",
-    "dynaplan.planner.connectors.virtual",
+    "dynaplan.planner.virtual.connector",
     "dynaplan.fleet.host.heartbeats",
-    "dynaplan.planner.metrics.http",
-    "dynaplan.planner.recorders.jsonl",
+    "dynaplan.planner.metrics.worker_loads",
+    "dynaplan.planner.recorders.decision_log",
     "dynaplan.planner.recorders.tensorboard",
 )
 """The modules that some workers import, those of most first. One that is wanted earlier imports the rest."""

@@ -1,1 +1,35 @@
-"""Observe, decide, act: the planner of a deployment, as a service of its graph or on its own."""
+"""Observe, decide, act: the planner of a deployment, as a service of its graph or on its own.
+
+How a decision comes about, in order, and where each formula stands. T is the adjustment interval, L the
+start-up time of a worker, both in s.
+
+**Observe.** ``rules/cycle.py`` is the loop, the same for the live planner (``loop.py``) and a simulated
+one: a metric pull every ``metric-pulling-interval``, an Observation every T (``observer.py``; its sources are
+in ``metrics``).
+
+1. *Traffic* since the last interval: requests, lengths, latencies, arrivals per pull. Chance and dispersion
+   of arrivals: ``forecasting/arrivals.py``.
+2. *Forecast* for 1 interval ahead, for L + T, and half way: ``sizing/demand_forecast.py`` over
+   ``forecasting/forecaster.py``. ``auto`` selects its method by a back-test (``forecasting/selection.py``).
+
+**Decide.** ``rules/decision.py``: ``decide(settings, state, observation, model) -> (state, decision)``. Pure
+and total; each stage leaves a step in the decision's trail. With targets (``rules/sla_policy.py``):
+
+3. *Error budget*: requests that may still miss without breaking the promise over ``slo-window``, spent as a
+   larger allowed part of misses: ``sizing/error_budget.py``.
+4. *Corrections*: measured over expected step times, smoothed: ``sizing/corrections.py``.
+5. *Demands* between L and L + T, the backlog of the prefill queue among them: ``sizing/look_ahead.py``.
+6. *Size* of each demand: the fewest workers with chance(TTFT > target) and chance(ITL > target) within the
+   allowed parts: ``sizing/pool_sizes.py``. The chances come from ``sizing/queueing/queueing_model.py``:
+   ``prefill_model.py`` is a multi-server queue with batches, ``decode_model.py`` an infinite-server queue
+   with feedback, ``workload.py`` gives the work of a demand, ``waiting.py`` the textbook's formulas.
+7. *Limits*: headroom before removals (``sizing/look_ahead.py``), minimums and GPU budget
+   (``sizing/limits.py``), patience (``rules/scale_down.py``), failed roles (``rules/guards.py``).
+
+``sizing: formula`` puts the formulas of Dynamo's planner in place of 5 and 6 (``sizing/formula.py``). The
+policy ``load`` has thresholds in place of 3 to 7 (``rules/load_policy.py``), ``both`` has them above a floor
+that 3 to 7 find. Bounds that a person has set (holds) come last.
+
+**Act.** The connector asks for the desired counts (``virtual/connector.py``, ``kubernetes/connector.py``),
+and recorders write the decision down (``recorders``), from which ``replay.py`` decides again.
+"""

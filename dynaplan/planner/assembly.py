@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dynaplan.config import certificates
 from dynaplan.config.planner import settings_in_graph
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
@@ -22,18 +23,21 @@ from dynaplan.fleet import local_host
 from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
 from dynaplan.fleet.heartbeat import LATE_AFTER_S
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner import factory
-from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.planner.forecasts import TrafficWatch
-from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
-from dynaplan.planner.observer import Observer
-from dynaplan.planner.remembering import remembered
+from dynaplan.planner.bursts import burst_policy
+from dynaplan.planner.loop import PlannerLoop
+from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
+from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.observer import Observer, TrafficObserver
+from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, recent_records, write_pointer
+from dynaplan.planner.recorders.gauges import GaugesRecorder
+from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
+from dynaplan.planner.sizing.error_budget import decay_budget
+from dynaplan.planner.timing import FIRST_WAITING_LOG_S, WAITING_LOG_S
 from dynaplan.process import process_table
 from dynaplan.store import connections
-from dynaplan.store.instances import public_urls
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
-from dynaplan.util.errors import ConfigError, TemporaryError
+from dynaplan.util.errors import ConfigError, TemporaryError, UserError
 
 if TYPE_CHECKING:
     from dynaplan.events.messaging_port import Messenger
@@ -45,9 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_LINE_S = 1.0
-"""Seconds of waiting for the key-value store after which the log says so."""
-
 
 async def start_planner(runtime: WorkerRuntime) -> None:
     """Plan in the background for as long as the process lives; raises ConfigError for a wrong option."""
@@ -58,7 +59,7 @@ async def start_planner(runtime: WorkerRuntime) -> None:
         runtime.discovery,
         runtime.messenger,
         runtime.clock,
-        _heart(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR")),
+        _heartbeat(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR")),
     )
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
@@ -82,26 +83,12 @@ class LoopPulse:
         return self._clock.now_s() > self._due_s + LATE_AFTER_S
 
 
-def _heart(name: str, runtime_dir: str | None) -> Callable[[float], None]:
+def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
     """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
     if not runtime_dir:
         return lambda every_s: None
     heartbeats = local_host.heartbeats(Path(runtime_dir))
     return lambda every_s: heartbeats.beat(name, every_s)
-
-
-def check_sources(settings: PlannerSettings) -> None:
-    """Raise ConfigError when the settings name a missing profile, trace or library.
-
-    Of a Prometheus server only the address is checked.
-    """
-    if not settings.is_by_targets:
-        return
-    if settings.prometheus_endpoint:
-        factory.prometheus_traffic(settings.prometheus_endpoint, settings)
-    factory.sla_model(settings, {})
-    factory.make_forecaster(settings, settings.adjustment_interval_s)
-    _warm_up(settings)
 
 
 async def run_planner(settings: PlannerSettings) -> None:
@@ -113,9 +100,9 @@ async def run_planner(settings: PlannerSettings) -> None:
         stack.push_async_callback(store.close)
         discovery = Discovery(store, settings.namespace, process_table.network())
         stack.push_async_callback(discovery.close)
-        await _announced(discovery.start(), "the key-value store to answer")
+        await _await_with_log(discovery.start(), "the key-value store to answer")
         if settings.environment != KUBERNETES:
-            await _tell_owner(store, settings.namespace)
+            await _warn_without_fleet(store, settings.namespace)
         reconnects = settings.nats_max_reconnects
         messenger = OnFirstUse(partial(event_connections.connect_messenger, max_reconnects=reconnects))
         stack.push_async_callback(messenger.close)
@@ -124,7 +111,9 @@ async def run_planner(settings: PlannerSettings) -> None:
         planner = make_planner(settings, store, discovery, messenger, clock, pulse.beat)
         stack.push_async_callback(planner.close)
         if settings.environment == KUBERNETES:
-            await _announced(_validated(planner.connector, settings), "the Kubernetes API server to answer")
+            await _await_with_log(
+                _validate_deployment(planner.connector, settings), "the Kubernetes API server to answer"
+            )
         if settings.metric_reporting_prometheus_port:
             from dynaplan.planner.metrics_server import serve_metrics
 
@@ -145,10 +134,14 @@ def _store(settings: PlannerSettings) -> Store:
     return connections.empty_store()
 
 
-async def _validated(connector: Connector, settings: PlannerSettings) -> None:
+async def _validate_deployment(connector: Connector, settings: PlannerSettings) -> None:
     """Check the deployment once its system answers; raises DeploymentValidationError."""
+    from dynaplan.planner.component_connector import ComponentConnector
+
     clock = SystemClock()
-    planner = factory.component_connector(connector, settings, clock)
+    planner = ComponentConnector(
+        connector, clock, settings.served_model_name, deadline_s=settings.scaling_timeout_s
+    )
     said = ""
     while True:
         try:
@@ -161,7 +154,7 @@ async def _validated(connector: Connector, settings: PlannerSettings) -> None:
             await clock.sleep(error.delay_s)
 
 
-async def _tell_owner(store: KeyValueStore, namespace: str) -> None:
+async def _warn_without_fleet(store: KeyValueStore, namespace: str) -> None:
     """Say in the log when no fleet plugin is there to carry decisions out."""
     try:
         has_owner = await store.get(fleet_key(namespace)) is not None
@@ -176,14 +169,14 @@ async def _tell_owner(store: KeyValueStore, namespace: str) -> None:
         )
 
 
-async def _announced(waiting: Awaitable[None], what: str) -> None:
+async def _await_with_log(waiting: Awaitable[None], what: str) -> None:
     """Await; say after a second, and then every 30 s, what is waited for."""
     task = asyncio.ensure_future(waiting)
-    next_line_s = FIRST_LINE_S
+    next_line_s = FIRST_WAITING_LOG_S
     try:
         while not (await asyncio.wait({task}, timeout=next_line_s))[0]:
             log.info("waiting for %s", what)
-            next_line_s = STILL_WAITING_S
+            next_line_s = WAITING_LOG_S
         task.result()
     finally:
         task.cancel()
@@ -202,7 +195,7 @@ class AssembledPlanner:
         observer: Observer,
         recorders: Sequence[Recorder],
         numbers: Callable[[], Mapping[str, float]],
-        traffic: TrafficWatch | None = None,
+        traffic: TrafficObserver | None = None,
         end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.loop = loop
@@ -233,23 +226,27 @@ def make_planner(
     beat: Callable[[float], None] = lambda every_s: None,
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
-    observer = Observer(settings, discovery.instances, factory.worker_metrics(), messenger, clock)
+    metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
+    observer = Observer(settings, discovery.instances, metrics, messenger, clock)
     connector, end = _connector(settings, store, observer)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
-    gauges = factory.planner_gauges(settings)
-    recorders = (*factory.planner_recorders(log_dir, settings), gauges)
-    state = remembered(factory.recent_decisions(planner_log_root(), 1), settings, datetime.now(UTC))
+    gauges = GaugesRecorder(settings)
+    recorders = (JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings), gauges)
+    state = restore_state(recent_records(planner_log_root(), 1), settings, datetime.now(UTC))
     try:
-        factory.announce_log_dir(planner_log_root(), log_dir)
+        write_pointer(planner_log_root(), log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
     model, traffic = None, None
     if settings.is_by_targets:
-        model = factory.sla_model(settings, {})
+        from dynaplan.planner.inputs import traffic_observer
+        from dynaplan.planner.sla_model import build_sla_model
+
+        model = build_sla_model(settings)
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
-        traffic = _watch(settings, discovery, clock)
+        traffic = traffic_observer(settings, discovery, clock)
     loop = PlannerLoop(
         settings,
         observer,
@@ -269,29 +266,54 @@ def _connector(
 ) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
     """Return the connector that ``environment`` names, and what closes it."""
     if settings.environment == KUBERNETES:
-        cluster = factory.cluster_connector(settings, observer.loads_by_host)
+        from dynaplan.planner.kubernetes.connector import connect_cluster
+
+        cluster = connect_cluster(settings, observer.loads_by_host)
         return cluster, cluster.close
-    return factory.planner_connector(
-        store, settings.namespace, observer.registered, observer.components
-    ), None
+    from dynaplan.planner.virtual.connector import VirtualConnector
+
+    return VirtualConnector(store, settings.namespace, observer), None
 
 
-def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
-    interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
-    if settings.prometheus_endpoint:
-        source = factory.prometheus_traffic(settings.prometheus_endpoint, settings)
-    else:
-        source = factory.frontend_traffic(lambda: public_urls(discovery.all()), settings, clock)
-    return TrafficWatch(settings, source, factory.make_forecaster(settings, interval_s), clock, before)
+def restore_state(
+    documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
+) -> PlannerState:
+    """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
+
+    What the learnt floor and the hedge know goes with it. Nothing is remembered of another promise, of
+    records that cannot be read, and of a future one. ``now`` has a time zone.
+    """
+    begin = PlannerState()
+    try:
+        last = DecisionRecord.from_json(documents[-1])
+        passed_s = (now - datetime.fromisoformat(last.wall_time)).total_seconds()
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError, UserError):
+        return begin
+    before, window_s = last.settings, settings.slo_window_s
+    if (
+        not before.is_by_targets
+        or not window_s
+        or passed_s < 0
+        or _promise_key(before) != _promise_key(settings)
+    ):
+        return begin
+    known, fade = last.next_state, math.exp(-passed_s / window_s)
+    state = PlannerState(
+        error_budget=decay_budget(known.error_budget, passed_s, window_s),
+        bursts=burst_policy.remembered(known.bursts, fade),
+    )
+    log.info(
+        "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",
+        last.wall_time,
+        state.error_budget.ttft_requests,
+        state.error_budget.itl_requests,
+    )
+    return state
 
 
-def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
-    trace = settings.load_predictor_warmup_trace
-    if not trace:
-        return []
-    before = interval_history(factory.read_requests(trace, 1.0, 1), settings.adjustment_interval_s)
-    log.info("the history begins with %d intervals of %s", len(before), trace)
-    return before
+def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:
+    """Return what a budget is about: it says nothing of another."""
+    return settings.namespace, settings.served_model_name, settings.targets(), settings.slo_window_s
 
 
 def planner_log_root() -> Path:

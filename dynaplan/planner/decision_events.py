@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dynaplan.fleet.upkeep.event_hook import SCALED, TARGET_MISSED, HookEvent
-from dynaplan.planner.rules.explaining import in_one_line, is_change
+from dynaplan.planner.rules.explain import is_change, summarize
 
 
 class RecordedDecisionEvents:
@@ -33,7 +33,7 @@ class RecordedDecisionEvents:
 
 def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
     if is_change(record) and not record.get("settings", {}).get("no-operation"):
-        yield HookEvent(SCALED, in_one_line(record))
+        yield HookEvent(SCALED, summarize(record))
     before, after = (_budget(record, state) for state in ("state", "next_state"))
     for name in ("ttft", "itl"):
         key = f"{name}_requests"

@@ -9,31 +9,22 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.planner.model.decisions import Decision, DecisionRecord
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.cycle import PlanningCycle
-from dynaplan.planner.rules.startup_time import startup_time_s
+from dynaplan.planner.model import Decision, DecisionRecord, Observation
+from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
+from dynaplan.planner.timing import READY_POLL_S, WAITING_LOG_S
 from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.fleet.desired_counts import DesiredCounts
     from dynaplan.fleet.load_sample import Sample
-    from dynaplan.planner.forecasts import TrafficWatch
-    from dynaplan.planner.model.decisions import PlannerState
-    from dynaplan.planner.model.observation import Load
-    from dynaplan.planner.observer import Observer
+    from dynaplan.planner.model import Load, PlannerState
+    from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.sla_policy import SlaModel
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
-
-READY_POLL_S = 0.5
-"""Seconds between two looks at the fleet before planning begins."""
-
-STILL_WAITING_S = 30.0
-"""Seconds between two lines in the log that say what planning waits for."""
 
 NO_SCALING = "No scaling needed (prefill=%d, decode=%d)"
 """Log line of an interval that changes nothing, as Dynamo's "SLA Planner" guide words it."""
@@ -60,7 +51,7 @@ class PlannerLoop:
         clock: Clock,
         *,
         model: SlaModel | None = None,
-        traffic: TrafficWatch | None = None,
+        traffic: TrafficObserver | None = None,
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
         state: PlannerState | None = None,
@@ -99,7 +90,7 @@ class PlannerLoop:
         while missing := await self._missing():
             self._beat(READY_POLL_S)
             if self._clock.now_s() >= next_line_s:
-                next_line_s += STILL_WAITING_S
+                next_line_s += WAITING_LOG_S
                 log.info("waiting for a decode worker to be ready: %s", missing)
             await self._clock.sleep(READY_POLL_S)
 
@@ -117,11 +108,9 @@ class PlannerLoop:
         return f"no {component} is registered in namespace {namespace}"
 
     def now_s(self) -> float:
-        """Return monotonic seconds."""
         return self._clock.now_s()
 
     async def desired(self) -> DesiredCounts | None:
-        """Return the desired counts and whether they are carried out; None where that is not known now."""
         try:
             return await self._connector.desired()
         except DynaplanError as error:
@@ -129,15 +118,13 @@ class PlannerLoop:
             return None
 
     async def pull_traffic(self) -> None:
-        """Have the source of traffic take a sample, where there is one."""
         if self._traffic:
             await self._traffic.pull()
 
     async def pull_load(self) -> Sample:
-        """Return the load of the workers, and note it."""
         sample = await self._observer.pull()
         for recorder in self._recorders:
-            recorder.pulled(sample)
+            recorder.record_sample(sample)
         return sample
 
     async def observe(self, load: Load) -> Observation:
@@ -169,10 +156,10 @@ class PlannerLoop:
             startup_s,
         )
 
-    async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:
+    async def _with_traffic(self, observation: Observation, watch: TrafficObserver) -> Observation:
         fleet = observation.fleet
         startup_s = startup_time_s(self._settings, (fleet.prefill.startup_s, fleet.decode.startup_s))
-        traffic, foresight = await watch.look(startup_s)
+        traffic, foresight = await watch.observe(startup_s)
         return replace(observation, traffic=traffic, foresight=foresight, startup_s=startup_s)
 
     def record(
@@ -185,7 +172,7 @@ class PlannerLoop:
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:
-            recorder.decided(record)
+            recorder.record_decision(record)
         self._failure = ""
 
     async def apply(self, decision: Decision) -> bool:

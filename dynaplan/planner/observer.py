@@ -1,6 +1,6 @@
-"""Metric pulls, every ``metric-pulling-interval``:
+"""The measurements of a planner: the load of the workers at each pull, the traffic and its forecast.
 
-a worker that does not answer leaves a gap, not an exception.
+A worker that does not answer leaves a gap, not an exception.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
@@ -16,19 +16,22 @@ from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.components import ScaledComponent
+from dynaplan.planner.deployment import ScaledComponent
+from dynaplan.planner.forecasting.traffic_history import TrafficHistory
+from dynaplan.planner.sizing.demand_forecast import forecast_traffic
+from dynaplan.planner.timing import QUEUE_TIMEOUT_S
 from dynaplan.store.instances import Instance, host_of
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.events.messaging_port import Messenger, WorkQueue
-    from dynaplan.planner.ports import MetricsSource
+    from dynaplan.gateway.traffic import Traffic
+    from dynaplan.planner.forecasting.traffic_history import IntervalLoad
+    from dynaplan.planner.model import Foresight
+    from dynaplan.planner.ports import Forecaster, TrafficSource, WorkerLoadSource
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
-
-QUEUE_TIMEOUT_S = 1.0
-"""Longest wait for the depth of the prefill queue, seconds."""
 
 
 class Observer:
@@ -42,7 +45,7 @@ class Observer:
         self,
         settings: PlannerSettings,
         instances: Callable[[str], Sequence[Instance]],
-        metrics: MetricsSource,
+        metrics: WorkerLoadSource,
         messenger: Callable[[], Awaitable[Messenger]],
         clock: Clock,
     ) -> None:
@@ -108,7 +111,6 @@ class Observer:
         await self._metrics.close()
 
     async def _loads(self, component: str) -> list[WorkerLoad]:
-        """Return the loads of the component's workers that answer."""
         urls = [instance.url for instance in self._instances(component)]
         loads = await self._metrics.loads(urls) if urls else ()
         self._loads_by_host |= {host_of(url): load for url, load in zip(urls, loads, strict=True) if load}
@@ -142,3 +144,52 @@ def _why_no_load(registered: int, asleep: int) -> str:
     if asleep:
         return f"every decode worker that answers is asleep, {asleep} of {registered}: `dynaplan wake`"
     return f"none of the {registered} decode workers answered"
+
+
+class TrafficObserver:
+    """Reads a source of traffic, keeps its history, and has it forecast.
+
+    ``before`` is the history that a warm-up trace gives.
+    """
+
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        source: TrafficSource,
+        forecaster: Forecaster,
+        clock: Clock,
+        before: Iterable[IntervalLoad] = (),
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._forecaster = forecaster
+        self._clock = clock
+        self._history = TrafficHistory(settings.adjustment_interval_s, before)
+        self._seen_s = clock.now_s()
+        self._missing = ""
+
+    async def pull(self) -> None:
+        """Have the source take one sample of the frontends' traffic."""
+        await self._source.pull()
+
+    async def observe(self, startup_s: float) -> tuple[Traffic, Foresight]:
+        """Return the traffic since the last look, and the forecast until a worker started now is ready."""
+        now_s = self._clock.now_s()
+        traffic = await self._source.traffic(max(now_s - self._seen_s, 1e-3))
+        self._seen_s = now_s
+        self._log_missing(traffic.missing if traffic.requests is None else "")
+        self._history.add(traffic)
+        forecast = self._forecaster.forecast
+        return traffic, await forecast_traffic(self._history, forecast, startup_s, self._settings)
+
+    async def close(self) -> None:
+        """Close the source's connections, and end the processes that compute forecasts."""
+        await self._source.close()
+        await self._forecaster.close()
+
+    def _log_missing(self, missing: str) -> None:
+        if missing and not self._missing:
+            log.warning("the traffic is not known: %s", missing)
+        elif self._missing and not missing:
+            log.info("the traffic is known again")
+        self._missing = missing

@@ -16,17 +16,29 @@ if TYPE_CHECKING:
     from dynaplan.fleet.load_sample import Sample
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.graph.lifecycle import Role
-    from dynaplan.planner.model.components import DeployedComponents, TargetReplica
-    from dynaplan.planner.model.decisions import Decision, DecisionRecord
+    from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, TargetReplica
+    from dynaplan.planner.model import Decision, DecisionRecord
 
     CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
 
 
-class MetricsSource(Closable, Protocol):
+class WorkerLoadSource(Closable, Protocol):
     """The load of workers, read from the workers."""
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
         """The load of the worker at each base address, asked at once; None for one that does not answer."""
+        ...
+
+
+class Registrations(Protocol):
+    """The workers of a deployment as they are registered."""
+
+    def registered(self) -> FleetCounts:
+        """Return the registered workers as a fleet without any others."""
+        ...
+
+    def components(self) -> Sequence[ScaledComponent]:
+        """Return the components whose workers are registered, with the models that they serve."""
         ...
 
 
@@ -111,11 +123,11 @@ class PlannerConnector(Protocol):
 class Recorder(Protocol):
     """Writes down the planner's pulls and decisions. Never raises: a failure to write is logged once."""
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         """Write down one metric pull; never raises OSError."""
         ...
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         """Write down the decision of one adjustment interval."""
         ...
 

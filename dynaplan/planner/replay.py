@@ -11,25 +11,26 @@ from typing import Any
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.forecasting import ForecastSettings
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner import factory
+from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model.decisions import Decision, DecisionRecord, PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
+from dynaplan.planner.recorders.decision_log import read_recording
+from dynaplan.planner.rules.cycle import startup_time_s
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.sla_policy import SlaModel
-from dynaplan.planner.rules.startup_time import startup_time_s
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.util.errors import ConfigError, UserError
 
-IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
+FIXED_OPTIONS = ("adjustment-interval", "metric-pulling-interval")
 """Options that cannot change: averages and counts over them cannot be taken apart again."""
 
-MOST_CHARACTERS = 400
+MAX_FAULT_CHARACTERS = 400
 """The part of a fault that is shown: a record may hold values of any length."""
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayedDecision:
     """One recorded interval, with its recorded and its replayed decision."""
 
     wall_time: str
@@ -42,18 +43,20 @@ class Replayed:
         return self.recorded.desired == self.replayed.desired
 
 
-def replay(path: Path, options: Mapping[str, Any]) -> list[Replayed]:
+def replay(path: Path, options: Mapping[str, Any]) -> list[ReplayedDecision]:
     """Decide every recorded interval again, with these options in place of the recorded ones.
 
     Each decision is made from the recorded numbers of workers; the memory between decisions is that of the
     replayed ones. Forecasts are made anew when an option of forecasting differs. Raises ConfigError for a
     file that is no recording, and for options that a recording cannot answer.
     """
-    return asyncio.run(_replayed(read_decisions(path), options))
+    return asyncio.run(_replay_records(read_decisions(path), options))
 
 
-async def _replayed(records: Iterable[DecisionRecord], options: Mapping[str, Any]) -> list[Replayed]:
-    replayed: list[Replayed] = []
+async def _replay_records(
+    records: Iterable[DecisionRecord], options: Mapping[str, Any]
+) -> list[ReplayedDecision]:
+    replayed: list[ReplayedDecision] = []
     replayer: Replayer | None = None
     for record in records:
         if replayer is None or replayer.recorded != record.settings:
@@ -71,19 +74,19 @@ class Replayer:
 
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
-        self._settings = settings = _replayed_settings(first.settings, options)
-        self._model: SlaModel | None = factory.sla_model(settings, {}) if settings.is_by_targets else None
+        self._settings = settings = _override(first.settings, options)
+        self._model: SlaModel | None = build_sla_model(settings) if settings.is_by_targets else None
         self._state: PlannerState = first.state
         self._history = TrafficHistory(settings.adjustment_interval_s)
         self._forecaster = None
         if settings.is_by_targets and _forecasting(settings) != _forecasting(first.settings):
-            self._forecaster = factory.make_forecaster(settings, settings.adjustment_interval_s)
+            self._forecaster = make_forecaster(settings, settings.adjustment_interval_s)
 
-    async def decide(self, record: DecisionRecord) -> Replayed:
+    async def decide(self, record: DecisionRecord) -> ReplayedDecision:
         """Decide the record's interval again, from its observation and the state of the last one."""
         observation = await self._with_forecast(record.observation)
         self._state, decision = decide(self._settings, self._state, observation, self._model)
-        return Replayed(record.wall_time, record.decision, decision)
+        return ReplayedDecision(record.wall_time, record.decision, decision)
 
     async def close(self) -> None:
         """End the processes that compute forecasts, if any were needed."""
@@ -108,10 +111,10 @@ class Replayer:
         return replace(observation, foresight=expected)
 
 
-def _replayed_settings(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
+def _override(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
     settings = recorded.overridden(options)
     before, after = recorded.to_options(), settings.to_options()
-    for name in IN_THE_RECORD:
+    for name in FIXED_OPTIONS:
         if before[name] != after[name]:
             raise ConfigError(
                 f"Planner.{name}: {after[name]}, but what is replayed was recorded with {before[name]}",
@@ -131,11 +134,11 @@ def read_decisions(path: Path) -> Iterator[DecisionRecord]:
 
     Earlier versions decided before the end of an interval, too; these records are left out.
     """
-    for number, document in factory.recorded_decisions(path):
+    for number, document in read_recording(path):
         try:
             record = DecisionRecord.from_json(document)
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
-            fault = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
+            fault = f"{type(error).__name__}: {error}"[:MAX_FAULT_CHARACTERS]
             raise ConfigError(
                 f"{path}, line {number} is no decision ({fault})",
                 hint="expected a decisions.jsonl that a planner wrote, of this version or an older one",

@@ -98,12 +98,12 @@ def find_best_static(
     for prefill in rows:
         most_decode = (most_gpus - prefill * prefill_gpus) // decode_gpus
         if most_decode > 0 and keeps(prefill, most_decode):
-            decode = _least(partial(keeps, prefill), most_decode)
+            decode = _bisect(partial(keeps, prefill), most_decode)
             most_gpus = prefill * prefill_gpus + decode * decode_gpus
     return BestStatic(min(tried, key=_rank), tuple(tried))
 
 
-def _least(holds: Callable[[int], bool], most: int) -> int:
+def _bisect(holds: Callable[[int], bool], most: int) -> int:
     """Return the least number, 1 or more, for which it holds, as it does for ``most``."""
     failing = 0
     while most - failing > 1:

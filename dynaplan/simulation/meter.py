@@ -19,10 +19,10 @@ one."""
 ANSWERS = OUTPUT_TOKENS[1:]
 """The upper bounds of the buckets of answer lengths, in tokens, likewise."""
 
-FEWEST_PULLS = 5
+MIN_PULLS = 5
 """The least number of metric pulls for a variance of the arrivals: from fewer it is mostly chance."""
 
-MOST_PULLS = 1000
+MAX_PULLS = 1000
 """The pulls of which the arrivals are kept one by one: an interval of the planner has some tens."""
 
 
@@ -103,7 +103,7 @@ class TrafficMeter:
         A pull is made every ``metric_pulling_interval_s`` of the planner's settings.
         """
         pulls, arrivals = self._pulls, self._pulled
-        if pulls < FEWEST_PULLS or not arrivals:
+        if pulls < MIN_PULLS or not arrivals:
             return None
         variance = (pulls * self._squares - arrivals * arrivals) / (pulls * (pulls - 1))
         return variance / (arrivals / pulls)
@@ -112,6 +112,6 @@ class TrafficMeter:
         self._arrived = self._finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
         self._pulls = self._pulled = self._squares = self._first_tokens = self._late = self._long = 0
         self._decoding_s = self._duration_s = self._ttft_s = 0.0
-        self._arrivals: deque[float] = deque(maxlen=MOST_PULLS)
+        self._arrivals: deque[float] = deque(maxlen=MAX_PULLS)
         self._isl = [0] * (len(PROMPTS) + 1)
         self._osl = [0] * (len(ANSWERS) + 1)

@@ -1,7 +1,7 @@
 """The requests that have ended, against the SLO: counts and distributions, over all and by time of arrival.
 
-Memory does not grow with their number: distributions are counts per bucket (``Spread``), and time is cut into
-at most 240 windows (``Windows``).
+Memory does not grow with their number: distributions are counts per bucket (``Distribution``), and time is
+cut into at most 240 windows (``Windows``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.gateway.traced_requests import TracedRequest
 
 PRECISION = 0.01
-"""The largest relative error of a percentile that comes out of a ``Spread``."""
+"""The largest relative error of a percentile that comes out of a ``Distribution``."""
 
 _GROWTH = math.log1p(2 * PRECISION)
 """The logarithm of the ratio between neighbouring buckets: their middle is within ``PRECISION`` of every
@@ -26,7 +26,7 @@ _ZERO = -(10**9)
 """The bucket of the value 0, below all others."""
 
 
-class Spread:
+class Distribution:
     """A distribution of values, none negative, as counts in buckets that grow geometrically.
 
     Percentiles are within ``PRECISION``; ``count``, ``total`` and ``highest`` are exact.
@@ -49,7 +49,7 @@ class Spread:
         if value > self.highest:
             self.highest = value
 
-    def merge(self, other: Spread) -> None:
+    def merge(self, other: Distribution) -> None:
         """Count all values of another distribution too."""
         for bucket, count in other._counts.items():
             self._counts[bucket] = self._counts.get(bucket, 0) + count
@@ -88,8 +88,8 @@ class Window:
     output_tokens: int = 0
     answered: int = 0
     both_met: int = 0
-    ttft_ms: Spread = field(default_factory=Spread)
-    itl_ms: Spread = field(default_factory=Spread)
+    ttft_ms: Distribution = field(default_factory=Distribution)
+    itl_ms: Distribution = field(default_factory=Distribution)
 
     def arrive(self, traced: TracedRequest) -> None:
         """Count an arrived request, with its tokens of prompt and answer."""
@@ -120,10 +120,10 @@ class Window:
 class Windows:
     """The time since the beginning in windows of equal length, in seconds: 1 at first.
 
-    The length doubles, and neighbours merge, each time that there would be more than ``MOST``.
+    The length doubles, and neighbours merge, each time that there would be more than ``MAX_COUNT``.
     """
 
-    MOST = 240
+    MAX_COUNT = 240
     """The largest number of windows: a step is then about 4 px wide in a chart."""
 
     def __init__(self) -> None:
@@ -134,8 +134,7 @@ class Windows:
         return iter(self._windows)
 
     def of(self, at_s: float) -> Window:
-        """Return the window of that moment."""
-        while at_s >= self.MOST * self.width_s:
+        while at_s >= self.MAX_COUNT * self.width_s:
             pairs = zip_longest(self._windows[::2], self._windows[1::2])
             self._windows = [one.merge(other) if other else one for one, other in pairs]
             self.width_s *= 2
@@ -168,10 +167,10 @@ class Outcome:
     hashed_tokens: int = 0
     cached_tokens: int = 0
     by_worker: Counter[int] = field(default_factory=Counter)
-    ttft_ms: Spread = field(default_factory=Spread)
-    itl_ms: Spread = field(default_factory=Spread)
-    queued_ms: Spread = field(default_factory=Spread)
-    duration_s: Spread = field(default_factory=Spread)
+    ttft_ms: Distribution = field(default_factory=Distribution)
+    itl_ms: Distribution = field(default_factory=Distribution)
+    queued_ms: Distribution = field(default_factory=Distribution)
+    duration_s: Distribution = field(default_factory=Distribution)
     windows: Windows = field(default_factory=Windows)
 
     def add(
@@ -198,7 +197,6 @@ class Outcome:
         self.cached_tokens += cached_tokens
 
     def note_worker(self, number: int) -> None:
-        """Count an answer of that decode worker."""
         self.by_worker[number] += 1
 
     @property

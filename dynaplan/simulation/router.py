@@ -61,7 +61,7 @@ class SimulatedRouting:
         return f"{self.mode} by {source}, overlap weight {self.overlap_weight:g}{heat}"
 
     @property
-    def hears_events(self) -> bool:
+    def uses_events(self) -> bool:
         """True when engines have to tell of their blocks."""
         return self.mode == PREFIX_AWARE and self.is_kv_events
 
@@ -92,7 +92,7 @@ class ReportedCaches:
         """Return the number of first blocks that each worker has reported; absent if none."""
         index = self._index
         for worker in workers:
-            worker.engine.tell_changes(index, worker.number, now_s)
+            worker.engine.publish_changes(index, worker.number, now_s)
         if len(index.workers) > len(workers):
             self._forget_others(workers)
         return index.overlaps(hashes)
@@ -159,7 +159,7 @@ class SimulatedRouter:
 
         Return both; None for the shared queue. Once computed, ``directed`` is to be called with them.
         """
-        if not (self.routing.hears_events and block_hashes):
+        if not (self.routing.uses_events and block_hashes):
             return None
         overlaps = self._prefill_caches.overlaps(block_hashes, workers, now_s)
         numbers = [each.number for each in workers]

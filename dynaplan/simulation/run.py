@@ -1,19 +1,145 @@
 """One simulation: runs a load through a deployment under a policy, and returns the result.
 
-The load is a trace, or clients that each wait for their answer before they ask again.
+The load is a trace, or clients that each wait for their answer before they ask again. Its course, for
+drawings, is thinned out to constant memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Outcome
 from dynaplan.simulation.service import ServiceSettings, SimulatedService
-from dynaplan.simulation.timeline import FleetChange, History, Moment, ScaleEvent
+
+FLAP_S = 300.0
+"""Seconds within which a change that takes back another one of the same role counts as a flap."""
+
+MAX_ITEMS = 2000
+"""The largest number of moments, fleet changes or decisions that are kept: more than a page shows."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The service when the policy looked, ``at_s`` seconds; ``arrived`` counts all requests until then."""
+
+    at_s: float
+    in_service: int
+    prefill_queue: int
+    arrived: int
+
+
+@dataclass(frozen=True)
+class FleetChange:
+    """The fleet from ``at_s`` on: the workers that get requests, the workers wanted, and the GPUs held."""
+
+    at_s: float
+    serving: Targets
+    wanted: Targets
+    gpus: float
+
+
+@dataclass(frozen=True)
+class ScaleEvent:
+    """A decision that changed something, and its reason in the policy's words; "" where it gives none."""
+
+    at_s: float
+    before: Targets
+    after: Targets
+    why: str
+
+
+class Timed(Protocol):
+    """Whatever has a moment in virtual time."""
+
+    @property
+    def at_s(self) -> float:
+        """The moment, in seconds since the simulation began."""
+        ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class ThinnedSeries(Generic[T]):
+    """Keeps the last item of every stretch of time, and doubles the stretches when there are too many
+    items."""
+
+    def __init__(self, most: int = MAX_ITEMS) -> None:
+        self._most = most
+        self._stretch_s = 0.0
+        self._items: list[T] = []
+
+    def add(self, item: T) -> None:
+        """Add an item, no earlier than the one before."""
+        if self._items and self._stretch_of(self._items[-1]) == self._stretch_of(item):
+            self._items[-1] = item
+            return
+        self._items.append(item)
+        if len(self._items) > self._most:
+            span_s = item.at_s - self._items[0].at_s
+            self._stretch_s = max(2 * self._stretch_s, 2 * span_s / self._most)
+            self._items = list({self._stretch_of(kept): kept for kept in self._items}.values())
+
+    def items(self) -> tuple[T, ...]:
+        return tuple(self._items)
+
+    def _stretch_of(self, item: T) -> float:
+        return item.at_s // self._stretch_s if self._stretch_s else item.at_s
+
+
+class ChangeCount:
+    """Counts changes of the numbers of workers, one for each role, and the flaps among them."""
+
+    def __init__(self) -> None:
+        self.scale_events = 0
+        self.flaps = 0
+        self._last: dict[Role, tuple[int, float]] = {}
+
+    def count(self, before: Targets, after: Targets, at_s: float) -> None:
+        """Count a change, no earlier than the one counted last."""
+        for role in SCALED_ROLES:
+            change = after.of(role) - before.of(role)
+            if change:
+                self.scale_events += 1
+                last, last_s = self._last.get(role, (0, 0.0))
+                self.flaps += last * change < 0 and at_s - last_s <= FLAP_S
+                self._last[role] = change, at_s
+
+
+class History:
+    """Records a service that has just begun; the caller counts ``arrived``."""
+
+    def __init__(self, service: SimulatedService) -> None:
+        self._service = service
+        self._wanted = service.pools.wanted
+        self.arrived = 0
+        self.changes = ChangeCount()
+        self.moments: ThinnedSeries[Moment] = ThinnedSeries()
+        self.fleet: ThinnedSeries[FleetChange] = ThinnedSeries()
+        self.events: ThinnedSeries[ScaleEvent] = ThinnedSeries()
+        service.pools.on_change = self._fleet_changed
+        self._fleet_changed(service.now_s)
+
+    def record(self, why: str) -> None:
+        """Record the service after a look of the policy, whose last change had that reason."""
+        service = self._service
+        at_s, wanted = service.now_s, service.pools.wanted
+        if wanted != self._wanted:
+            self.events.add(ScaleEvent(at_s, self._wanted, wanted, why))
+            self.changes.count(self._wanted, wanted, at_s)
+            self._wanted = wanted
+        self.moments.add(Moment(at_s, service.in_service, service.queue_depth, self.arrived))
+
+    def _fleet_changed(self, at_s: float) -> None:
+        pools = self._service.pools
+        serving = Targets(len(pools.serving(Role.PREFILL)), len(pools.serving(Role.DECODE)))
+        self.fleet.add(FleetChange(at_s, serving, pools.wanted, pools.held_gpus))
 
 
 class Policy(Protocol):
@@ -28,20 +154,20 @@ class Policy(Protocol):
         ...
 
     @property
-    def every_s(self) -> float:
-        """The seconds of virtual time between two calls of ``look``."""
+    def interval_s(self) -> float:
+        """The seconds of virtual time between two calls of ``evaluate``."""
         ...
 
     def begin(self, service: SimulatedService) -> None:
-        """Take note that the service has started, before the first request."""
+        """Start, when the service has started and before the first request."""
         ...
 
-    def look(self, service: SimulatedService) -> None:
-        """Look at the service, and ask it for other numbers of workers if need be."""
+    def evaluate(self, service: SimulatedService) -> None:
+        """Read the service's state, and scale it where other numbers of workers are needed."""
         ...
 
 
-LONGEST_TAIL_S = 3600.0
+MAX_TAIL_S = 3600.0
 """Seconds after the last arrival in which the policy still looks, while requests are unanswered. After that,
 the workers of that moment answer the rest; a request that they cannot answer is lost."""
 
@@ -72,14 +198,14 @@ def simulate(
     trace: Iterable[TracedRequest], settings: ServiceSettings, first: Targets, policy: Policy
 ) -> Result:
     """Run the whole trace through the service under the policy, then answer the requests that are left."""
-    course = Course(settings, first, policy)
+    course = SimulationRun(settings, first, policy)
     for request in trace:
         course.advance(request.arrival_s)
         course.arrive(request)
     return course.result()
 
 
-class Course:
+class SimulationRun:
     """One simulation as it goes on: the caller lets time pass and requests arrive, then asks for the
     result."""
 
@@ -88,12 +214,12 @@ class Course:
         self._policy = policy
         policy.begin(self.service)
         self._history = History(self.service)
-        self._look_s = self._last_s = 0.0
+        self._evaluation_s = self._last_s = 0.0
 
     def advance(self, at_s: float) -> None:
         """Let time pass until that moment; the policy looks whenever it is time."""
-        while self._look_s <= at_s:
-            self._look()
+        while self._evaluation_s <= at_s:
+            self._evaluate_policy()
         self.service.run_until(at_s)
 
     def arrive(self, request: TracedRequest) -> None:
@@ -108,8 +234,8 @@ class Course:
         service, policy, history, last_s = self.service, self._policy, self._history, self._last_s
         service.advance_decoders(last_s)
         gpu_s = service.pools.gpu_seconds(last_s)
-        while service.in_service and self._look_s < last_s + LONGEST_TAIL_S:
-            self._look()
+        while service.in_service and self._evaluation_s < last_s + MAX_TAIL_S:
+            self._evaluate_policy()
         end_s = service.run_out()
         return Result(
             policy.name,
@@ -124,11 +250,11 @@ class Course:
             history.events.items(),
         )
 
-    def _look(self) -> None:
-        self.service.run_until(self._look_s)
-        self._policy.look(self.service)
-        self._history.note(getattr(self._policy, "why", ""))
-        self._look_s += self._policy.every_s
+    def _evaluate_policy(self) -> None:
+        self.service.run_until(self._evaluation_s)
+        self._policy.evaluate(self.service)
+        self._history.record(getattr(self._policy, "why", ""))
+        self._evaluation_s += self._policy.interval_s
 
 
 @dataclass(frozen=True)
@@ -136,12 +262,12 @@ class StaticPolicy:
     """Keeps the workers of the beginning."""
 
     name: str = "static"
-    every_s: float = 1.0
+    interval_s: float = 1.0
 
     def begin(self, service: SimulatedService) -> None:
-        """Begin: there is nothing to remember."""
+        pass
 
-    def look(self, service: SimulatedService) -> None:
+    def evaluate(self, service: SimulatedService) -> None:
         """Bring the engines up to date: there is nothing to change."""
         service.advance_decoders(service.now_s)
 
@@ -162,7 +288,7 @@ class ClosedLoop:
 
     def run(self, settings: ServiceSettings, first: Targets, policy: Policy) -> Result:
         """Run the load through the service under the policy, then answer the requests that are left."""
-        course = Course(settings, first, policy)
+        course = SimulationRun(settings, first, policy)
         service = course.service
         for step in range(max(1, round(self.duration_s / STEP_S))):
             at_s = step * STEP_S

@@ -30,10 +30,9 @@ from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill
 from dynaplan.gateway.routing.booking import BookEntry
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.simulation.engines import CacheChanges, SimulatedEngine
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome, Slo
-from dynaplan.simulation.pools import Pools, SimulatedWorker
+from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouter, SimulatedRouting
 
@@ -45,7 +44,7 @@ begun by then, without that prompt."""
 NEVER_S = 1e6
 """Seconds in which every request that a decode engine has ends: eleven days."""
 
-ANY_QUEUE = 1_000_000
+UNLIMITED_QUEUE = 1_000_000
 """A length of a queue, in requests, that no simulation reaches: the queue has no limit."""
 
 
@@ -109,7 +108,7 @@ class SimulatedService:
         self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
         self.pools.cache_worth = self._cache_worth.tokens
         self._is_first = True
-        self.pools.want(first, 0.0)
+        self.pools.scale(first, 0.0)
         self._is_first = False
 
     # -- time ------------------------------------------------------------------------------------
@@ -150,9 +149,9 @@ class SimulatedService:
 
     # -- what the planner sees -------------------------------------------------------------------
 
-    def want(self, targets: Targets) -> None:
+    def scale(self, targets: Targets) -> None:
         """Ask for these numbers of workers from now on."""
-        self.pools.want(targets, self.now_s)
+        self.pools.scale(targets, self.now_s)
 
     def sample(self) -> Sample:
         """Make one metric pull, as the live planner's observer does."""
@@ -361,7 +360,7 @@ class SimulatedService:
     # -- workers ---------------------------------------------------------------------------------
 
     def _new_engine(self, role: Role) -> SimulatedEngine:
-        changes = CacheChanges() if self.settings.routing.hears_events else None
+        changes = CacheChanges() if self.settings.routing.uses_events else None
         model = EngineModel(*self.settings.engines[role], changes)
         if role is Role.PREFILL:
             return SimulatedEngine(model, _do_nothing, self._prefilled_at, changes)

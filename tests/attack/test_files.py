@@ -24,7 +24,7 @@ from dynaplan.fleet.gpu_claims import NodeClaims, claimants
 from dynaplan.fleet.host.startup_times import FILE_NAME, StartupTimesFile
 from dynaplan.fleet.rules import statefile
 from dynaplan.fleet.rules.startup_times import usual_s
-from dynaplan.planner.recorders.jsonl import read_all, read_records
+from dynaplan.planner.recorders.decision_log import read_all, read_records
 from dynaplan.planner.replay import replay
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.port_leases import lease_ports

@@ -22,10 +22,10 @@ from dynaplan.engines.llamacpp import child
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.planner.metrics.exposition import traffic_of
 from dynaplan.planner.metrics.prometheus import PrometheusTraffic
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.replay import replay
-from dynaplan.planner.rules.deciding import decide
-from dynaplan.planner.rules.explaining import explain, is_change
+from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.rules.explain import explain, is_change
 from dynaplan.process.port_leases import lease_ports
 from dynaplan.util.errors import DeploymentError
 from dynaplan.util.sockets import quiet_ports

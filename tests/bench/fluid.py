@@ -15,13 +15,12 @@ from dynaplan.gateway.traffic import Lengths
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.simulation import run_simulations, service_settings
-from dynaplan.planner import factory
 from dynaplan.planner.bursts.memory import Standing
 from dynaplan.planner.bursts.standing import tried
-from dynaplan.planner.model.sizing import WorkerLimits
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, WorkerLimits
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
+from dynaplan.simulation.traces.reading import read_requests
 from tests.bench.cases import FIRST_SEED, TRACES, hour_of
 from tests.bench.table import Row
 
@@ -73,7 +72,7 @@ def missed_by_fluid(hour: SimulateOptions) -> Missed:
     engine, timing = service_settings(hour).engines[Role.DECODE]
     service = ServiceModel(WorkerKind(timing, engine), is_evenly_routed=True)
     targets, after, demand = SlaTargets(hour.slo.ttft_ms, hour.slo.itl_ms), Standing(), None
-    trace = factory.read_requests(hour.trace, hour.rate_scale, hour.seed)
+    trace = read_requests(hour.trace, hour.rate_scale, hour.seed)
     groups = groupby(trace, lambda request: int(request.arrival_s) // INTERVAL_S)
     came = {number: list(requests) for number, requests in groups}
     for number in range(max(came) + 2):

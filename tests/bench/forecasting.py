@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import mean
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, ForecastSettings
-from dynaplan.planner.forecasting.backtest import score
-from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
+from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
 from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster
-from dynaplan.planner.forecasting.series import Series, measured
-from dynaplan.planner.forecasting.warm_start import interval_history
+from dynaplan.planner.forecasting.selection import score
+from dynaplan.planner.forecasting.series import Series, clean_history
+from dynaplan.planner.forecasting.traffic_history import interval_history
 from dynaplan.simulation.traces.reading import read_trace
 from dynaplan.simulation.traces.synthetic import synthetic
 
@@ -57,9 +57,9 @@ def curves(traces: Sequence[Path]) -> Iterator[tuple[str, list[Series]]]:
 def forecasts(method: str, series: Series, steps: int) -> Sequence[float]:
     """What the method would have said at each interval."""
     if method == "auto":
-        return choice_of_method(series, steps, AUTO).forecasts
+        return choose_method(series, steps, AUTO).forecasts
     if method in METHODS:
-        return run(method, series, steps, AUTO)
+        return run_method(method, series, steps, AUTO)
     return asyncio.run(_outside(method, series, steps))
 
 
@@ -76,7 +76,7 @@ def errors(method: str, of_seeds: Sequence[Series], steps: int) -> tuple[float, 
     """Mean absolute error and loss, in per cent of the mean load."""
     scores = []
     for raw in of_seeds:
-        series = measured(raw, HISTORY_INTERVALS)
+        series = clean_history(raw, HISTORY_INTERVALS)
         scores.append(score(forecasts(method, series, steps)[WARM_UP:], series[WARM_UP:], steps))
     return (
         100 * mean(each.mean_error / each.mean_actual for each in scores),
@@ -107,7 +107,9 @@ def _figure(pair: tuple[float, float]) -> str:
 
 def _changes(of_seeds: Sequence[Series], steps: int) -> float:
     """How often ``auto`` changed the method, on average over the seeds."""
-    choices = [choice_of_method(measured(each, HISTORY_INTERVALS), steps, AUTO).methods for each in of_seeds]
+    choices = [
+        choose_method(clean_history(each, HISTORY_INTERVALS), steps, AUTO).methods for each in of_seeds
+    ]
     return mean(sum(one != other for one, other in pairwise(methods)) for methods in choices)
 
 

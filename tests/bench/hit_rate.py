@@ -19,8 +19,8 @@ import aiohttp
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.simulation import run_simulations
-from dynaplan.planner import factory
 from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.traces.reading import read_requests
 from tests.bench.deployments import serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL
@@ -44,7 +44,7 @@ def rows(_: int) -> Iterator[Row]:
     """A minute each, and measured once."""
     trace = [
         each
-        for each in factory.read_requests(TRACE, 1.0, 1)
+        for each in read_requests(TRACE, 1.0, 1)
         if each.prompt_tokens + each.output_tokens <= ENGINE["max-model-len"]
     ]
     for name, routing in ROUTERS.items():

@@ -20,10 +20,10 @@ from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.simulation import run_simulations, service_settings
-from dynaplan.planner import factory
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import Result, StaticPolicy, simulate
+from dynaplan.simulation.traces.reading import read_requests
 from tests.bench.table import Row
 
 MOONCAKE = str(Path(__file__).parent.parent / "fixtures" / "traces" / "mooncake_synthetic.jsonl.gz")
@@ -122,7 +122,7 @@ def mean(result: Result) -> float:
 def run(trace: str, routing: SimulatedRouting, workers: int, engine: Mapping[str, Any]) -> Result:
     """Simulate that many aggregated workers."""
     options = SimulateOptions(trace, gpus=workers, is_disaggregated=False, engine=engine, routing=routing)
-    requests = factory.read_requests(trace, 1.0, 1)
+    requests = read_requests(trace, 1.0, 1)
     return simulate(requests, service_settings(options), Targets(0, workers), StaticPolicy())
 
 
@@ -132,7 +132,7 @@ def limit(trace: str, workers: int, engine: Mapping[str, Any]) -> float:
     sizes, _ = service_settings(options).engines[Role.DECODE]
     blocks = KvBlocks(workers * sizes.total_blocks)
     cached = asked = 0
-    for request in factory.read_requests(trace, 1.0, 1):
+    for request in read_requests(trace, 1.0, 1):
         if request.prompt_tokens + request.output_tokens <= sizes.context_tokens:
             hashes = request.with_blocks_of(sizes.block_tokens).block_hashes
             cached += _through(blocks, hashes, request.prompt_tokens, sizes)

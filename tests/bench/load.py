@@ -6,8 +6,13 @@ import time
 from dataclasses import dataclass, field
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed
-from dynaplan.lab.profiling.load.completions import CompletionClient, open_session
+from dynaplan.lab.profiling.load.completions import (
+    Answer,
+    AnswerStream,
+    CompletionClient,
+    RequestFailed,
+    open_session,
+)
 from dynaplan.lab.profiling.load.generator import LoadGenerator
 from dynaplan.lab.profiling.load.prompts import PromptPool
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dynaplan.lab.drawing import panels
 from dynaplan.lab.drawing.svg import document
-from dynaplan.lab.simulate import charts
+from dynaplan.lab.simulate import page
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.simulation import run_simulations
 from dynaplan.simulation.outcome import Slo
@@ -56,11 +56,11 @@ def draw(name: str) -> str:
 
 def picture(options: SimulateOptions, result: Result, title: str, keys: Sequence[str]) -> str:
     """Return an SVG of the panels of those keys, with the first decisions written below them."""
-    axis = charts.axis_of([result])
-    every = charts.panels_of([result], options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
+    axis = page.axis_of([result])
+    every = page.panels_of([result], options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
     shown = [panel for key in keys for panel in every if panel.key == key]
-    drawing, height = panels.draw(shown, charts.lanes_of([result], axis), axis)
-    texts = [f"{axis.text(each.at_s)}: {charts.change_text(each)}" for each in result.events[:MOST_DECISIONS]]
+    drawing, height = panels.draw(shown, page.lanes_of([result], axis), axis)
+    texts = [f"{axis.text(each.at_s)}: {page.change_text(each)}" for each in result.events[:MOST_DECISIONS]]
     more = len(result.events) - MOST_DECISIONS
     texts += [f"and {more} more"] if more > 0 else []
     lines = [line for text in texts for line in textwrap.wrap(text, LINE_LETTERS)]

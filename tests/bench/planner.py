@@ -38,8 +38,8 @@ def _imported() -> tuple[float, float]:
 def _step_ms() -> float:
     """One decision, of a fleet that is neither idle nor full."""
     from dynaplan.config.settings.planner import PlannerSettings
-    from dynaplan.planner.model.decisions import PlannerState
-    from dynaplan.planner.rules.deciding import decide
+    from dynaplan.planner.model import PlannerState
+    from dynaplan.planner.rules.decision import decide
     from tests.unit.planner.rules.situations import interval
 
     settings, state, seen = PlannerSettings(), PlannerState(), interval(2, 3, 0.7, [1.0] * 31)

@@ -12,7 +12,7 @@ from dynaplan.engines.sim.profiles import timing_for
 from dynaplan.lab.profiling.load.completions import CompletionClient, open_session
 from dynaplan.lab.profiling.load.meters import DecodeMeter
 from dynaplan.lab.profiling.load.prompts import PromptPool
-from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.load_points import DecodeLoad
 from tests.bench.deployments import serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL

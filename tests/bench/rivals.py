@@ -13,11 +13,11 @@ from itertools import product
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.autoscalers import HpaPolicy
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.rivals import HpaPolicy
 from dynaplan.lab.simulate.simulation import best_static, service_settings
-from dynaplan.planner import factory
 from dynaplan.simulation.run import simulate
+from dynaplan.simulation.traces.reading import read_requests
 from tests.bench.bursts import RULES
 from tests.bench.cases import FIRST_CASE, TRACES, hour_of
 from tests.bench.standing import Fared, fared, judged
@@ -95,7 +95,7 @@ def tuned_hpa(hour: SimulateOptions) -> Fared:
 
 
 def _hpa(hour: SimulateOptions, queue: float, kv_usage: float) -> Fared:
-    trace = factory.read_requests(hour.trace, hour.rate_scale, hour.seed)
+    trace = read_requests(hour.trace, hour.rate_scale, hour.seed)
     policy = HpaPolicy({Role.PREFILL: queue, Role.DECODE: kv_usage})
     return judged(
         simulate(trace, service_settings(hour), Targets(1, 1), policy), f"hpa {queue:g}, {kv_usage:g}"

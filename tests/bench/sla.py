@@ -81,7 +81,7 @@ def _loaded(
     low, high = 0.0, 1000.0 * workers
     while high - low > 0.01 * high:
         middle = (low + high) / 2
-        if SteadyState(service, demand.times(middle)).decode_batch(workers).overload:
+        if SteadyState(service, demand.scaled(middle)).decode_batch(workers).overload:
             high = middle
         else:
             low = middle

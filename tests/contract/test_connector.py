@@ -10,12 +10,13 @@ from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.virtual import VirtualConnector
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.errors import StoreUnavailable, TemporaryError
 from tests.fakes.clock import LoopClock
 from tests.fakes.connector import MemoryConnector
+from tests.fakes.registrations import FakeRegistrations
 
 NAMES = ("num_prefill_workers", "num_decode_workers", "decision_id", "scaled_decision_id")
 
@@ -43,7 +44,7 @@ class OverKeys:
     def __init__(self) -> None:
         self.store = MemoryStore(LoopClock())
         self.registered = FleetCounts()
-        self.connector = VirtualConnector(self.store, "ns", lambda: self.registered)
+        self.connector = VirtualConnector(self.store, "ns", FakeRegistrations(lambda: self.registered))
 
     async def ask(self, desired: DesiredCounts) -> None:
         for name in NAMES:
@@ -167,7 +168,9 @@ async def test_a_fleet_that_cannot_be_read_is_counted_by_registrations(keys):
 
 
 async def test_a_hold_whose_deadline_has_passed_is_not_in_force(keys):
-    keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lambda: 1000.0)
+    keys.connector = VirtualConnector(
+        keys.store, "ns", FakeRegistrations(lambda: keys.registered), lambda: 1000.0
+    )
     await keys.hold(RoleHolds(Hold(2, until_s=999.0), Hold(3, until_s=1001.0)))
     assert [hold.at_least for hold in (await keys.connector.holds()).by_role.values()] == [3]
 
@@ -176,13 +179,17 @@ async def test_a_hold_for_hours_is_in_force_while_they_are_open(keys):
     office = Hold(3, 3, at="09:00-17:00", zone="UTC")
     await keys.hold(RoleHolds(decode=office))
     for at_s, held in ((12 * 3600.0, {Role.DECODE: office}), (18 * 3600.0, {})):
-        keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lambda at_s=at_s: at_s)
+        keys.connector = VirtualConnector(
+            keys.store, "ns", FakeRegistrations(lambda: keys.registered), lambda at_s=at_s: at_s
+        )
         assert (await keys.connector.holds()).by_role == held
 
 
 @pytest.mark.parametrize("lost_for_s", [60.0, 0.0])
 async def test_holds_that_a_store_has_lost_are_waited_for_and_not_for_ever(keys, lost_for_s):
-    keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lost_for_s=lost_for_s)
+    keys.connector = VirtualConnector(
+        keys.store, "ns", FakeRegistrations(lambda: keys.registered), lost_for_s=lost_for_s
+    )
     await keys.hold(RoleHolds(decode=Hold(3)))
     await keys.connector.holds()
     keys.store.wipe()

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.planner.metrics.http import HttpMetrics
+from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from tests.fakes.worker_metrics import MemoryMetrics
 
 LOAD = WorkerLoad(2, 8, 3, 40, 100, 0.4, 0.1)
@@ -32,7 +32,7 @@ class InMemory:
 
 class OverHttp:
     def __init__(self) -> None:
-        self.source = HttpMetrics(timeout_s=0.2)
+        self.source = HttpWorkerLoads(timeout_s=0.2)
         self.runners: list[web.AppRunner] = []
 
     async def serve(self, handler: object) -> str:

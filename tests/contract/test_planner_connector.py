@@ -14,16 +14,20 @@ from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.components import ComponentConnector
-from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-from dynaplan.planner.connectors.virtual import VirtualConnector
-from dynaplan.planner.kubernetes.carrying_out import Budget
+from dynaplan.planner.component_connector import ComponentConnector
+from dynaplan.planner.deployment import (
+    DeploymentValidationError,
+    EmptyTargetReplicasError,
+    ScaledComponent,
+    TargetReplica,
+)
+from dynaplan.planner.kubernetes.connector import KubernetesConnector
+from dynaplan.planner.kubernetes.executor import Budget
 from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
+from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
 from dynaplan.planner.loop import PlannerLoop
-from dynaplan.planner.model.components import ScaledComponent, TargetReplica
-from dynaplan.planner.model.decisions import Decision, DecisionRecord
-from dynaplan.planner.model.errors import DeploymentValidationError, EmptyTargetReplicasError
+from dynaplan.planner.model import Decision, DecisionRecord
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.runtime import VirtualConnectorClient
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.errors import DeadlineExceeded, TemporaryError, UserError
@@ -31,6 +35,7 @@ from tests.contract.runtimes import runtime_of
 from tests.fakes.clock import LoopClock
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import PodController
+from tests.fakes.registrations import FakeRegistrations
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -84,7 +89,7 @@ class OverKeys(Executor):
         self.store = MemoryStore(LoopClock())
         self.fleet = counts(1, 1)
         self.connector = VirtualConnector(
-            self.store, "ns", lambda: self.fleet, registered_components=self.deployed
+            self.store, "ns", FakeRegistrations(lambda: self.fleet, self.deployed)
         )
 
     async def begin(self) -> None:
@@ -300,10 +305,10 @@ class DecisionNotes:
     def __init__(self) -> None:
         self.made: list[Decision] = []
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         pass
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         self.made.append(record.decision)
 
     def close(self) -> None:

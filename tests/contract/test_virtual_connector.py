@@ -9,12 +9,13 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.planner.connectors.virtual import VirtualConnector
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.runtime import VirtualConnectorClient
 from tests.contract.runtimes import runtime_of
 from tests.contract.stores import BACKENDS
 from tests.fakes.polling import eventually
+from tests.fakes.registrations import FakeRegistrations
 
 FLEET = FleetCounts(WorkerCounts(ready=1, gpus=2.0), WorkerCounts(ready=2, starting=1, startup_s=40.0), 8)
 
@@ -31,7 +32,7 @@ def client_of(store: Any) -> VirtualConnectorClient:
 
 
 def connector_of(store: Any) -> VirtualConnector:
-    return VirtualConnector(store, "ns", FleetCounts)
+    return VirtualConnector(store, "ns", FakeRegistrations())
 
 
 def decision(prefill: int, decode: int, current: Targets) -> Decision:

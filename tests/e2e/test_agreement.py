@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.simulation.outcome import Spread
+from dynaplan.simulation.outcome import Distribution
 from dynaplan.simulation.run import Result
 from tests.e2e.deployment import Deployment
 from tests.e2e.replay import percentile
@@ -73,7 +73,7 @@ def apart_in_latency(live: Live, simulated: Result) -> list[str]:
 
 
 def apart(
-    name: str, seen_ms: Sequence[float], simulated_ms: Spread, path_ms: float, tolerance: float
+    name: str, seen_ms: Sequence[float], simulated_ms: Distribution, path_ms: float, tolerance: float
 ) -> Iterable[str]:
     for percent in (50, 95):
         seen, expected = percentile(seen_ms, percent), simulated_ms.percentile(percent) + path_ms

@@ -7,9 +7,9 @@ from dataclasses import replace
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
-from dynaplan.planner.connectors.virtual import refuse_when_changed
-from dynaplan.planner.model.components import DeployedComponents, ScaledComponent, missing_workers
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, missing_workers
+from dynaplan.planner.model import Decision
+from dynaplan.planner.virtual.connector import refuse_when_changed
 from dynaplan.util.errors import StoreUnavailable
 
 

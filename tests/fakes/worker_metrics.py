@@ -8,7 +8,7 @@ from dynaplan.engines.worker_load import WorkerLoad
 
 
 class MemoryMetrics:
-    """The twin of ``HttpMetrics``; ``by_url`` holds the load of each worker that answers."""
+    """The twin of ``HttpWorkerLoads``; ``by_url`` holds the load of each worker that answers."""
 
     def __init__(self) -> None:
         self.by_url: dict[str, WorkerLoad] = {}

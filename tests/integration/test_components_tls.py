@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from dynaplan.planner.metrics.frontends import FrontendsTraffic
-from dynaplan.planner.metrics.http import HttpMetrics
+from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.tls.client import client_tls
 from tests.fakes.certificates import Authority
@@ -86,7 +86,7 @@ async def test_requests_loads_traffic_and_drains_are_encrypted_and_verified(
     await traffic.close()
     (worker_url,) = (each for each in urls(tmp_path) if each != own_url(frontend))
     assert worker_url.startswith(f"https://{host}:")
-    trusting, distrusting = HttpMetrics(tls=tls), HttpMetrics()
+    trusting, distrusting = HttpWorkerLoads(tls=tls), HttpWorkerLoads()
     assert None not in await trusting.loads([worker_url])
     assert await distrusting.loads([worker_url]) == (None,)
     await trusting.close()

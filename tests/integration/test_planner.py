@@ -13,8 +13,8 @@ from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events import event_connections
 from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.planner import factory
 from dynaplan.planner.assembly import planner_log_root, run_planner
+from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.store import connections
 from dynaplan.store.instances import Instance
 from tests.fakes.polling import eventually
@@ -93,9 +93,7 @@ async def test_kv_usage_over_the_threshold_asks_for_a_decode_worker(store, worke
     worker.load = WorkerLoad(kv_usage=0.95)
     await decided(store, DesiredCounts(1, 2, 0, -1))
     (record,) = [
-        each
-        for each in factory.recent_decisions(planner_log_root(), 9)
-        if each["decision"]["desired"]["decode"] == 2
+        each for each in recent_records(planner_log_root(), 9) if each["decision"]["desired"]["decode"] == 2
     ]
     assert record["observation"]["load"]["prefill_queue"] == 0.0
 
@@ -111,7 +109,7 @@ async def test_a_long_prefill_queue_asks_for_a_prefill_worker(store, worker, pla
 
 async def test_it_goes_on_after_nats_and_etcd_were_away(store, worker, planner, etcd, nats):
     def records() -> int:
-        return len(factory.recent_decisions(planner_log_root(), 1000))
+        return len(recent_records(planner_log_root(), 1000))
 
     await eventually(lambda: records() >= 1)
     nats.kill()

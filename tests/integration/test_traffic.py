@@ -10,8 +10,8 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.timing_model.tokens import count_tokens
-from dynaplan.planner.factory import frontend_traffic, read_requests
 from dynaplan.planner.metrics.frontends import FrontendsTraffic
+from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.store.instances import Instance, public_urls
 from dynaplan.util.errors import ConfigError
 from tests.fakes.clock import ManualClock
@@ -81,7 +81,9 @@ async def test_means_are_weighted_by_requests_over_all_frontends(fleet: Fleet) -
 async def test_a_planner_that_names_its_model_sees_no_other_models_traffic(fleet: Fleet) -> None:
     frontend = await fleet.frontend()
     settings = PlannerSettings(namespace="ns", served_model_name="M")
-    source = frontend_traffic(lambda: fleet.urls, settings, fleet.clock)
+    source = FrontendsTraffic(
+        lambda: fleet.urls, settings.namespace, fleet.clock, model=settings.served_model_name or ""
+    )
     await source.pull()
     frontend.answer(3, isl=100)
     frontend.answer(5, isl=900, model="another")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, Targets
+from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.virtual import VirtualConnector
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
+from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.runtime import VirtualConnectorClient
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.etcd import EtcdStore
@@ -25,6 +25,7 @@ from dynaplan.store.registration import Registration
 from dynaplan.util.clock import SystemClock
 from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
+from tests.fakes.registrations import FakeRegistrations
 from tests.fakes.servers import Server
 
 CARD = {"model": "meta-llama/Llama-3.1-8B", "context_tokens": 4096, "kv_block_tokens": 16}
@@ -125,7 +126,7 @@ async def test_its_client_carries_our_planners_decisions_out_also_when_both_were
 ) -> None:
     before = Targets(0, 0)
     for wanted in (Targets(2, 3), Targets(2, 4)):
-        connector = VirtualConnector(store, "ns", FleetCounts)
+        connector = VirtualConnector(store, "ns", FakeRegistrations())
         number = await connector.apply(Decision(before, wanted, ()))
         process = await asyncio.to_thread(started, python, endpoint, "carry", "ns")
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
+from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, STATEFUL_SETS
 from dynaplan.store.kubernetes_client import CONFIG_MAPS, PODS, KubernetesClient, Object, Resource
 from dynaplan.util.errors import DynaplanError
 from tests.fakes.polling import eventually

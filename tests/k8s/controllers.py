@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
+from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, STATEFUL_SETS
 from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
 from dynaplan.store.kubernetes_objects import ROLE_LABEL
 from dynaplan.util.errors import DynaplanError

@@ -13,13 +13,13 @@ import pytest
 from dynaplan.cluster.manifests import DYNAMO, NONE, OPERATORS, manifests
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-from dynaplan.planner.kubernetes.carrying_out import Budget
+from dynaplan.planner.kubernetes.connector import KubernetesConnector
+from dynaplan.planner.kubernetes.executor import Budget
 from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
 from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
+from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
 from dynaplan.planner.kubernetes.workloads import Workloads
-from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model import Decision
 from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
 from dynaplan.util.errors import ClusterForbidden, ClusterNotFound
 from tests.fakes.pods import running
@@ -107,15 +107,15 @@ async def test_the_planner_scales_what_was_applied_with_its_rights_and_may_do_no
     if operator == DYNAMO:
         place = GraphDeployment(client, NAME, {})
     budget = Budget(8, {Role.DECODE: 1, Role.PREFILL: 1})
-    connector = KubernetesConnector(place, IntentMap(client, "box"), budget, end=client.close)
+    connector = KubernetesConnector(place, IntentMap(client, "box"), budget, client=client)
     try:
         found = (await connector.components()).components
         assert [each.models for each in found] == [("meta-llama/Llama-3.1-8B-Instruct",)] * 2
         await connector.apply(Decision(Targets(1, 1), Targets(2, 3)))
 
         async def asked() -> tuple[int, int]:
-            sight = await place.look()
-            return tuple(each.replicas for each in sight.workloads)  # type: ignore[return-value]
+            view = await place.read()
+            return tuple(each.replicas for each in view.workloads)  # type: ignore[return-value]
 
         async def is_scaled() -> bool:
             return await asked() == (2, 3)

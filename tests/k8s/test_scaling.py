@@ -11,14 +11,13 @@ import pytest
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-from dynaplan.planner.kubernetes.carrying_out import Budget
-from dynaplan.planner.kubernetes.deletion_costs import DeletionCosts
+from dynaplan.planner.deployment import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
+from dynaplan.planner.kubernetes.connector import KubernetesConnector
+from dynaplan.planner.kubernetes.executor import Budget, DeletionCosts
 from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
 from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
-from dynaplan.planner.model.decisions import Decision
-from dynaplan.planner.model.errors import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
+from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
+from dynaplan.planner.model import Decision
 from dynaplan.util.errors import ClusterConflict, ClusterForbidden, ClusterUnavailable, TemporaryError
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import BINDINGS, Cluster
@@ -50,7 +49,7 @@ class Planners:
                 IntentMap(client, "llm"),
                 Budget(budget, GPUS),
                 before_removal=marks.mark,
-                end=client.close,
+                client=client,
             )
         )
         return self.made[-1]
@@ -246,7 +245,7 @@ async def test_components_that_move_before_they_are_patched_are_a_conflict(clust
     await ready(planner, 1, 1)
     client = cluster.client("planner")
     found = GraphDeployment(client, "my-dgd", {})
-    decode = (await found.look()).of(Role.DECODE)
+    decode = (await found.read()).of(Role.DECODE)
     assert decode
     patch = client.patch
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from dynaplan.config.settings.forecasting import PREDICTORS, ForecastSettings
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
-from dynaplan.planner.forecasting.series import joined, measured
-from dynaplan.planner.forecasting.trend import trend
-from dynaplan.planner.forecasting.warm_start import interval_history
+from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
+from dynaplan.planner.forecasting.series import clean_history, join_warm_up
+from dynaplan.planner.forecasting.smoothing import trend
+from dynaplan.planner.forecasting.traffic_history import interval_history
 
 anything = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 loads = st.one_of(st.none(), st.floats(0, 1e4), st.integers(0, 1000))
@@ -45,27 +45,27 @@ def test_the_same_history_has_the_same_forecast(history, steps, settings):
 
 @given(st.lists(loads, min_size=2, max_size=50), steps_ahead, st.sampled_from(list(METHODS)), st.data())
 def test_a_method_never_looks_ahead(history, steps, name, data):
-    series, settings = measured(history, 100), ForecastSettings()
-    told = run(name, series, steps, settings)
+    series, settings = clean_history(history, 100), ForecastSettings()
+    told = run_method(name, series, steps, settings)
     assert len(told) == len(series)
     if series:
         end = data.draw(st.integers(1, len(series)))
-        assert run(name, series[:end], steps, settings) == told[:end]
+        assert run_method(name, series[:end], steps, settings) == told[:end]
 
 
 @given(st.lists(loads, min_size=2, max_size=40), steps_ahead, st.booleans(), st.data())
 def test_neither_does_the_choice_among_them(history, steps, is_count, data):
-    series, settings = measured(history, 100), ForecastSettings()
-    whole = choice_of_method(series, steps, settings, is_count=is_count)
+    series, settings = clean_history(history, 100), ForecastSettings()
+    whole = choose_method(series, steps, settings, is_count=is_count)
     if series:
         end = data.draw(st.integers(1, len(series)))
-        part = choice_of_method(series[:end], steps, settings, is_count=is_count)
+        part = choose_method(series[:end], steps, settings, is_count=is_count)
         assert (part.methods, part.forecasts) == (whole.methods[:end], whole.forecasts[:end])
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1e12)), max_size=40), steps_ahead, st.data())
 def test_a_trend_is_finite_never_looks_ahead_and_is_told_for_every_interval(history, steps, data):
-    series = measured(history, 100)
+    series = clean_history(history, 100)
     told = trend(series, steps)
     assert len(told) == len(series)
     assert all(math.isfinite(each) for each in told)
@@ -89,7 +89,7 @@ def test_an_interval_history_has_every_request_but_those_of_the_unfinished_inter
 
 @given(st.lists(loads, max_size=10), st.lists(loads, max_size=10))
 def test_a_warm_up_is_kept_whole_and_live_values_count_from_the_first_traffic_on(warm_up, live):
-    whole = joined(warm_up, live)
+    whole = join_warm_up(warm_up, live)
     assert whole[: len(warm_up)] == warm_up
     assert not warm_up or len(whole) == len(warm_up) or whole[len(warm_up)]
     assert warm_up or whole == live

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
-from dynaplan.planner.model.decisions import Decision, DecisionRecord, PlannerState
-from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules.situations import interval
 
 counts = st.integers(min_value=0, max_value=6)

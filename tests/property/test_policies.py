@@ -15,12 +15,18 @@ from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model.decisions import Decision, PlannerState
-from dynaplan.planner.model.observation import Load, Observation
-from dynaplan.planner.model.sizing import Corrections, ErrorBudget
-from dynaplan.planner.model.traffic import Expected, Foresight
+from dynaplan.planner.model import (
+    Corrections,
+    Decision,
+    ErrorBudget,
+    Expected,
+    Foresight,
+    Load,
+    Observation,
+    PlannerState,
+)
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.sla_policy import SlaModel
 from tests.unit.planner.rules import targets
 
@@ -198,7 +204,7 @@ def test_the_budget_holds_beyond_what_is_held_already_and_the_minimums_hold(
     assert will_hold <= max(planner.max_gpu_budget, held)
     for role in SCALED_ROLES:
         if desired.of(role) < current.of(role):
-            assert desired.of(role) >= guards.least_workers(planner, guards.gpus_of(planner, fleet, role))
+            assert desired.of(role) >= guards.min_workers(planner, guards.gpus_of(planner, fleet, role))
 
 
 @settings(max_examples=60, deadline=None)

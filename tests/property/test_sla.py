@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.gpu_budget import fit
+from dynaplan.planner.model import Demand, Sizing, WorkerLimits
+from dynaplan.planner.sizing.limits import fit_budget
 from dynaplan.planner.sizing.look_ahead import size_for_all
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
@@ -48,7 +47,7 @@ promises = st.builds(
 def test_the_budget_is_never_exceeded_and_the_minimums_are_kept(
     wanted: Targets, limits: WorkerLimits
 ) -> None:
-    fitted = fit(wanted, limits)
+    fitted = fit_budget(wanted, limits)
     if fitted is None:
         assert limits.gpus(limits.least) > limits.max_gpus
         return
@@ -66,7 +65,7 @@ def test_a_grid_of_budgets_is_kept_and_used_up() -> None:
     ):
         wanted = Targets(prefill, decode)
         limits = WorkerLimits(most, prefill_gpus, decode_gpus, Targets(least, least))
-        fitted = fit(wanted, limits)
+        fitted = fit_budget(wanted, limits)
         if fitted is None:
             assert least * (prefill_gpus + decode_gpus) > most
             continue
@@ -99,7 +98,7 @@ def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Dem
     service, plenty = ServiceModel(workers, workers), WorkerLimits(max_gpus=100_000)
     promise = SlaTargets(1000.0, 30.0)
     few = size_pools(service, demand, promise, plenty, Targets(1, 1)).targets
-    many = size_pools(service, demand.times(factor), promise, plenty, Targets(1, 1)).targets
+    many = size_pools(service, demand.scaled(factor), promise, plenty, Targets(1, 1)).targets
     assert many.decode >= few.decode
     # More decode workers make shorter steps, and leave the prefill more of the TTFT.
     assert many.prefill + many.decode >= few.prefill + few.decode

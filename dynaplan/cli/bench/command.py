@@ -109,7 +109,7 @@ def _load(given: Mapping[str, Any]) -> OfferedLoad:
     """Return the load; raises ConfigError for two, and for a trace that cannot be read."""
     from dynaplan.cli.bench.measurement import OfferedLoad
     from dynaplan.gateway.traced_requests import TracedRequest
-    from dynaplan.planner import factory
+    from dynaplan.simulation.traces.reading import read_requests
 
     request = TracedRequest(0.0, given["isl"], given["osl"])
     if not given["trace"]:
@@ -117,7 +117,7 @@ def _load(given: Mapping[str, Any]) -> OfferedLoad:
         return OfferedLoad(given["clients"] or CLIENTS, request, partial(iter, ()), for_s)
     if given["clients"]:
         raise ConfigError("--clients and --trace are two loads", hint="Give only one of them.")
-    trace = partial(factory.read_requests, given["trace"], given["rate_scale"], given["seed"])
+    trace = partial(read_requests, given["trace"], given["rate_scale"], given["seed"])
     length_s = max((each.arrival_s for each in trace()), default=0.0) + 1e-6
     return OfferedLoad(0, request, trace, min(length_s, given["for_s"] or length_s))
 

@@ -15,15 +15,21 @@ from dynaplan.fleet import deployments
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed
-from dynaplan.lab.profiling.load.completions import CompletionClient, open_session, served_model
+from dynaplan.lab.profiling.load.completions import (
+    Answer,
+    AnswerStream,
+    CompletionClient,
+    RequestFailed,
+    open_session,
+    served_model,
+)
 from dynaplan.lab.profiling.load.generator import LoadGenerator
 from dynaplan.lab.profiling.load.prompts import PromptPool
-from dynaplan.planner import factory
-from dynaplan.planner.model.decisions import DecisionRecord
+from dynaplan.planner.model import DecisionRecord
+from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.process.signals import on_signals
 from dynaplan.simulation.outcome import Outcome, Slo
-from dynaplan.simulation.timeline import ChangeCount
+from dynaplan.simulation.run import ChangeCount
 from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import DeploymentError, UserError
@@ -183,7 +189,7 @@ class FleetMonitor:
     def changes(self) -> ChangeCount:
         """Return the planner's changes since the beginning."""
         counted = ChangeCount()
-        for document in factory.recent_decisions(self._found.log_dir / "planner", MOST_RECORDS):
+        for document in recent_records(self._found.log_dir / "planner", MOST_RECORDS):
             try:
                 record = DecisionRecord.from_json(document)
                 at = datetime.fromisoformat(record.wall_time)

@@ -12,7 +12,7 @@ from dynaplan.cli.simulate import dispatched, origins, simulation_of
 from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.graph.lifecycle import COUNTS, Role
-from dynaplan.lab.simulate.graph_file import SECTIONS, SimulatedGraph
+from dynaplan.lab.simulate.options import SECTIONS, SimulatedGraph
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:

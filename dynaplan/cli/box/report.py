@@ -155,10 +155,10 @@ def _status(found: RunningDeployment) -> Iterable[str]:
 
 
 def _decisions(found: RunningDeployment) -> Iterable[str]:
-    from dynaplan.planner import factory
-    from dynaplan.planner.rules.explaining import explain
+    from dynaplan.planner.recorders.decision_log import recent_records
+    from dynaplan.planner.rules.explain import explain
 
-    records = factory.recent_decisions(found.log_dir / "planner", DECISIONS)
+    records = recent_records(found.log_dir / "planner", DECISIONS)
     return [line for record in records for line in (*explain(record).splitlines(), "")] or ["none yet"]
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dynaplan.cli.overriding import GRAPH_OF_A_MODEL, file_for, is_model, model_override
-from dynaplan.planner.model.decisions import DecisionRecord
+from dynaplan.planner.model import DecisionRecord
 from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, UserError
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ class ServedDeployment:
 
     def decisions(self, last: int = 100) -> list[DecisionRecord]:
         """Return the planner's last decisions as records, the oldest first."""
-        from dynaplan.planner import factory
+        from dynaplan.planner.recorders.decision_log import recent_records
 
-        documents = factory.recent_decisions(self.log_dir / "planner", last)
+        documents = recent_records(self.log_dir / "planner", last)
         return [DecisionRecord.from_json(document) for document in documents]
 
     def stop(self, *, now: bool = False) -> None:

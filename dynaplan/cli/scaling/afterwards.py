@@ -10,8 +10,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import DecisionRecord
-from dynaplan.planner.rules.preview import is_known, next_decision
+from dynaplan.planner.model import DecisionRecord
+from dynaplan.planner.rules.decision import has_data, preview_decision
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import UserError
 
@@ -48,11 +48,11 @@ def planners_part(
     """
     last = _last_record(found)
     sentence = f"The planner decides again {_when(settings, last, is_decision=is_decision)}"
-    if last is None or not is_known(last.observation):
+    if last is None or not has_data(last.observation):
         return f"{sentence}, and may change that."
     workers = Targets(max(0, counts.num_prefill_workers), max(0, counts.num_decode_workers))
     try:
-        decision = next_decision(last, workers, holds.in_force(time.time(), wall_clock), _model(last))
+        decision = preview_decision(last, workers, holds.in_force(time.time(), wall_clock), _model(last))
     except (UserError, OSError, ValueError):
         return f"{sentence}, and may change that."
     if not decision.is_change:
@@ -74,9 +74,9 @@ def _when(settings: PlannerSettings, last: DecisionRecord | None, *, is_decision
 
 
 def _last_record(found: RunningDeployment) -> DecisionRecord | None:
-    from dynaplan.planner import factory
+    from dynaplan.planner.recorders.decision_log import recent_records
 
-    for document in factory.recent_decisions(found.log_dir / "planner", 1):
+    for document in recent_records(found.log_dir / "planner", 1):
         try:
             record = DecisionRecord.from_json(document)
             datetime.fromisoformat(record.wall_time)
@@ -87,6 +87,6 @@ def _last_record(found: RunningDeployment) -> DecisionRecord | None:
 
 
 def _model(last: DecisionRecord) -> SlaModel | None:
-    from dynaplan.planner import factory
+    from dynaplan.planner.sla_model import build_sla_model
 
-    return factory.sla_model(last.settings, {}) if last.settings.is_by_targets else None
+    return build_sla_model(last.settings) if last.settings.is_by_targets else None

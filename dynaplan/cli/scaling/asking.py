@@ -192,7 +192,7 @@ def check_budget(settings: PlannerSettings, fleet: FleetCounts, holds: RoleHolds
     need = 0
     for role in SCALED_ROLES:
         gpus, hold = guards.gpus_of(settings, fleet, role), holds.of(role)
-        least = guards.least_workers(settings, gpus) if pools[role].present else 0
+        least = guards.min_workers(settings, gpus) if pools[role].present else 0
         need += (hold.bounded(least) if hold else least) * gpus
     if need > settings.max_gpu_budget:
         raise ConfigError(

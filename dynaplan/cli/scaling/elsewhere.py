@@ -198,10 +198,10 @@ async def release_on_cluster(namespace: str, chosen: Sequence[Role]) -> WrittenC
 
 def _connector(namespace: str) -> ClusterConnector:
     """Return a connector that carries nothing out: that is the planner's part, which knows its budget."""
-    from dynaplan.planner import factory
+    from dynaplan.planner.kubernetes.connector import connect_cluster
 
     options = {"namespace": namespace, "environment": KUBERNETES, "no-operation": True}
-    return factory.cluster_connector(PlannerSettings.from_options(options), dict)
+    return connect_cluster(PlannerSettings.from_options(options), dict)
 
 
 async def _written(connector: ClusterConnector, change: CountsChange) -> WrittenCounts:

@@ -102,7 +102,7 @@ def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> 
 
 def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
     from dynaplan.config.planner import in_namespace, settings_of
-    from dynaplan.planner.assembly import check_sources
+    from dynaplan.planner.inputs import check_sources
 
     check_sources(settings_of(in_namespace(options, graph.namespace)))
     if options.get("environment") != "kubernetes":

@@ -17,7 +17,7 @@ from typing import Any
 
 from dynaplan.cli.watching.following import Following
 from dynaplan.cli.watching.view import view_of
-from dynaplan.planner.rules.explaining import explain, in_one_line, is_change
+from dynaplan.planner.rules.explain import explain, is_change, summarize
 from dynaplan.process.helper_main import Channel, become_helper
 from dynaplan.util.errors import DynaplanError
 from dynaplan.webui.live_charts import ChartsAsked, ChartsLimits, TimedChange, live_svg
@@ -86,12 +86,12 @@ class DecisionHistory:
 
 
 def _change(record: Record) -> TimedChange:
-    return TimedChange(time_of(record) or 0.0, in_one_line(record).partition("  ")[2])
+    return TimedChange(time_of(record) or 0.0, summarize(record).partition("  ")[2])
 
 
 def _listed(record: Record) -> dict[str, Any]:
     """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` says."""
-    clock, _, text = in_one_line(record).partition("  ")
+    clock, _, text = summarize(record).partition("  ")
     return {
         "at_s": time_of(record),
         "time": clock,
@@ -159,13 +159,11 @@ class PageFeed:
 
 
 async def _run(namespace: str, channel: Channel) -> None:
-    from dynaplan.planner import factory
+    from dynaplan.planner.recorders.decision_log import recent_records
 
     following = Following(namespace)
     planner_dir = following.found.log_dir / "planner"
-    feed = PageFeed(
-        following, lambda last, tail_bytes: factory.recent_decisions(planner_dir, last, tail_bytes)
-    )
+    feed = PageFeed(following, lambda last, tail_bytes: recent_records(planner_dir, last, tail_bytes))
     try:
         while question := await asyncio.to_thread(channel.read):
             shown = [ChartsAsked(int(span_s), int(width)) for span_s, width in question[0]["charts"]]

@@ -44,11 +44,11 @@ class Following:
     def __init__(self, namespace: str | None) -> None:
         from dynaplan.fleet import local_host
         from dynaplan.fleet.rules.statefile import inventory_of
-        from dynaplan.planner import factory
+        from dynaplan.planner.metrics.exposition import ITL, TTFT, Exposition, metrics_prefix
 
         self.found: RunningDeployment = connect(namespace)
         self._gathering = Gathering(self.found.namespace)
-        self._read_counts = factory.frontend_times(self.found.namespace)
+        self._read_counts = Exposition(metrics_prefix(), self.found.namespace, buckets=(TTFT, ITL)).read
         self._gpus = inventory_of(self.found.document)
         self._read_uses = local_host.gpu_uses(self._gpus)
         self._read_activity = local_host.gpu_activity(self._gpus)
@@ -98,8 +98,8 @@ class Following:
         self.found = find_deployment(self.found.namespace)
 
     async def _look_seldom(self, answers: DeploymentAnswers) -> None:
-        from dynaplan.planner import factory
-        from dynaplan.planner.rules.explaining import in_one_line
+        from dynaplan.planner.recorders.decision_log import recent_records
+        from dynaplan.planner.rules.explain import summarize
 
         self._routed = await routing(answers.registered)
         counts: dict[tuple[str, str], float] = {}
@@ -108,10 +108,10 @@ class Following:
                 counts[key] = counts.get(key, 0.0) + value
         if counts:
             self._window.add(time.monotonic(), counts)
-        records = factory.recent_decisions(self.found.log_dir / "planner", 1)
+        records = recent_records(self.found.log_dir / "planner", 1)
         if records:
             budget = records[0].get("next_state", {}).get("error_budget")
-            self._decision = {"last_decision": in_one_line(records[0]), "error_budget": budget}
+            self._decision = {"last_decision": summarize(records[0]), "error_budget": budget}
 
     async def _counts(self, url: str) -> Counts | None:
         """Return the counts of the frontends at that address; None when they do not answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.reattach.versions import RunningServe
-    from dynaplan.planner.ports import MetricsSource
+    from dynaplan.planner.ports import WorkerLoadSource
     from dynaplan.store.port import Store
 
 ANSWER_S = 1.0
@@ -72,12 +73,13 @@ class Gathering:
     """
 
     def __init__(self, namespace: str) -> None:
-        from dynaplan.planner import factory
+        from dynaplan.config import certificates
+        from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
         from dynaplan.store import connections
 
         self._namespace = namespace
         self._store: Store = connections.connect_store()
-        self._metrics: MetricsSource = factory.worker_metrics()
+        self._metrics: WorkerLoadSource = HttpWorkerLoads(tls=certificates.authorities(os.environ))
 
     async def answers(self) -> DeploymentAnswers:
         """Ask the store and the workers."""

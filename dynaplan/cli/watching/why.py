@@ -25,11 +25,11 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     from dynaplan.cli.watching.view import kept_lines
     from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
     from dynaplan.fleet.rules.statefile import planner_keys_of
-    from dynaplan.planner import factory
-    from dynaplan.planner.rules.explaining import explain, is_change
+    from dynaplan.planner.recorders.decision_log import recent_records
+    from dynaplan.planner.rules.explain import explain, is_change
 
     found = connect(namespace)
-    records = factory.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
+    records = recent_records(found.log_dir / "planner", 10_000 if changes else last)
     if changes:
         records = [record for record in records if is_change(record)]
     for record in records[-last:]:

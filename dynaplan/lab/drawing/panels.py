@@ -1,7 +1,7 @@
 """Panels over one time axis as SVG, one below the other: the charts of simulations and of the web page.
 
 Every value holds from its moment until the next one, so all lines are steps. Colours and line styles are
-those of ``core.drawing.svg``, by class: ``p0`` is the first policy, ``p1`` the second. The web page has no
+those of ``svg.py``, by class: ``p0`` is the first policy, ``p1`` the second. The web page has no
 policies: there ``p0`` is what decode workers do, ``p1`` prefill workers.
 """
 
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from dynaplan.lab.drawing.scales import Scale, round_up
-from dynaplan.lab.drawing.svg import colour_class
+from dynaplan.lab.drawing.svg import Scale, colour_class, round_up
 
 WIDTH = 1000
 """The usual width of all panels, in px."""

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from dynaplan.lab.drawing.scales import Scale
-from dynaplan.lab.drawing.svg import COLOURS, colour_class, document
+from dynaplan.lab.drawing.svg import COLOURS, Scale, colour_class, document
 
 WIDTH = 900
 """The width of a plot in px, its legend included."""
@@ -61,7 +60,6 @@ class Plot:
 
 
 def plot_svg(plot: Plot) -> str:
-    """Return the plot as one SVG file."""
     points = [point for curve in plot.curves for point in curve.points]
     if plot.chosen:
         points.append(plot.chosen)

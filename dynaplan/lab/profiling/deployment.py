@@ -20,13 +20,14 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynaplan.config import certificates
 from dynaplan.fleet import local_host
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.planner import factory
+from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.util.errors import PermanentError, StatefileCorrupt, UserError
 
-POLL_S = 0.05
+ENGINE_POLL_S = 0.05
 """Seconds between two reads of the deployment's state."""
 
 DRAIN_S = 5.0
@@ -41,7 +42,7 @@ EXIT_INPUT = 2
 LAST_LINES = 12
 """The number of lines of a log that an error shows."""
 
-NOT_HANDED_DOWN = frozenset(
+WITHHELD_VARIABLES = frozenset(
     {
         *("DYN_DEPLOYMENT_CONFIG", "DYN_NAMESPACE", "DYNAMO_HOST", "DYNAMO_PORT", "DYNAMO_SERVICE_NAME"),
         *("DYNAMO_SERVICE_CONFIG", "DYNAPLAN_API_KEY", "DYN_CIRCUS_ENDPOINT_PORT", "DYN_CIRCUS_PUBSUB_PORT"),
@@ -56,13 +57,13 @@ CHILD = (
 )
 """The child's program: our command line, killed when this process ends; its first argument is our pid."""
 
-ANSWER_S = 10.0
+METRICS_TIMEOUT_S = 10.0
 """Seconds that the Frontend may take to answer."""
 
 FACTS_POLL_S = 0.2
 """Seconds between two reads of the worker's metrics."""
 
-LATE_S = 10.0
+KV_SIZE_WAIT_S = 10.0
 """Seconds to wait for the size of the KV cache: some engines state it only after their first requests."""
 
 CONTEXT_METRIC, BLOCK_METRIC = "model_context_length", "model_kv_cache_block_size"
@@ -81,7 +82,7 @@ class DeploymentRefused(UserError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """A deployment to start: a graph with a configuration file, on a number of GPUs (None: all)."""
 
     graph: str
@@ -102,7 +103,6 @@ class Plan:
 
     @property
     def log_path(self) -> Path:
-        """The file with the output of ``serve``."""
         return self.directory / "serve.log"
 
 
@@ -113,7 +113,7 @@ class MeasuredDeployment:
     for an engine that does not come up, both with the last lines of its logs.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MeasurementPlan) -> None:
         self._plan = plan
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -158,7 +158,7 @@ class MeasuredDeployment:
                 raise EngineDidNotStart(
                     f"not ready within {self._plan.start_timeout_s:g} s", hint=self._last_lines()
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(ENGINE_POLL_S)
 
     def _is_ready(self) -> bool:
         """Tell whether worker and Frontend have registered; raises EngineDidNotStart when one never will."""
@@ -225,11 +225,11 @@ class MeasuredDeployment:
 async def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     deadline_s = monotonic() + timeout_s
     while process.poll() is None and monotonic() < deadline_s:
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(ENGINE_POLL_S)
 
 
-def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in environ.items() if name not in NOT_HANDED_DOWN}
+def _environment(plan: MeasurementPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in environ.items() if name not in WITHHELD_VARIABLES}
     return kept | {
         "DYN_LOCAL_STATE_DIR": str(plan.state_dir.absolute()),
         "DYN_CIRCUS_LOG_DIR": str((plan.directory / "logs").absolute()),
@@ -282,8 +282,8 @@ async def engine_facts(
     """
     gauges = await _model_gauges(deployment.url, model)
     block_tokens = 1 if engine in KV_TOTAL_IN_TOKENS else gauges.get(BLOCK_METRIC, 0)
-    metrics = factory.worker_metrics()
-    deadline_s = monotonic() + LATE_S
+    metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
+    deadline_s = monotonic() + KV_SIZE_WAIT_S
     try:
         while True:
             (load,) = await metrics.loads((deployment.worker_url,))
@@ -315,4 +315,4 @@ async def _model_gauges(url: str, model: str) -> dict[str, int]:
 
 
 def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S))

@@ -1,4 +1,8 @@
-"""Stages of a sweep that no engine runs for: ``profile-sla --estimate``, by NVIDIA's aiconfigurator.
+"""Stages of a sweep that no engine runs for: ``profile-sla --estimate``, by NVIDIA's AI Configurator.
+
+It adds up measured times of the operators of a GPU, an engine and its version. The library is the user's to
+install (Apache-2.0; with its tables 850 MB). Source of the call: its ``cli_estimate`` (0.12.0), whose static
+modes compute one batch without scheduling.
 
 The library estimates times only. What an engine states of itself comes from options: the size of the KV
 cache from ``--max-kv-tokens``, context and request slots from the worker's section.
@@ -7,20 +11,80 @@ cache from ``--max-kv-tokens``, context and request slots from the worker's sect
 from __future__ import annotations
 
 import asyncio
+import importlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.lab.profiling.deployment import EngineFacts
-from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import WORKER, Phase
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.lab.profiling.session import SizeUnusable
 from dynaplan.lab.profiling.stage import Journal, LoadsOf, Measurement, Progress, Stage, StageResult
-from dynaplan.planner import factory
 from dynaplan.util.errors import ConfigError
+
+BACKENDS = ("vllm", "sglang", "trtllm")
+"""Engines that it has tables of."""
+
+
+@dataclass(frozen=True)
+class AiConfigurator:
+    """The times of a model on a kind of GPU, under an engine.
+
+    ``model`` is a directory with its config.json, or a name of Hugging Face's. Each time takes seconds to
+    compute. Methods raise ConfigError for what it has no tables of.
+    """
+
+    model: str
+    gpu_type: str
+    backend: str
+    version: str
+    api: Any
+
+    def prefill_ms(self, isl_tokens: int, tensor_parallel_size: int) -> float:
+        """Return the TTFT of one prompt alone, in ms."""
+        size = tensor_parallel_size
+        return float(self._estimate("static_ctx", isl=isl_tokens, osl=1, batch_size=1, tp_size=size).ttft)
+
+    def decode_ms(self, isl_tokens: int, osl_tokens: int, requests: int, tensor_parallel_size: int) -> float:
+        """Return the mean ITL of that many requests that decode together, in ms."""
+        lengths = {"isl": isl_tokens, "osl": osl_tokens}
+        size = tensor_parallel_size
+        return float(self._estimate("static_gen", **lengths, batch_size=requests, tp_size=size).tpot)
+
+    def _estimate(self, mode: str, **sizes: int) -> Any:
+        try:
+            return self.api.cli_estimate(
+                self.model, self.gpu_type, mode=mode, backend_name=self.backend, **sizes
+            )
+        except Exception as error:
+            # Whatever its tables lack: it raises errors of many kinds, of its own and built-in ones.
+            raise ConfigError(
+                f"aiconfigurator {self.version} cannot estimate {self.model} on {self.gpu_type} with"
+                f" {self.backend}: {error}",
+                hint="Without --estimate the engine is measured.",
+            ) from error
+
+
+def find_aiconfigurator(model: str, gpu_type: str, engine: str) -> AiConfigurator:
+    """Return its times; raises ConfigError when it is not installed, or not for that engine."""
+    if engine not in BACKENDS:
+        raise ConfigError(
+            f"aiconfigurator knows no engine '{engine}'", hint=f"Expected one of {', '.join(BACKENDS)}."
+        )
+    try:
+        api = importlib.import_module("aiconfigurator.cli.api")
+        version = importlib.import_module("importlib.metadata").version("aiconfigurator")
+    except ImportError as error:
+        raise ConfigError(
+            f"--estimate needs aiconfigurator, which is not installed ({error})",
+            hint="Run: pip install aiconfigurator; or measure the engine, without --estimate.",
+        ) from error
+    return AiConfigurator(model, gpu_type, engine, version, api)
+
 
 REQUEST_SLOTS = 256
 """The requests that one worker decodes together unless ``max-num-seqs`` says otherwise."""
@@ -114,4 +178,4 @@ def estimated_engine(config: Sections, gpu_type: str | None, max_kv_tokens: int 
         )
     engine = engine_of(options)
     backend = MEASURED_ENGINE if engine == SIMULATED else engine
-    return EstimatedEngine(model, gpu_type, factory.operator_times(model, gpu_type, backend))
+    return EstimatedEngine(model, gpu_type, find_aiconfigurator(model, gpu_type, backend))

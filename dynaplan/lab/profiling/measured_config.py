@@ -27,7 +27,7 @@ WITHOUT_TENSOR_PARALLEL = frozenset({"llamacpp"})
 USERS_OWN = ("port", "host", "api-key", "max-waiting-requests", "max-body-bytes")
 """Options of the Frontend that protect a deployment from its clients: this one has the profiler alone."""
 
-MOST_WAITING_REQUESTS = 4096
+MAX_WAITING_REQUESTS = 4096
 """Requests that may wait in the measured deployment: more than any load has."""
 
 
@@ -39,7 +39,6 @@ class Phase(Enum):
 
 
 def engine_name(config: Mapping[str, Mapping[str, Any]]) -> str:
-    """The engine of the configuration's decode worker."""
     return engine_of(section_options(config, WORKER))
 
 
@@ -94,7 +93,7 @@ def measured_config(
         sections["Common"] = _without(sections.get("Common", {}), (*TENSOR, *PIPELINE, *DATA))
     sections[WORKER] = worker
     changes: Sections = {
-        "Frontend": {"max-waiting-requests": MOST_WAITING_REQUESTS},
+        "Frontend": {"max-waiting-requests": MAX_WAITING_REQUESTS},
         "Processor": {"router": "round-robin"},
         WORKER: settings,
     }

@@ -9,17 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dynaplan.engines.timing_model.timing import MeasuredProfile
-from dynaplan.lab.profiling.measured_profile import measured_profile
-from dynaplan.lab.profiling.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.lab.profiling.measurements import (
+    DecodeMeasurement,
+    Measurements,
+    PrefillMeasurement,
+    measured_profile,
+)
 from dynaplan.util.errors import ConfigError
 
-LEAST_PREFILL_POINTS = 4
+MIN_PREFILL_POINTS = 4
 """The number of prompt lengths that cubic interpolation needs."""
 
-NEARLY = 0.05
+LENGTH_TOLERANCE = 0.05
 """The largest difference at which a measured length counts as that of the target, a part of it."""
 
-LEAST_BOUND = 0.1
+MIN_BOUND = 0.1
 """The smallest threshold, in requests per prefill worker and as a KV usage."""
 
 QUEUE_UP = 1.2
@@ -154,10 +158,10 @@ def _notes(profile: MeasuredProfile, meets_ttft: bool) -> Iterator[str]:
             "the bounds for the prefill queue are the least ones: even a prompt that waits for nobody is late"
         )
     lengths = len(profile.prefill_isl)
-    if lengths < LEAST_PREFILL_POINTS:
+    if lengths < MIN_PREFILL_POINTS:
         yield (
             f"the profile has {lengths} prompt lengths: enough for sizing by queueing and for the simulated "
-            f"engine, too few for 'sizing: formula', which needs {LEAST_PREFILL_POINTS}"
+            f"engine, too few for 'sizing: formula', which needs {MIN_PREFILL_POINTS}"
         )
     loads = list(zip(profile.y_context_length, profile.x_kv_usage, strict=True))
     contexts = {context for context, _ in loads}
@@ -240,13 +244,13 @@ def queue_bounds(ttft_ms: float, target_ms: float) -> Bounds:
     least 0.1. Where the target is out of reach both would be 0.1, and the planner could follow neither: then
     the lower one is half of the upper one.
     """
-    upper, lower = (max(LEAST_BOUND, target_ms * factor / ttft_ms - 1) for factor in (QUEUE_UP, QUEUE_DOWN))
+    upper, lower = (max(MIN_BOUND, target_ms * factor / ttft_ms - 1) for factor in (QUEUE_UP, QUEUE_DOWN))
     return Bounds(lower if round(lower, 2) < round(upper, 2) else upper / 2, upper)
 
 
 def kv_bounds(kv_usage: float) -> Bounds:
     """Return the chosen load's KV usage, 0.2 less and 0.2 more, within 0.1 and 1."""
-    return Bounds(max(LEAST_BOUND, kv_usage - KV_MARGIN), min(1.0, kv_usage + KV_MARGIN))
+    return Bounds(max(MIN_BOUND, kv_usage - KV_MARGIN), min(1.0, kv_usage + KV_MARGIN))
 
 
 def _prefill_at(points: Sequence[PrefillMeasurement], goal: Goal) -> list[PrefillMeasurement]:
@@ -268,4 +272,4 @@ def _decode_at(points: Sequence[DecodeMeasurement], goal: Goal) -> list[DecodeMe
 
 
 def _is_near(tokens: int, wanted_tokens: int) -> bool:
-    return abs(tokens - wanted_tokens) <= NEARLY * wanted_tokens
+    return abs(tokens - wanted_tokens) <= LENGTH_TOLERANCE * wanted_tokens

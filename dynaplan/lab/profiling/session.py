@@ -11,8 +11,13 @@ from typing import Any
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
 from dynaplan.fleet import local_host
-from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart, EngineFacts, Plan
-from dynaplan.lab.profiling.loads import (
+from dynaplan.lab.profiling.deployment import (
+    DeploymentRefused,
+    EngineDidNotStart,
+    EngineFacts,
+    MeasurementPlan,
+)
+from dynaplan.lab.profiling.load_points import (
     PREFILL_OSL_TOKENS,
     DecodeLoad,
     decode_points,
@@ -77,7 +82,7 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileResult:
     """The measurements, the recommendation, and the files that hold both."""
 
     measurements: tuple[Measurements, ...]
@@ -89,7 +94,9 @@ RunStage = Callable[[Stage, LoadsOf, Journal, Progress], Awaitable[StageResult]]
 """``run_stage``, or a fake one."""
 
 
-async def profile(options: ProfileOptions, progress: Progress, run_stage: RunStage = run_stage) -> Profiled:
+async def profile(
+    options: ProfileOptions, progress: Progress, run_stage: RunStage = run_stage
+) -> ProfileResult:
     """Measure, recommend, write the results; points in the output directory's journal are not measured again.
 
     Raises ConfigError for a target that no engine can hold, CapacityError for missing GPUs, and
@@ -109,7 +116,7 @@ class _Profiler:
         self._sizes = _sizes(options, options.gpus or len(gpus))
         self._journal = Journal(options.output_dir)
 
-    async def run(self) -> Profiled:
+    async def run(self) -> ProfileResult:
         goal, is_one = self._options.goal, len(self._sizes) == 1
         measured = await self._candidates(self._curve_loads if is_one else self._target_loads)
         if not is_one:
@@ -131,7 +138,7 @@ class _Profiler:
             self._options.config,
             splits_layers=splits_layers(self._options.config),
         )
-        return Profiled(tuple(measured), recommendation, tuple(files))
+        return ProfileResult(tuple(measured), recommendation, tuple(files))
 
     async def _candidates(self, loads_of: Callable[[Phase], LoadsOf]) -> list[Measurements]:
         """Measure every size. Sizes that fail are left out; when all fail, raise the first failure."""
@@ -169,7 +176,7 @@ class _Profiler:
         options = self._options
         config = measured_config(options.config, phase, size)
         directory = options.output_dir / f"{phase.value}_tp{size}"
-        plan = Plan(
+        plan = MeasurementPlan(
             options.graph, directory / "config.yaml", directory, options.gpus, options.start_timeout_s
         )
         mark = fingerprint(config, options.graph, self._gpu_names, options.max_kv_tokens, _files(config))
@@ -177,7 +184,6 @@ class _Profiler:
         return await self._run_stage(stage, loads_of, self._journal, self._progress)
 
     def _target_loads(self, phase: Phase) -> LoadsOf:
-        """The loads that the sizes are compared by."""
         return self._target_prefill if phase is Phase.PREFILL else self._target_decode
 
     def _curve_loads(self, phase: Phase) -> LoadsOf:

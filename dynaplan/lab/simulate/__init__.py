@@ -1,1 +1,1 @@
-"""Simulations as a web page with charts."""
+"""``dynaplan simulate``: its options, the policies that it compares, results as a table and as a web page."""

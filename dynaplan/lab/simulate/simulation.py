@@ -1,11 +1,17 @@
-"""Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it."""
+"""Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it.
+
+**Recommendation** of a recording: the deployment as it is, beside other policies and the best static split.
+The promise is a condition and GPU-hours are the price: of all that kept the promise the cheapest is
+recommended, and where nothing kept it, the one with most of its requests in time. A simulation is a model, so
+the deployment stays as it is unless the difference is above a tolerance.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,25 +30,93 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.autoscalers import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.policies import PlannerPolicy
-from dynaplan.lab.simulate.recommending import PolicyRecommendation, recommendation
-from dynaplan.lab.simulate.rivals import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets
-from dynaplan.planner import factory
-from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.lab.simulate.planner_policy import PlannerPolicy
+from dynaplan.planner.forecasting.library_forecaster import make_forecaster
+from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
 from dynaplan.simulation.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
 from dynaplan.simulation.service import ServiceSettings
+from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError, nearest
+
+ATTAINMENT_TOLERANCE = 0.01
+"""The part of the requests below which a difference in time is none."""
+GPU_HOURS_TOLERANCE = 0.05
+"""The part of the GPU-hours below which a difference is none; likewise."""
+
+CANDIDATES = ("load", "sla", BEST_STATIC)
+"""The policies that are tried beside the one that a deployment has."""
+
+
+@dataclass(frozen=True)
+class PolicyRecommendation:
+    """The policy that a recording recommends, or the deployment's own where none is better; why, in words."""
+
+    policy: str
+    words: str
+    results: Sequence[Result]
+
+
+def candidates_beside(own: str) -> tuple[str, ...]:
+    """Return the deployment's own policy and the others that are tried."""
+    return own, *(each for each in CANDIDATES if each != own)
+
+
+def compare_results(results: Sequence[Result], promised: SlaTargets) -> PolicyRecommendation:
+    """Return what the results recommend; the first is that of the deployment as it is."""
+    own, kept = results[0], [each for each in results if each.outcome.keeps(promised)]
+    if kept:
+        best = min(kept, key=lambda each: each.gpu_hours)
+        is_better = not own.outcome.keeps(promised) or best.gpu_hours < own.gpu_hours * (
+            1 - GPU_HOURS_TOLERANCE
+        )
+        told = "keeps the promise"
+    else:
+        best = max(results, key=_in_time)
+        is_better = _in_time(best) > _in_time(own) + ATTAINMENT_TOLERANCE
+        told = "keeps the promise least badly; nothing that was tried keeps it"
+    if not is_better:
+        words = f"stay with {own.policy}: {_figures(own)}. Nothing else is better"
+        return PolicyRecommendation(own.policy, words, results)
+    words = (
+        f"{describe_change(best.policy)}: {_figures(best)}, where {own.policy} had {_figures(own)}. It {told}"
+    )
+    return PolicyRecommendation(best.policy, words, results)
+
+
+def describe_change(policy: str) -> str:
+    """Say what a user sets to have that policy."""
+    kind, _, workers = policy.partition(":")
+    if kind != BEST_STATIC:
+        return f"set --Planner.policy={kind}"
+    *prefill, decode = workers.split(",")
+    split = f"{prefill[0]} prefill and {decode} decode" if prefill else decode
+    return f"stop scaling and keep {split} workers"
+
+
+def _figures(result: Result) -> str:
+    return f"{_in_time(result):.1%} in time with {_mean_gpus(result):.1f} GPUs"
+
+
+def _in_time(result: Result) -> float:
+    return result.outcome.attainment(result.outcome.both_met)
+
+
+def _mean_gpus(result: Result) -> float:
+    return result.gpu_hours * 3600 / result.trace_s if result.trace_s else 0.0
+
 
 POLICIES = ("load", "sla", "both", "formula", "static", BEST_STATIC, "hpa", "kpa")
 """The names of the policies; ``formula`` is the SLA planner with Dynamo's formulas alone."""
 
-Watch = Callable[[str, int, float, float], None]
+ProgressCallback = Callable[[str, int, float, float], None]
 """Gets the progress: the policy, the number of its pass over the trace (best-static makes several), the
 simulated seconds, and those of the whole trace."""
 
-WATCHED_EVERY = 64
+PROGRESS_EVERY = 64
 """Requests between two of those calls."""
 
 
@@ -56,7 +130,7 @@ def run_load(options: SimulateOptions, load: Trace | ClosedLoop) -> Iterator[Res
     return (run() for run in runs)
 
 
-def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Iterator[Result]:
+def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = None) -> Iterator[Result]:
     """Return the result of each policy on the same trace, in their order; raises ConfigError at once.
 
     With ``watch`` the trace is read once more beforehand, for its length.
@@ -64,38 +138,38 @@ def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Ite
     settings = service_settings(options)
     trace = _trace(options)
     length_s = max((request.arrival_s for request in trace()), default=0.0) if watch else 0.0
-    traces = [_watched(trace, name, length_s, watch) if watch else trace for name in options.policies]
+    traces = [_report_progress(trace, name, length_s, watch) if watch else trace for name in options.policies]
     runs = [_run(name, own, options, settings) for name, own in zip(options.policies, traces, strict=True)]
     next(trace(), None)
     return (run() for run in runs)
 
 
-def run_recommended(options: SimulateOptions, watch: Watch | None = None) -> PolicyRecommendation:
+def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = None) -> PolicyRecommendation:
     """Return what the options' policies and the best split that stands still recommend, with each result.
 
     The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
     how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
     Raises ConfigError.
     """
-    results = [_served(name, options, watch) for name in options.policies]
-    return recommendation(results, _promise(options, service_settings(options)))
+    results = [_simulate_served(name, options, watch) for name in options.policies]
+    return compare_results(results, _promise(options, service_settings(options)))
 
 
-def _served(name: str, options: SimulateOptions, watch: Watch | None) -> Result:
+def _simulate_served(name: str, options: SimulateOptions, watch: ProgressCallback | None) -> Result:
     """Return the result of a policy that is the deployment's own."""
     policy = PLANNED.get(name, {}).get("policy", "load")
     own = replace(options, policies=(name,), planner={**options.planner, "policy": policy})
     return next(run_simulations(own, watch))
 
 
-def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
+def _report_progress(trace: Trace, name: str, length_s: float, watch: ProgressCallback) -> Trace:
     """Return the same trace, whose reader's progress is told."""
     passes = itertools.count(1)
 
     def requests() -> Iterator[TracedRequest]:
         number = next(passes)
         for index, request in enumerate(trace()):
-            if index % WATCHED_EVERY == 0:
+            if index % PROGRESS_EVERY == 0:
                 watch(name, number, request.arrival_s, length_s)
             yield request
 
@@ -105,13 +179,13 @@ def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
 def _run(
     name: str, load: Trace | ClosedLoop, options: SimulateOptions, settings: ServiceSettings
 ) -> Callable[[], Result]:
-    _check_fits(name, Targets(int(options.is_disaggregated), 1), settings)
+    _check_gpus(name, Targets(int(options.is_disaggregated), 1), settings)
     if name == BEST_STATIC:
         promise = _promise(options, settings)
         run_split = partial(_simulate, load, settings, StaticPolicy())
         return lambda: find_best_static(run_split, settings, promise).summarize(promise, settings.gpus)
     policy, first = _policy(name, options, settings), _first(name, options)
-    _check_fits(name, first, settings)
+    _check_gpus(name, first, settings)
 
     def run() -> Result:
         try:
@@ -141,7 +215,7 @@ def _promise(options: SimulateOptions, settings: ServiceSettings) -> SlaTargets:
     return _planner_settings(options.planner, options, settings).targets()
 
 
-def _check_fits(name: str, workers: Targets, settings: ServiceSettings) -> None:
+def _check_gpus(name: str, workers: Targets, settings: ServiceSettings) -> None:
     """Raise ConfigError when the GPUs cannot hold what a policy begins with, or the least that answers."""
     needed = sum(workers.of(role) * gpus for role, gpus in settings.gpus_per_worker.items())
     if needed > settings.gpus:
@@ -225,7 +299,7 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
 
 def _trace(options: SimulateOptions) -> Trace:
     def requests() -> Iterator[TracedRequest]:
-        return factory.read_requests(options.trace, options.rate_scale, options.seed)
+        return read_requests(options.trace, options.rate_scale, options.seed)
 
     return requests if options.last_s is None else _end_of(requests, options.last_s)
 
@@ -266,8 +340,10 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         if planner.is_by_targets:
             prefill = options.engine_of(Role.PREFILL)
             mode = options.routing.mode
-            model = factory.sla_model(planner, options.engine, mode, prefill_engine=prefill)
-        return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_outside_method(planner))
+            model = build_sla_model(planner, options.engine, mode, prefill_engine=prefill)
+        return PlannerPolicy(
+            name, planner, model, before=_warm_up(planner), method=_library_forecasts(planner)
+        )
     return HpaPolicy(hpa_targets(settings)) if kind == "hpa" else KpaPolicy(kpa_targets(settings))
 
 
@@ -275,21 +351,21 @@ def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
     trace = planner.load_predictor_warmup_trace
     if not planner.is_by_targets or not trace:
         return []
-    return interval_history(factory.read_requests(trace, 1.0, 1), planner.adjustment_interval_s)
+    return interval_history(read_requests(trace, 1.0, 1), planner.adjustment_interval_s)
 
 
-def _outside_method(planner: PlannerSettings) -> OutsideMethod | None:
+def _library_forecasts(planner: PlannerSettings) -> LibraryForecasts | None:
     if not planner.is_by_targets or planner.load_predictor not in OUTSIDE_PREDICTORS:
         return None
-    return OutsideMethod(planner)
+    return LibraryForecasts(planner)
 
 
-class OutsideMethod:
+class LibraryForecasts:
     """Forecasts that a library computes in another process; virtual time stands still meanwhile."""
 
     def __init__(self, planner: PlannerSettings) -> None:
         patient = replace(planner, load_predictor_deadline_s=PATIENCE_S)
-        self._forecaster = factory.make_forecaster(patient, planner.adjustment_interval_s)
+        self._forecaster = make_forecaster(patient, planner.adjustment_interval_s)
         self._runner = asyncio.Runner()
 
     def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:

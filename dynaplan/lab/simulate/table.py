@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaplan.simulation.outcome import Spread
+from dynaplan.simulation.outcome import Distribution
 from dynaplan.simulation.run import Result
 
 Row = Mapping[str, Any]
@@ -33,7 +33,7 @@ COLUMNS: Columns = {
 }
 """All columns; ``hit_rate`` is there when the trace tells prefixes."""
 
-LEAST_NEEDED = (
+OPTIONAL_COLUMNS = (
     *("queued_p95_ms", "itl_p50_ms", "ttft_p50_ms", "flaps", "goodput_per_s", "scale_events"),
     *("ttft_slo", "itl_slo"),
 )
@@ -55,7 +55,6 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return the sentences below the table."""
     return [result.note for result in results if result.note]
 
 
@@ -80,5 +79,5 @@ def _row(result: Result) -> dict[str, Any]:
     }
 
 
-def _percentiles(name: str, values_ms: Spread) -> dict[str, float]:
+def _percentiles(name: str, values_ms: Distribution) -> dict[str, float]:
     return {f"{name}_p{percent}_ms": values_ms.percentile(percent) for percent in (50, 95, 99)}

@@ -8,10 +8,10 @@ The learnt floor (``standing.py``, ``fluid.py``, ``burst_floor.py``), exchange a
 
 - ``planner/rules/sla_policy.py`` makes a ``BurstPolicy`` (``burst_policy.py``) in each decision: ``observe``
   before sizing, ``adjust`` after it, ``hedge`` after patience.
-- ``planner/model/decisions.py``: ``PlannerState.bursts`` is the memory (``memory.py``), with the keys
+- ``planner/model.py``: ``PlannerState.bursts`` is the memory (``memory.py``), with the keys
   ``standing`` and ``hedge`` of a state in ``decisions.jsonl``.
 - ``planner/sizing/demand_forecast.py`` fills ``Expected.surprise`` by ``surprises.py``.
-- ``planner/remembering.py``, from above: the memory fades when a planner starts.
+- ``planner/assembly.py``, from above: the memory fades when a planner starts.
 
 Without this folder these have no purpose: the options ``hedge`` and ``learnt-floor``
 (``config/settings/sla.py``), ``Expected.surprise``, ``Forecast.outcomes``, and of the error budget

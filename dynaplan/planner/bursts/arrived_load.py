@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model.traffic import Demand, Foresight
-from dynaplan.planner.sizing.measured_load import measured_demand
+from dynaplan.planner.model import Demand, Foresight
+from dynaplan.planner.sizing.queueing.queueing_model import measured_demand
 
 
 def arrived_demand(traffic: Traffic, foresight: Foresight | None, settings: PlannerSettings) -> Demand | None:

@@ -46,13 +46,9 @@ from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
 from dynaplan.planner.bursts.memory import Standing, StandingTrial
 from dynaplan.planner.bursts.standing import learnt_floor, tried
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, Observation, PlannerState, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.error_budget import is_overspent
-from dynaplan.planner.sizing.gpu_budget import UNBOUNDED, at_least, fit
+from dynaplan.planner.sizing.limits import UNBOUNDED_GPUS, fit_budget, raise_to
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 
@@ -80,7 +76,7 @@ def with_learnt_floor(
     if not settings.learnt_floor:
         floor = Targets(min(floor.prefill, current.prefill), min(floor.decode, current.decode))
         why = f"the error budget is overspent, no worker leaves below {floor}: {why}"
-    least = at_least(floor, limits.least)
+    least = raise_to(floor, limits.least)
     if least == limits.least or limits.gpus(least) > limits.max_gpus:
         least, why = limits.least, f"{why}: the minimums stay"
     step = Step("learnt floor", current, current, why)
@@ -143,11 +139,13 @@ def kept_for_surprises(
     floor = learnt_floor(standing, targets, limits, is_aggregated=service.prefill is None)
     if not floor.decode:
         return sizing
-    needed = size_pools(service, surprised, targets, replace(limits, max_gpus=UNBOUNDED), current).targets
+    needed = size_pools(
+        service, surprised, targets, replace(limits, max_gpus=UNBOUNDED_GPUS), current
+    ).targets
     stay = Targets(
         min(current.prefill, floor.prefill, needed.prefill), min(current.decode, floor.decode, needed.decode)
     )
-    after = limits.capped(at_least(sizing.targets, stay))
+    after = limits.cap(raise_to(sizing.targets, stay))
     if after == sizing.targets or limits.gpus(after) > limits.max_gpus:
         return sizing
     why = (
@@ -175,8 +173,10 @@ def exchanged(
     standing, is_aggregated = state.bursts.standing, service.prefill is None
     floor = learnt_floor(standing, settings.targets(), limits, is_aggregated=is_aggregated)
     gpus = min(limits.max_gpus, max(limits.gpus(current), limits.gpus(sizing.targets)))
-    wanted = limits.capped(at_least(sizing.targets, floor))
-    after = fit(wanted, replace(limits, least=limits.capped(at_least(floor, limits.least)), max_gpus=gpus))
+    wanted = limits.cap(raise_to(sizing.targets, floor))
+    after = fit_budget(
+        wanted, replace(limits, least=limits.cap(raise_to(floor, limits.least)), max_gpus=gpus)
+    )
     if not floor.decode or after is None or after == sizing.targets:
         return sizing
     why = f"{floor}, standing still, would have kept the promise lately, with the {gpus} GPUs that there are"

@@ -14,11 +14,7 @@ from dynaplan.planner.bursts.burst_floor import (
 )
 from dynaplan.planner.bursts.hedging import hedged, remembered_hedge
 from dynaplan.planner.bursts.memory import BurstMemory
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, Observation, PlannerState, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.demand_forecast import demand_of
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 

@@ -59,8 +59,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.interval import Arrived, fared
 from dynaplan.planner.bursts.lived import lived_through, missed_more
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Missed
-from dynaplan.planner.model.sizing import WorkerLimits
-from dynaplan.planner.sizing.gpu_budget import at_least
+from dynaplan.planner.model import WorkerLimits
+from dynaplan.planner.sizing.limits import raise_to
 
 MOST_TRIED = 64
 """The largest number of workers of a role that is tried."""
@@ -100,12 +100,12 @@ class ExpertPanel:
 def wants(expert: ExpertTrial, wish: Targets, hedge: Hedge) -> Targets:
     """Return the workers that the expert wants while the forecast needs those of ``wish``."""
     goes_along = expert.follows or expert.chased_s or is_new(wish, hedge)
-    return at_least(expert.workers, wish if goes_along else hedge.least)
+    return raise_to(expert.workers, wish if goes_along else hedge.least)
 
 
 def is_new(wish: Targets, hedge: Hedge) -> bool:
     """Tell whether the forecast needs more than it ever did in the window before."""
-    return at_least(wish, hedge.most) != hedge.most
+    return raise_to(wish, hedge.most) != hedge.most
 
 
 def followed(before: Hedge, wish: Targets, intervals: int, interval_s: float, window_s: float) -> Hedge:
@@ -116,8 +116,8 @@ def followed(before: Hedge, wish: Targets, intervals: int, interval_s: float, wi
     """
     wishes = (*before.followed, wish)
     gone = wishes[: -1 - intervals]
-    newest = at_least(before.newest, gone[0]) if gone else before.newest
-    most, newest_s = at_least(before.most, newest), before.newest_s + interval_s
+    newest = raise_to(before.newest, gone[0]) if gone else before.newest
+    most, newest_s = raise_to(before.most, newest), before.newest_s + interval_s
     if newest_s > window_s:
         most, newest, newest_s = newest, Targets(), 0.0
     return replace(before, followed=wishes[-1 - intervals :], most=most, newest=newest, newest_s=newest_s)
@@ -154,7 +154,7 @@ def tried(before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets,
 def _going_along_s(trial: ExpertTrial, before: Hedge, came: Arrived) -> tuple[float, float]:
     """Return for how long an expert that stands still has gone along after the interval, and with help."""
     wish = before.followed[-1]
-    if trial.follows or at_least(trial.workers, wish) == trial.workers:
+    if trial.follows or raise_to(trial.workers, wish) == trial.workers:
         return 0.0, 0.0
     lasts = trial.helped_s or max(trial.late.run_s, trial.long.run_s) >= came.startup_s
     goes_along = trial.chased_s or lasts or is_new(wish, before)

@@ -19,12 +19,9 @@ from dynaplan.planner.bursts.experts import ExpertPanel, chosen, followed, tried
 from dynaplan.planner.bursts.fluid import Work
 from dynaplan.planner.bursts.interval import Arrived
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Lived, Missed
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
+from dynaplan.planner.model import Observation, PlannerState, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.error_budget import missed_requests
-from dynaplan.planner.sizing.gpu_budget import at_least, fit
+from dynaplan.planner.sizing.limits import fit_budget, raise_to
 from dynaplan.planner.sizing.look_ahead import lookahead
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
@@ -64,7 +61,7 @@ def hedged(
     trusted = chosen(hedge, panel, settings.targets(), box * ahead.until_s, wish)
     hedge = replace(hedge, trusted=(trusted.workers, trusted.follows))
     state = _with_hedge(state, hedge)
-    after = fit(wants(trusted, wish, hedge), limits) or wish
+    after = fit_budget(wants(trusted, wish, hedge), limits) or wish
     prediction = sizing.prediction if after == wish else None
     steps = (*sizing.steps, Step("hedge", wish, after, _why(hedge, trusted, panel)))
     return state, replace(sizing, targets=after, steps=steps, prediction=prediction)
@@ -81,7 +78,7 @@ def remembered_hedge(hedge: Hedge, fade: float) -> Hedge:
     """
     lived, most = hedge.lived, hedge.most
     for wish in hedge.followed:
-        most = at_least(most, wish)
+        most = raise_to(most, wish)
     return replace(
         hedge,
         trials=tuple(_remembered_trial(each, fade) for each in hedge.trials),

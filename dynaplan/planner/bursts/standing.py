@@ -58,8 +58,7 @@ from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.fluid import Work, decoded, queued
 from dynaplan.planner.bursts.memory import Standing, StandingTrial
-from dynaplan.planner.model.sizing import WorkerLimits
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, WorkerLimits
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from operator import mul
 
 from dynaplan.config.settings.forecasting import ForecastSettings
-from dynaplan.planner.forecasting.series import Series, carried_on
+from dynaplan.planner.forecasting.series import Series, fill_gaps
 
 LAGS = 4
 """Number of past intervals in the weighted sum."""
@@ -25,7 +25,7 @@ LAGS = 4
 FORGETTING = 0.99
 """Factor on the weight of an interval's evidence per further interval."""
 
-INITIAL_DOUBT = 10.0
+INITIAL_WEIGHT_VARIANCE = 10.0
 """Variance of each weight to begin with, where the load is about 1."""
 
 CAP = 1.5
@@ -41,19 +41,21 @@ def autoregression(series: Series, steps: int, settings: ForecastSettings) -> li
 
     the last value while there are too few intervals. Gaps count as unchanged.
     """
-    values = carried_on(series)
+    values = fill_gaps(series)
     if len(values) < LAGS:
         return values
     # Weights start as "like now", which a few intervals' evidence overrules.
     unit = sum(values[:LAGS]) / LAGS or 1.0
     weights = [0.0, 1.0] + [0.0] * (LAGS - 1)
-    doubt = [[INITIAL_DOUBT * (row == column) for column in range(LAGS + 1)] for row in range(LAGS + 1)]
+    covariance = [
+        [INITIAL_WEIGHT_VARIANCE * (row == column) for column in range(LAGS + 1)] for row in range(LAGS + 1)
+    ]
     forecasts = values[: LAGS - 1]
     for now in range(LAGS - 1, len(values)):
         if now - steps >= LAGS - 1 and series[now] is not None:
             seen = _features(values, now - steps, unit)
-            weights, doubt = _learnt(weights, doubt, seen, values[now] / unit)
-        expected = unit * _product(weights, _features(values, now, unit))
+            weights, covariance = _update_weights(weights, covariance, seen, values[now] / unit)
+        expected = unit * _inner_product(weights, _features(values, now, unit))
         recent = values[max(0, now + 1 - CAP_WINDOW) : now + 1]
         forecasts.append(min(max(expected, min(recent) / CAP), CAP * max(recent)))
     return forecasts
@@ -64,22 +66,20 @@ def _features(values: list[float], now: int, unit: float) -> list[float]:
     return [1.0, *(value / unit for value in values[now + 1 - LAGS : now + 1][::-1])]
 
 
-def _learnt(
-    weights: list[float], doubt: list[list[float]], seen: list[float], outcome: float
+def _update_weights(
+    weights: list[float], covariance: list[list[float]], seen: list[float], outcome: float
 ) -> tuple[list[float], list[list[float]]]:
-    """Return w and P after one outcome."""
-    spread = [_product(row, seen) for row in doubt]
-    scale = FORGETTING + _product(seen, spread)
-    surprise = (outcome - _product(weights, seen)) / scale
+    spread = [_inner_product(row, seen) for row in covariance]
+    scale = FORGETTING + _inner_product(seen, spread)
+    surprise = (outcome - _inner_product(weights, seen)) / scale
     weights = [old + gain * surprise for old, gain in zip(weights, spread, strict=True)]
     shares = [gain / (scale * FORGETTING) for gain in spread]
-    doubt = [
+    covariance = [
         [old / FORGETTING - share * gain for old, gain in zip(row, spread, strict=True)]
-        for row, share in zip(doubt, shares, strict=True)
+        for row, share in zip(covariance, shares, strict=True)
     ]
-    return weights, doubt
+    return weights, covariance
 
 
-def _product(left: list[float], right: list[float]) -> float:
-    """Return the inner product."""
+def _inner_product(left: list[float], right: list[float]) -> float:
     return float(sum(map(mul, left, right)))

@@ -1,4 +1,4 @@
-"""The forecast of one curve, as a function of its past."""
+"""The forecast of one curve as a function of its past, by the method that the settings name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from dynaplan.config.settings.forecasting import (
     ForecastSettings,
 )
 from dynaplan.planner.forecasting.autoregression import autoregression
-from dynaplan.planner.forecasting.backtest import DISCOUNT, outcomes, score
 from dynaplan.planner.forecasting.seasonal import seasonal
-from dynaplan.planner.forecasting.selection import Choice, choose, chosen_from
+from dynaplan.planner.forecasting.selection import DISCOUNT, Choice, choose, first_choice, outcomes, score
 from dynaplan.planner.forecasting.series import (
     Series,
-    carried_on,
+    clean_history,
+    fill_gaps,
     from_logarithms,
+    has_measurement,
     last_value,
     logarithms,
-    measured,
-    was_measured,
 )
-from dynaplan.planner.forecasting.smoothing import constant, damped, kalman, level
-from dynaplan.planner.forecasting.trend import trend
+from dynaplan.planner.forecasting.smoothing import constant, damped, kalman, level, trend
 
 Method = Callable[[Series, int, ForecastSettings], list[float]]
 """Returns, for every interval of the series, the forecast ``steps`` ahead that would have been made then."""
@@ -56,17 +54,17 @@ def forecast(
     """
     predictor = settings.load_predictor
     window = COMPARED_INTERVALS if predictor == "auto" else HISTORY_INTERVALS
-    series, steps = measured(history, window), max(1, steps)
+    series, steps = clean_history(history, window), max(1, steps)
     if not series:
-        return nothing_measured(history)
+        return forecast_without_traffic(history)
     if predictor in OUTSIDE_PREDICTORS:
-        return last_known(history, f"{predictor} is not computed here")
+        return forecast_last_value(history, f"{predictor} is not computed here")
     if predictor == "auto":
-        choice = choice_of_method(series, steps, settings, is_count=is_count)
+        choice = choose_method(series, steps, settings, is_count=is_count)
         forecasts, method, why = list(choice.forecasts), choice.methods[-1], choice.why
     else:
-        forecasts, method = run(predictor, series, steps, settings), predictor
-        why = f"{method}, {_ahead(steps)}"
+        forecasts, method = run_method(predictor, series, steps, settings), predictor
+        why = f"{method}, {_describe_steps(steps)}"
     points = sum(value is not None for value in series)
     if method == "kalman" and points < settings.kalman_min_points:
         why = f"the last value: kalman is warming up, {points} of {settings.kalman_min_points} measurements"
@@ -80,18 +78,18 @@ def forecast(
     )
 
 
-def choice_of_method(
+def choose_method(
     series: Series, steps: int, settings: ForecastSettings, *, is_count: bool = False
 ) -> Choice:
     """Return the choice of ``auto`` at each interval of the series, with its forecasts."""
-    made = {name: run(name, series, steps, settings) for name in METHODS}
+    made = {name: run_method(name, series, steps, settings) for name in METHODS}
     if not is_count:
         return choose(made, series, steps)
-    early = series[: chosen_from(series, steps)]  # later ones are never looked at, and trend is slow
+    early = series[: first_choice(series, steps)]  # later ones are never looked at, and trend is slow
     return choose(made, series, steps, beginning=("trend", _clean(trend(early, steps), early)), is_count=True)
 
 
-def run(name: str, series: Series, steps: int, settings: ForecastSettings) -> list[float]:
+def run_method(name: str, series: Series, steps: int, settings: ForecastSettings) -> list[float]:
     """Return the forecasts of one method at every interval of the series: not negative, finite."""
     if settings.load_predictor_log1p:
         return _clean(from_logarithms(METHODS[name](logarithms(series), steps, settings)), series)
@@ -100,27 +98,43 @@ def run(name: str, series: Series, steps: int, settings: ForecastSettings) -> li
 
 def _clean(forecasts: Sequence[float], series: Series) -> list[float]:
     """Replace forecasts that are not finite by the last measurement, and negative ones by 0."""
-    stand_ins = carried_on(series)
+    stand_ins = fill_gaps(series)
     return [
         max(0.0, forecast) if math.isfinite(forecast) else instead
         for forecast, instead in zip(forecasts, stand_ins, strict=True)
     ]
 
 
-def last_known(history: Sequence[float | None], reason: str) -> Forecast:
+def forecast_last_value(history: Sequence[float | None], reason: str) -> Forecast:
     """Return the last measurement as the forecast, because of ``reason``."""
-    series = measured(history, HISTORY_INTERVALS)
+    series = clean_history(history, HISTORY_INTERVALS)
     if not series:
-        return nothing_measured(history)
+        return forecast_without_traffic(history)
     return Forecast(last_value(series), "constant", f"the last value: {reason}")
 
 
-def nothing_measured(history: Sequence[float | None]) -> Forecast:
+def forecast_without_traffic(history: Sequence[float | None]) -> Forecast:
     """Return the forecast of a history without traffic: 0, known if that was measured."""
-    if was_measured(history[-HISTORY_INTERVALS:]):
+    if has_measurement(history[-HISTORY_INTERVALS:]):
         return Forecast(0.0, "constant", "no traffic so far")
     return Forecast(0.0, "constant", "no data so far", is_known=False)
 
 
-def _ahead(steps: int) -> str:
+def _describe_steps(steps: int) -> str:
     return "one interval ahead" if steps == 1 else f"{steps} intervals ahead"
+
+
+class CoreForecaster:
+    """See ``dynaplan.planner.ports.Forecaster``; for ``constant``, ``kalman`` and ``auto``."""
+
+    def __init__(self, settings: ForecastSettings) -> None:
+        self._settings = settings
+
+    async def forecast(
+        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
+    ) -> Forecast:
+        """Compute the forecast: a few milliseconds at most, for the longest history."""
+        return forecast(history, steps, self._settings, is_count=is_count)
+
+    async def close(self) -> None:
+        pass

@@ -1,4 +1,4 @@
-"""Forecasts by a library in a process of its own: ARIMA and Prophet."""
+"""The forecaster that the settings name; ARIMA and Prophet are computed by a library in another process."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, Forecast, ForecastSettings
+from dynaplan.config.settings.forecasting import (
+    HISTORY_INTERVALS,
+    OUTSIDE_PREDICTORS,
+    Forecast,
+    ForecastSettings,
+)
 from dynaplan.engines.common.child import SECRETS
-from dynaplan.planner.forecasting.forecaster import last_known
-from dynaplan.planner.forecasting.libraries import MODULES
-from dynaplan.planner.forecasting.series import Series, measured
+from dynaplan.planner.forecasting.forecaster import CoreForecaster, forecast_last_value
+from dynaplan.planner.forecasting.library_process import MODULES
+from dynaplan.planner.forecasting.series import Series, clean_history
+from dynaplan.planner.ports import Forecaster
+from dynaplan.planner.timing import LIBRARY_LOAD_S
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, helper_environment
 from dynaplan.util.errors import ConfigError, TemporaryError
 
 log = logging.getLogger(__name__)
 
-FEWEST_POINTS = 5
+MIN_POINTS = 5
 """The number of measurements from which on a library is asked; before, the last value is the forecast."""
 
 ARIMA_WINDOW = 50
 """The number of newest intervals that ARIMA sees, as in the original."""
 
-LOADING_S = 120.0
-"""Seconds that the library may take to load: a few on a free machine, a minute on a loaded one."""
-
-MAIN = "dynaplan.planner.forecasting.library_process_main"
+MAIN = "dynaplan.planner.forecasting.library_process"
 """The module that the process runs."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -47,6 +51,17 @@ def check_installed(method: str) -> None:
             )
 
 
+def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster:
+    """Return the forecaster that ``load_predictor`` names; ``interval_s`` is the time from value to value.
+
+    Raises ConfigError when the library that ``load_predictor`` needs is not installed.
+    """
+    if settings.load_predictor not in OUTSIDE_PREDICTORS:
+        return CoreForecaster(settings)
+    check_installed(settings.load_predictor)
+    return LibraryForecaster(settings, interval_s)
+
+
 class LibraryForecaster:
     """See ``dynaplan.planner.ports.Forecaster``. The first forecast that needs the process starts it.
 
@@ -60,7 +75,7 @@ class LibraryForecaster:
         self._method = settings.load_predictor
         self._interval_s = interval_s
         self._library: _Library | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._failures: set[str] = set()
 
     async def forecast(
@@ -68,24 +83,24 @@ class LibraryForecaster:
     ) -> Forecast:
         """Ask the library; never raises. After a failure the forecast is the last value, and says why."""
         window = self._settings.prophet_window_size if self._method == "prophet" else ARIMA_WINDOW
-        series = measured(history[-HISTORY_INTERVALS:], HISTORY_INTERVALS)[-window:]
+        series = clean_history(history[-HISTORY_INTERVALS:], HISTORY_INTERVALS)[-window:]
         known = [value for value in series if value is not None]
-        if len(known) < FEWEST_POINTS:
-            return last_known(
-                history, f"{self._method} is warming up, {len(known)} of {FEWEST_POINTS} measurements"
+        if len(known) < MIN_POINTS:
+            return forecast_last_value(
+                history, f"{self._method} is warming up, {len(known)} of {MIN_POINTS} measurements"
             )
         if self._method == "arima" and min(known) == max(known):
-            return last_known(history, "arima of a series that does not change")
+            return forecast_last_value(history, "arima of a series that does not change")
         deadline_s = self._settings.load_predictor_deadline_s
         try:
-            async with asyncio.timeout(deadline_s), self._turn:
-                return await self._computed(series, max(1, steps))
+            async with asyncio.timeout(deadline_s), self._lock:
+                return await self._compute(series, max(1, steps))
         except TimeoutError:
             if self._library and not self._library.loading.done():
-                return self._failed(history, f"{self._method} is still loading after {deadline_s:g} s")
-            return self._failed(history, f"{self._method} took longer than {deadline_s:g} s")
+                return self._fall_back(history, f"{self._method} is still loading after {deadline_s:g} s")
+            return self._fall_back(history, f"{self._method} took longer than {deadline_s:g} s")
         except (TemporaryError, HelperFailed, OSError, ValueError) as error:
-            return self._failed(history, f"{self._method} failed: {error}")
+            return self._fall_back(history, f"{self._method} failed: {error}")
 
     async def close(self) -> None:
         """Kill the process, if there is one; return when it is gone."""
@@ -93,14 +108,14 @@ class LibraryForecaster:
         if library:
             await library.close()
 
-    def _failed(self, history: Sequence[float | None], reason: str) -> Forecast:
+    def _fall_back(self, history: Sequence[float | None], reason: str) -> Forecast:
         if reason not in self._failures:
             self._failures.add(reason)
             log.warning("forecasting by the last value: %s", reason)
-        return last_known(history, reason)
+        return forecast_last_value(history, reason)
 
-    async def _computed(self, series: Series, steps: int) -> Forecast:
-        longest_s = max(LOADING_S, self._settings.load_predictor_deadline_s)
+    async def _compute(self, series: Series, steps: int) -> Forecast:
+        longest_s = max(LIBRARY_LOAD_S, self._settings.load_predictor_deadline_s)
         library = self._library = self._library or _Library(self._method, longest_s)
         question = {
             "series": series,
@@ -128,9 +143,9 @@ class _Library:
     def __init__(self, method: str, longest_s: float) -> None:
         # Prophet leaves files behind when it is killed; they go with the directory.
         self._directory = tempfile.TemporaryDirectory(prefix="dynaplan-forecast-")
-        self._complaints = Path(self._directory.name) / "stderr.txt"
+        self._stderr_path = Path(self._directory.name) / "stderr.txt"
         environment = _environment() | {"TMPDIR": self._directory.name}
-        with self._complaints.open("wb") as complaints:
+        with self._stderr_path.open("wb") as complaints:
             self._stderr = os.dup(complaints.fileno())
         limits = HelperLimits(longest_s)
         self._helper = HelperProcess(MAIN, (method,), limits, environment, self._stderr)
@@ -141,7 +156,7 @@ class _Library:
         try:
             answer, _ = await self._helper.ask(question)
         except HelperFailed as failure:
-            raise TemporaryError(f"{failure}{self._complaint()}") from None
+            raise TemporaryError(f"{failure}{self._last_error_line()}") from None
         return answer
 
     async def close(self) -> None:
@@ -156,9 +171,8 @@ class _Library:
         if "error" in answer:
             raise TemporaryError(str(answer["error"]))
 
-    def _complaint(self) -> str:
-        """Return the last line of the process's standard error."""
-        text = self._complaints.read_text(errors="replace")
+    def _last_error_line(self) -> str:
+        text = self._stderr_path.read_text(errors="replace")
         return "".join(f": {line}" for line in text.strip().splitlines()[-1:])
 
 

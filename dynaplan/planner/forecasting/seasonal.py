@@ -15,22 +15,22 @@ from functools import lru_cache
 from operator import add
 
 from dynaplan.config.settings.forecasting import ForecastSettings
-from dynaplan.planner.forecasting.series import Series, carried_on
+from dynaplan.planner.forecasting.series import Series, fill_gaps
 from dynaplan.planner.forecasting.smoothing import level
 
-SHORTEST_PERIOD = 4
+MIN_PERIOD = 4
 """Shortest period that is looked for, intervals."""
 
-LONGEST_PERIOD = 100
+MAX_PERIOD = 100
 """Longest period that is looked for, intervals."""
 
 PERIODS_AVERAGED = 3
 """Number of earlier periods in the mean."""
 
-CLEAR_CORRELATION = 0.5
+MIN_CORRELATION = 0.5
 """Lowest autocorrelation of a peak that counts as a period."""
 
-LOOK_EVERY = 4
+SEARCH_EVERY = 4
 """Intervals between two searches for the period, which does not change with every interval."""
 
 
@@ -39,7 +39,7 @@ def seasonal(series: Series, steps: int, settings: ForecastSettings) -> list[flo
 
     the moving level while there is no clear period.
     """
-    values, forecasts = carried_on(series), level(series, steps, settings)
+    values, forecasts = fill_gaps(series), level(series, steps, settings)
     for now, period in enumerate(_periods(tuple(values))):
         if period:
             # The last moment at or before now that lies whole periods before the target.
@@ -55,7 +55,7 @@ def _periods(values: tuple[float, ...]) -> list[int]:
     correlations, period, periods = _Correlations(), 0, []
     for now, value in enumerate(values):
         correlations.add(value)
-        if now % LOOK_EVERY == 0:
+        if now % SEARCH_EVERY == 0:
             period = correlations.period()
         periods.append(period)
     return periods
@@ -66,24 +66,24 @@ class _Correlations:
 
     def __init__(self) -> None:
         self._values: list[float] = []
-        self._products = [0.0] * (LONGEST_PERIOD + 1)
+        self._products = [0.0] * (MAX_PERIOD + 1)
 
     def add(self, value: float) -> None:
         self._values.append(value)
-        newest_first = self._values[: -LONGEST_PERIOD - 2 : -1]
+        newest_first = self._values[: -MAX_PERIOD - 2 : -1]
         added = map(add, self._products, map(value.__mul__, newest_first))
         self._products[: len(newest_first)] = list(added)
 
     def period(self) -> int:
         """Return the lag of the first clear peak after the first dip below 0; 0 when there is none."""
-        count, longest = len(self._values), min(LONGEST_PERIOD, len(self._values) // 2)
-        if longest <= SHORTEST_PERIOD:
+        count, longest = len(self._values), min(MAX_PERIOD, len(self._values) // 2)
+        if longest <= MIN_PERIOD:
             return 0
         correlations = self._by_lag(count, longest)
         dip = next((lag for lag, correlation in enumerate(correlations) if correlation < 0), longest)
-        for lag in range(max(dip, SHORTEST_PERIOD), longest):
+        for lag in range(max(dip, MIN_PERIOD), longest):
             here = correlations[lag]
-            if here > CLEAR_CORRELATION and correlations[lag - 1] <= here >= correlations[lag + 1]:
+            if here > MIN_CORRELATION and correlations[lag - 1] <= here >= correlations[lag + 1]:
                 return lag
         return 0
 

@@ -1,7 +1,4 @@
-"""A curve of the past, cleaned for forecasting:
-
-one value per interval, the newest last; None is "no data".
-"""
+"""A curve of the past, cleaned for forecasting: a value per interval, the newest last; None is "no data"."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from itertools import dropwhile
 Series = list[float | None]
 """A cleaned history: values finite and not negative, the first one above 0."""
 
-LARGEST_LOG = 700.0
+MAX_LOG = 700.0
 """Largest logarithm that is inverted: expm1 of more than about 709 is infinite."""
 
 
-def measured(history: Sequence[float | None], window: int) -> Series:
+def clean_history(history: Sequence[float | None], window: int) -> Series:
     """Return the last ``window`` intervals, from the first one that had traffic on.
 
     NaN, infinite and negative values count as not measured. Zeros before the first traffic say only that no
@@ -26,7 +23,7 @@ def measured(history: Sequence[float | None], window: int) -> Series:
     return list(dropwhile(lambda value: not value, known))
 
 
-def was_measured(history: Sequence[float | None]) -> bool:
+def has_measurement(history: Sequence[float | None]) -> bool:
     """Tell whether there is any measurement at all, be it 0."""
     return any(_measurement(each) is not None for each in history)
 
@@ -41,7 +38,7 @@ def last_value(series: Series) -> float:
     return next((each for each in reversed(series) if each is not None), 0.0)
 
 
-def carried_on(series: Series) -> list[float]:
+def fill_gaps(series: Series) -> list[float]:
     """Return the series with each gap filled by the measurement before it."""
     filled, last = [], 0.0
     for each in series:
@@ -51,16 +48,15 @@ def carried_on(series: Series) -> list[float]:
 
 
 def logarithms(series: Series) -> Series:
-    """Return log(1 + x) of every measurement."""
     return [None if each is None else math.log1p(each) for each in series]
 
 
 def from_logarithms(values: Sequence[float]) -> list[float]:
     """Turn log(1 + x) back into x; a logarithm too large for a float becomes the largest x."""
-    return [math.expm1(min(each, LARGEST_LOG)) for each in values]
+    return [math.expm1(min(each, MAX_LOG)) for each in values]
 
 
-def joined(warm_up: Sequence[float | None], live: Sequence[float | None]) -> list[float | None]:
+def join_warm_up(warm_up: Sequence[float | None], live: Sequence[float | None]) -> list[float | None]:
     """Return the curve of a warm-up followed by the live one, which counts from its first traffic on."""
     if not warm_up:
         return [*live]

@@ -1,20 +1,55 @@
-"""The traffic of past intervals: curves to forecast from, and the lengths of recent requests."""
+"""The traffic of past intervals: curves to forecast from, begun by a warm-up trace, and recent lengths."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
+from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.forecasting.dispersion import Dispersions, averaged_with, dispersions_of
-from dynaplan.planner.forecasting.series import joined
-from dynaplan.planner.forecasting.warm_start import IntervalLoad
+from dynaplan.planner.forecasting.arrivals import Dispersions, average_dispersions, dispersions_of
+from dynaplan.planner.forecasting.series import join_warm_up
+
+
+class IntervalLoad(NamedTuple):
+    """The requests that arrived in one interval, and their mean lengths; None where there were none."""
+
+    requests: int
+    isl_tokens: float | None
+    osl_tokens: float | None
+
+
+def interval_history(trace: Iterable[TracedRequest], interval_s: float) -> list[IntervalLoad]:
+    """Cut the trace into intervals from 0 s on. One without requests is 0 requests, not left out.
+
+    The last interval is left out, unless it is the only one: the trace ends somewhere in it, and a part of
+    an interval would look like a fall of the load. Arrivals must not go back beyond an interval.
+    """
+    intervals: list[IntervalLoad] = []
+    index, count, isl, osl = 0, 0, 0, 0
+
+    def close() -> None:
+        means = (isl / count, osl / count) if count else (None, None)
+        intervals.append(IntervalLoad(count, *means))
+
+    for request in trace:
+        now = math.floor(request.arrival_s / interval_s)
+        while index < now:
+            close()
+            index, count, isl, osl = index + 1, 0, 0, 0
+        count, isl, osl = count + 1, isl + request.prompt_tokens, osl + request.output_tokens
+    if count and not intervals:
+        close()
+    return intervals
+
 
 HALF_LIFE_S = 300.0
 """Half-life of what is called recent: lengths in the histograms, mean numbers of requests, hits; s."""
 
-FEWEST_FOR_HITS = 20
+MIN_REQUESTS_FOR_HITS = 20
 """Requests in an interval below which its hits say too little by themselves."""
 
 Curve = list[float | None]
@@ -23,8 +58,6 @@ Curve = list[float | None]
 
 @dataclass
 class _Curves:
-    """The three curves that are forecast."""
-
     requests: Curve
     isl_tokens: Curve
     osl_tokens: Curve
@@ -42,7 +75,7 @@ class TrafficHistory:
 
     def __init__(self, interval_s: float, before: Iterable[IntervalLoad] = ()) -> None:
         self._interval_s = interval_s
-        self._fade = 0.5 ** (interval_s / HALF_LIFE_S)
+        self._decay_factor = 0.5 ** (interval_s / HALF_LIFE_S)
         warm = list(before)[-HISTORY_INTERVALS:]
         self._warm = _Curves(
             [float(load.requests) for load in warm],
@@ -65,7 +98,7 @@ class TrafficHistory:
         if requests is not None:
             requests *= self._interval_s / traffic.interval_s
             self._intervals += 1
-            weight, mean = max(1 - self._fade, 1 / self._intervals), self.requests or 0.0
+            weight, mean = max(1 - self._decay_factor, 1 / self._intervals), self.requests or 0.0
             self.requests = mean + weight * (requests - mean)
         live = self._live
         for curve, value in (
@@ -75,23 +108,23 @@ class TrafficHistory:
         ):
             curve.append(value)
             del curve[:-HISTORY_INTERVALS]
-        self.isl = self._faded(self.isl, traffic.isl)
-        self.osl = self._faded(self.osl, traffic.osl)
+        self.isl = self._decay(self.isl, traffic.isl)
+        self.osl = self._decay(self.osl, traffic.osl)
         self._add_hits(traffic)
         if traffic.dispersion is not None:
             # One interval has few pulls: the mean, until that is the slower one.
             self._dispersions += 1
-            weight, before = max(1 - self._fade, 1 / self._dispersions), self.dispersion or 0.0
+            weight, before = max(1 - self._decay_factor, 1 / self._dispersions), self.dispersion or 0.0
             self.dispersion = before + weight * (traffic.dispersion - before)
             newest = dispersions_of(traffic.arrivals, traffic.interval_s)
-            self.dispersions = averaged_with(self.dispersions, newest, weight)
+            self.dispersions = average_dispersions(self.dispersions, newest, weight)
 
     def _add_hits(self, traffic: Traffic) -> None:
         hit_rate, tokens = traffic.prefix_hit_rate, (traffic.requests or 0.0) * (traffic.isl_tokens or 0.0)
         if hit_rate is not None:
-            self._prompt_tokens = self._fade * self._prompt_tokens + tokens
-            self._cached_tokens = self._fade * self._cached_tokens + tokens * hit_rate
-            self._newest_hit_rate = hit_rate if (traffic.requests or 0.0) >= FEWEST_FOR_HITS else 1.0
+            self._prompt_tokens = self._decay_factor * self._prompt_tokens + tokens
+            self._cached_tokens = self._decay_factor * self._cached_tokens + tokens * hit_rate
+            self._newest_hit_rate = hit_rate if (traffic.requests or 0.0) >= MIN_REQUESTS_FOR_HITS else 1.0
 
     @property
     def prefix_hit_rate(self) -> float | None:
@@ -106,17 +139,17 @@ class TrafficHistory:
 
     def curve(self, name: str) -> Curve:
         """Return the history of ``requests``, ``isl_tokens`` or ``osl_tokens``, warm-up included."""
-        return joined(getattr(self._warm, name), getattr(self._live, name))[-HISTORY_INTERVALS:]
+        return join_warm_up(getattr(self._warm, name), getattr(self._live, name))[-HISTORY_INTERVALS:]
 
     @property
     def interval_s(self) -> float:
         """Length of one adjustment interval, seconds."""
         return self._interval_s
 
-    def _faded(self, before: Lengths | None, newest: Lengths | None) -> Lengths | None:
+    def _decay(self, before: Lengths | None, newest: Lengths | None) -> Lengths | None:
         """Return the histogram with the old counts faded and the newest added."""
         if newest is None or not newest.total:
             return before
         if before is None or before.upper_bounds_tokens != newest.upper_bounds_tokens:
             return newest
-        return replace(before, counts=tuple(self._fade * count for count in before.counts)) + newest
+        return replace(before, counts=tuple(self._decay_factor * count for count in before.counts)) + newest

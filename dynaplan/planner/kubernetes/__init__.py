@@ -1,1 +1,1 @@
-"""Kubernetes: a client of its API, which the connector and discovery share."""
+"""The connector for a cluster: its workloads, the decision written down, the executor that carries it out."""

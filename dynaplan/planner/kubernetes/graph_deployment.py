@@ -13,20 +13,20 @@ from typing import Any
 
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.kubernetes.workloads import (
-    Workload,
-    WorkloadView,
-    field,
-    gpus_of_pod,
-    has_ended,
-    model_in,
-    model_of_pod,
-    whole,
-)
-from dynaplan.planner.model.errors import (
+from dynaplan.planner.deployment import (
     DuplicateSubComponentError,
     DynamoGraphDeploymentNotFoundError,
     SubComponentNotFoundError,
+)
+from dynaplan.planner.kubernetes.workloads import (
+    Workload,
+    WorkloadView,
+    gpus_of_pod,
+    has_ended,
+    integer_at,
+    model_of_command,
+    model_of_pod,
+    value_at,
 )
 from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
 from dynaplan.util.errors import ClusterConflict, ClusterNotFound, ClusterRefused
@@ -75,7 +75,7 @@ class GraphDeployment:
         self._legacy = legacy
         self._versions = [V1BETA1, V1ALPHA1]
 
-    async def look(self) -> WorkloadView:
+    async def read(self) -> WorkloadView:
         """Return the workloads; raises DynamoGraphDeploymentNotFoundError or a ComponentError."""
         version, document = await self._document()
         components = _components(document)
@@ -100,7 +100,7 @@ class GraphDeployment:
     async def _scale_object(self, name: str, replicas: int) -> None:
         version, document = await self._document()
         changes: Object | list[Object] = {"spec": {"services": {name: {"replicas": replicas}}}}
-        if field(document, "spec", "components") is not None:
+        if value_at(document, "spec", "components") is not None:
             index = next((each.index for each in _components(document) if each.name == name), None)
             if index is None:
                 raise ClusterNotFound(
@@ -152,17 +152,17 @@ class GraphDeployment:
         target = f"{self._name}-{component.name.lower()}"
         try:
             scale = await self._client.get(adapters, target, "scale")
-            replicas = whole(scale, "spec", "replicas")
+            replicas = integer_at(scale, "spec", "replicas")
         except ClusterNotFound:
             replicas = component.replicas
-        nodes = whole(component.spec, "multinode", "nodeCount", otherwise=1)
+        nodes = integer_at(component.spec, "multinode", "nodeCount", otherwise=1)
         return Workload(
             role=role,
             name=component.name,
             resource=adapters,
             target=target,
             replicas=replicas,
-            ready=whole(component.status, "readyReplicas"),
+            ready=integer_at(component.status, "readyReplicas"),
             gpus=_gpus(component, nodes),
             model=_model(component),
             pods=tuple(pod for pod in pods if _is_of(pod, role, component.name)),
@@ -176,16 +176,16 @@ def _graph_deployments(version: str) -> Resource:
 
 
 def _components(document: Object) -> list[_Component]:
-    listed = field(document, "spec", "components")
+    listed = value_at(document, "spec", "components")
     if listed is None:
-        services = (field(document, "spec", "services") or {}).items()
+        services = (value_at(document, "spec", "services") or {}).items()
         listed = [{**spec, "name": name, "type": _type(spec)} for name, spec in services]
-    status = field(document, "status", "components") or field(document, "status", "services") or {}
+    status = value_at(document, "status", "components") or value_at(document, "status", "services") or {}
     return [
         _Component(
             each["name"],
             each.get("type", ""),
-            whole(each, "replicas", otherwise=1),
+            integer_at(each, "replicas", otherwise=1),
             each,
             status.get(each["name"]) or {},
             index,
@@ -201,9 +201,9 @@ def _type(spec: Mapping[str, Any]) -> str:
 
 
 def _why_not_ready(document: Object) -> str:
-    conditions = field(document, "status", "conditions") or ()
+    conditions = value_at(document, "status", "conditions") or ()
     ready: Mapping[str, Any] = next((each for each in conditions if each.get("type") == "Ready"), {})
-    phase = field(document, "status", "rollingUpdate", "phase")
+    phase = value_at(document, "status", "rollingUpdate", "phase")
     if phase not in (None, "", "Completed"):
         return f"a rolling update is {phase}"
     if ready.get("status") == "True":
@@ -213,25 +213,25 @@ def _why_not_ready(document: Object) -> str:
 
 
 def _gpus(component: _Component, nodes: int) -> float:
-    if known := whole(component.status, "gpusPerReplica"):
+    if known := integer_at(component.status, "gpusPerReplica"):
         return known
-    if limit := field(component.spec, "resources", "limits", "gpu"):
+    if limit := value_at(component.spec, "resources", "limits", "gpu"):
         return float(limit) * nodes
     template = component.spec.get("podTemplate") or {"spec": component.spec.get("extraPodSpec") or {}}
-    main = field(template, "spec", "mainContainer")
+    main = value_at(template, "spec", "mainContainer")
     return (gpus_of_pod(template) + (gpus_of_pod({"spec": {"containers": [main]}}) if main else 0)) * nodes
 
 
 def _model(component: _Component) -> str:
     if named := component.status.get("servedModelName"):
         return str(named)
-    main = field(component.spec, "extraPodSpec", "mainContainer") or {}
+    main = value_at(component.spec, "extraPodSpec", "mainContainer") or {}
     words = (*(main.get("command") or ()), *(main.get("args") or ()))
-    return model_in(words) or model_of_pod(component.spec.get("podTemplate") or {})
+    return model_of_command(words) or model_of_pod(component.spec.get("podTemplate") or {})
 
 
 def _is_of(pod: Object, role: Role, name: str) -> bool:
-    labels = field(pod, "metadata", "labels") or {}
+    labels = value_at(pod, "metadata", "labels") or {}
     if COMPONENT_LABEL in labels:
         return bool(labels[COMPONENT_LABEL].lower() == name.lower())
     return any(labels.get(label) == role.value for label in TYPE_LABELS)

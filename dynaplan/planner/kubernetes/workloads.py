@@ -46,26 +46,25 @@ class Workload:
     has_costs: bool = False
 
     @property
-    def leaving(self) -> int:
+    def terminating(self) -> int:
         """Workers whose pods are told to end, and have not ended."""
-        return self._workers(sum(is_leaving(pod) for pod in self.pods))
+        return self._workers(sum(is_terminating(pod) for pod in self.pods))
 
     @property
     def holding(self) -> int:
         """Workers that hold GPUs, or are to: the ones asked for, any above that number, and the leaving."""
-        live = self._workers(sum(not is_leaving(pod) for pod in self.pods))
-        return max(self.replicas, live, self.ready) + self.leaving
+        live = self._workers(sum(not is_terminating(pod) for pod in self.pods))
+        return max(self.replicas, live, self.ready) + self.terminating
 
     @property
     def is_settled(self) -> bool:
         """True when as many workers are ready as are asked for, and no other one is there but to leave."""
-        live = self._workers(sum(not is_leaving(pod) for pod in self.pods))
+        live = self._workers(sum(not is_terminating(pod) for pod in self.pods))
         return self.ready == self.replicas and live <= self.replicas
 
     def counts(self) -> WorkerCounts:
-        """Return the workers by state."""
         ready = min(self.ready, self.replicas)
-        crashing = self._workers(sum(not is_leaving(pod) and _is_crashing(pod) for pod in self.pods))
+        crashing = self._workers(sum(not is_terminating(pod) and _is_crashing(pod) for pod in self.pods))
         backoff = min(crashing, self.replicas - ready)
         return WorkerCounts(
             starting=self.replicas - ready - backoff,
@@ -95,7 +94,7 @@ class WorkloadView:
 class Workloads(Protocol):
     """The place of a deployment's workloads. Methods raise the errors of ``KubernetesClient``."""
 
-    async def look(self) -> WorkloadView:
+    async def read(self) -> WorkloadView:
         """Return the workloads of the roles that there are; raises a PlannerError when none can be scaled."""
         ...
 
@@ -104,7 +103,7 @@ class Workloads(Protocol):
         ...
 
 
-def field(document: Mapping[str, Any], *path: str) -> Any:
+def value_at(document: Mapping[str, Any], *path: str) -> Any:
     """Return the value below a path of keys; None where a key is missing or has no mapping."""
     found: Any = document
     for key in path:
@@ -112,32 +111,31 @@ def field(document: Mapping[str, Any], *path: str) -> Any:
     return found
 
 
-def whole(document: Mapping[str, Any], *path: str, otherwise: int = 0) -> int:
+def integer_at(document: Mapping[str, Any], *path: str, otherwise: int = 0) -> int:
     """Return the whole number below a path of keys."""
-    found = field(document, *path)
+    found = value_at(document, *path)
     return found if isinstance(found, int) else otherwise
 
 
 def gpus_of_pod(template: Mapping[str, Any]) -> float:
-    """Return the GPUs that a pod of this template asks for."""
     return sum(
         float(amount)
-        for container in field(template, "spec", "containers") or ()
-        for name, amount in (field(container, "resources", "limits") or {}).items()
+        for container in value_at(template, "spec", "containers") or ()
+        for name, amount in (value_at(container, "resources", "limits") or {}).items()
         if name.endswith(GPU_SUFFIX)
     )
 
 
 def model_of_pod(template: Mapping[str, Any]) -> str:
     """Return the model that the containers' command lines name, "" when none does."""
-    for container in field(template, "spec", "containers") or ():
+    for container in value_at(template, "spec", "containers") or ():
         words = (*(container.get("command") or ()), *(container.get("args") or ()))
-        if model := model_in(words):
+        if model := model_of_command(words):
             return model
     return ""
 
 
-def model_in(words: Sequence[Any]) -> str:
+def model_of_command(words: Sequence[Any]) -> str:
     """Return the model that a command line names; one of its words may be a line for a shell."""
     split = [part for word in words for part in _parts(str(word))]
     for flag in MODEL_FLAGS:
@@ -149,26 +147,26 @@ def model_in(words: Sequence[Any]) -> str:
     return ""
 
 
-def is_leaving(pod: Mapping[str, Any]) -> bool:
+def is_terminating(pod: Mapping[str, Any]) -> bool:
     """Tell whether a pod is told to end."""
-    return bool(field(pod, "metadata", "deletionTimestamp"))
+    return bool(value_at(pod, "metadata", "deletionTimestamp"))
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:
     """Tell whether all containers of a pod have ended: it holds no GPU."""
-    return field(pod, "status", "phase") in ("Succeeded", "Failed")
+    return value_at(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 def _is_crashing(pod: Mapping[str, Any]) -> bool:
-    states = field(pod, "status", "containerStatuses") or ()
-    return any(field(each, "state", "waiting", "reason") in CRASHING for each in states)
+    states = value_at(pod, "status", "containerStatuses") or ()
+    return any(value_at(each, "state", "waiting", "reason") in CRASHING for each in states)
 
 
 def _startup_s(pod: Mapping[str, Any]) -> float:
     """Return the seconds from a pod's creation to its being ready; 0 unless it is."""
-    for condition in field(pod, "status", "conditions") or ():
+    for condition in value_at(pod, "status", "conditions") or ():
         if condition.get("type") == "Ready" and condition.get("status") == "True":
-            times = condition.get("lastTransitionTime"), field(pod, "metadata", "creationTimestamp")
+            times = condition.get("lastTransitionTime"), value_at(pod, "metadata", "creationTimestamp")
             if all(times):
                 ready, created = (datetime.fromisoformat(str(each)) for each in times)
                 return max(0.0, (ready - created).total_seconds())

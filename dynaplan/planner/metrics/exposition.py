@@ -7,11 +7,13 @@ buckets, or with buckets that are too coarse for the mean, all requests are take
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.planner.forecasting.arrivals import MIN_PULLS
 
 DEFAULT_PREFIX = "dynamo_frontend"
 """The first part of every metric's name, unless ``DYN_METRICS_PREFIX`` names another."""
@@ -52,15 +54,17 @@ They are refused before their body is read, hence the unknown model: they count 
 REQUESTS = "requests"
 """The key of all arrivals, accepted or not."""
 
-FEWEST_PULLS = 5
-"""The number of pulls from which on a variance is computed."""
-
 Key = tuple[str, str]
 """The name of a sample without its prefix, and a bucket's ``le``, or ``target_ms``, as it is written; else an
 empty text."""
 
 Counts = dict[Key, float]
 """Counts by key, added up over all models. Buckets are cumulative, as in Prometheus."""
+
+
+def metrics_prefix() -> str:
+    """Return the first part of the names of the frontends' metrics."""
+    return os.environ.get("DYN_METRICS_PREFIX") or DEFAULT_PREFIX
 
 
 class Exposition:
@@ -121,10 +125,10 @@ def _key(name: str, labels: bytes) -> Key | None:
     if not name.endswith("_bucket") and name not in (OVER_TTFT, OVER_ITL):
         return name, ""
     found = _LE.search(labels)
-    return (name, found[1].decode()) if found and is_bound(found[1]) else None
+    return (name, found[1].decode()) if found and is_bucket_bound(found[1]) else None
 
 
-def is_bound(le: str | bytes) -> bool:
+def is_bucket_bound(le: str | bytes) -> bool:
     """Tell whether this is the upper bound of a bucket: a number, or infinity."""
     try:
         return not math.isnan(float(le))
@@ -228,7 +232,7 @@ def dispersion(arrivals: Sequence[tuple[float, float]]) -> float | None:
     """
     windows = [each for each in arrivals if each[0] > 0]
     total = sum(count for _, count in windows)
-    if len(windows) < FEWEST_PULLS or total <= 0:
+    if len(windows) < MIN_PULLS or total <= 0:
         return None
     rate = total / sum(seconds for seconds, _ in windows)
     return _squares(windows, rate) / (len(windows) - 1)

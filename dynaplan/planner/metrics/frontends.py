@@ -21,15 +21,13 @@ from dynaplan.planner.metrics.exposition import (
     increase,
     traffic_of,
 )
+from dynaplan.planner.timing import FRONTEND_TIMEOUT_S
 from dynaplan.util.clock import Clock
 from dynaplan.util.tls.client import ClientTls, trusted
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 1.0
-"""Seconds that a frontend may take to answer."""
-
-REMEMBERED = 64
+MAX_DEPARTED_FRONTENDS = 64
 """The number of departed frontends that are remembered: one that comes back goes on with its counts."""
 
 
@@ -74,7 +72,7 @@ class FrontendsTraffic:
         *,
         model: str = "",
         prefix: str = DEFAULT_PREFIX,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = FRONTEND_TIMEOUT_S,
         tls: ClientTls = True,
     ) -> None:
         self._urls = urls
@@ -137,7 +135,7 @@ class FrontendsTraffic:
                 is_first_pull = self._pulled_s == -math.inf
                 self._frontends[url] = _Frontend(None if is_first_pull else {}, self._pulled_s)
         gone = [url for url in self._frontends if url not in self._listed]
-        for url in gone[:-REMEMBERED]:
+        for url in gone[:-MAX_DEPARTED_FRONTENDS]:
             del self._frontends[url]
 
     async def _counts(self, url: str) -> Counts | None:

@@ -24,24 +24,22 @@ from dynaplan.planner.metrics.exposition import (
     STARTED,
     TARGET_MS,
     Counts,
-    is_bound,
+    is_bucket_bound,
     traffic_of,
 )
+from dynaplan.planner.timing import PROMETHEUS_TIMEOUT_S
 from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 5.0
-"""Seconds that the server may take to answer."""
-
-FEWEST_SAMPLES = 2
+MIN_SAMPLES = 2
 """The number of scrapes in an interval from which on the growth of a counter is known."""
 
-LARGEST_COUNT = 1e15
+MAX_COUNT = 1e15
 """The largest growth of a counter in an interval, in requests, tokens or seconds, that is believed."""
 
-ALWAYS_THERE = "model_ready"
+PRESENCE_GAUGE = "model_ready"
 """A gauge that a frontend has before its first request: it tells a quiet one from one that is not scraped."""
 
 REFUSED, SAMPLES = "refused", "samples"
@@ -70,9 +68,9 @@ class PrometheusTraffic:
         *,
         model: str = "",
         prefix: str = DEFAULT_PREFIX,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = PROMETHEUS_TIMEOUT_S,
     ) -> None:
-        self._url = _checked(endpoint) / "api/v1/query"
+        self._url = _parse_endpoint(endpoint) / "api/v1/query"
         self._shown = str(self._url.with_user(None).with_password(None))
         self._namespace = namespace
         self._model = model
@@ -80,7 +78,7 @@ class PrometheusTraffic:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._problem = ""
-        self._has_told_unlabelled = False
+        self._has_warned_unlabelled = False
 
     async def pull(self) -> None:
         """Do nothing: the Prometheus server gathers the samples itself."""
@@ -93,8 +91,8 @@ class PrometheusTraffic:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return self._missing(interval_s, str(error) or type(error).__name__)
         samples = counts.get((SAMPLES, ""), 0.0)
-        if (REQUESTS, "") not in counts and samples < FEWEST_SAMPLES:
-            return self._missing(interval_s, _too_few(samples, interval_s, self._namespace))
+        if (REQUESTS, "") not in counts and samples < MIN_SAMPLES:
+            return self._missing(interval_s, _describe_samples(samples, interval_s, self._namespace))
         if self._problem:
             log.info("the traffic is read from Prometheus at %s again", self._shown)
         self._problem = ""
@@ -124,16 +122,16 @@ class PrometheusTraffic:
         try:
             for series in data["result"]:
                 labels, value = series["metric"], float(series["value"][1])
-                if 0 <= value <= LARGEST_COUNT:
+                if 0 <= value <= MAX_COUNT:
                     part = REQUESTS if labels["is"] == REFUSED else labels["is"]
                     le = labels.get("le", "") or labels.get(TARGET_MS, "")
-                    if le == "" or is_bound(le):
+                    if le == "" or is_bucket_bound(le):
                         counts[part, le] = counts.get((part, le), 0.0) + value
                 is_unlabelled |= not labels.get(NAMESPACE)
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise ValueError(f"an answer without {error}") from None
-        if is_unlabelled and not self._has_told_unlabelled:
-            self._has_told_unlabelled = True
+        if is_unlabelled and not self._has_warned_unlabelled:
+            self._has_warned_unlabelled = True
             log.warning(
                 "Prometheus at %s has frontends without a %s: all of them count for %s",
                 self._shown,
@@ -159,33 +157,33 @@ def query(prefix: str, namespace: str, interval_s: float, model: str = "") -> st
     own = f"{NAMESPACE}=~{json.dumps(re.escape(namespace) + '|')}"
     its = f",model=~{json.dumps('(?i:' + re.escape(model) + ')|')}" if model else ""
     window = f"[{max(1, round(1000 * interval_s))}ms]"
-    return " or ".join(_parts(f"{prefix}_", own, its, window))
+    return " or ".join(_subqueries(f"{prefix}_", own, its, window))
 
 
-def _parts(prefix: str, own: str, its: str, window: str) -> Iterator[str]:
+def _subqueries(prefix: str, own: str, its: str, window: str) -> Iterator[str]:
     def growth(name: str, also: str = "", by: str = NAMESPACE, of_model: str = its) -> str:
         return f"sum by ({by}) (increase({prefix}{name}{{{own}{of_model}{also}}}{window}))"
 
     # Frontends before Dynamo 1.0 count no beginnings.
-    yield _named(f"({growth(STARTED)} or {growth(ENDED, SUCCESS)})", REQUESTS)
+    yield _label(f"({growth(STARTED)} or {growth(ENDED, SUCCESS)})", REQUESTS)
     refused = "".join(f',{name}="{value}"' for name, value in REFUSED_LABELS.items())
-    yield _named(growth(ENDED, refused, of_model=""), REFUSED)
+    yield _label(growth(ENDED, refused, of_model=""), REFUSED)
     for name in HISTOGRAMS:
         for part in ("sum", "count"):
-            yield _named(growth(f"{name}_{part}"), f"{name}_{part}")
+            yield _label(growth(f"{name}_{part}"), f"{name}_{part}")
     for name in LENGTHS:
-        yield _named(growth(f"{name}_bucket", by=f"{NAMESPACE}, le"), f"{name}_bucket")
+        yield _label(growth(f"{name}_bucket", by=f"{NAMESPACE}, le"), f"{name}_bucket")
     for name in (OVER_TTFT, OVER_ITL):
-        yield _named(growth(name, by=f"{NAMESPACE}, {TARGET_MS}"), name)
-    scraped = f"max by ({NAMESPACE}) (count_over_time({prefix}{ALWAYS_THERE}{{{own}}}{window}))"
-    yield _named(scraped, SAMPLES)
+        yield _label(growth(name, by=f"{NAMESPACE}, {TARGET_MS}"), name)
+    scraped = f"max by ({NAMESPACE}) (count_over_time({prefix}{PRESENCE_GAUGE}{{{own}}}{window}))"
+    yield _label(scraped, SAMPLES)
 
 
-def _named(expression: str, name: str) -> str:
+def _label(expression: str, name: str) -> str:
     return f'label_replace({expression}, "is", "{name}", "", "")'
 
 
-def _checked(endpoint: str) -> URL:
+def _parse_endpoint(endpoint: str) -> URL:
     try:
         url = URL(endpoint)
     except ValueError:
@@ -198,7 +196,7 @@ def _checked(endpoint: str) -> URL:
     return url
 
 
-def _too_few(samples: float, interval_s: float, namespace: str) -> str:
+def _describe_samples(samples: float, interval_s: float, namespace: str) -> str:
     if samples:
         return (
             f"the frontends were scraped once in {interval_s:g} s: a scrape_interval of at most "

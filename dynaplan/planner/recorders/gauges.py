@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import DecisionRecord
-from dynaplan.planner.rules.curves import curves_of
+from dynaplan.planner.model import DecisionRecord
 
 PREFIX = "dynamo_planner_"
 """The beginning of every gauge's name."""
@@ -25,16 +25,15 @@ class GaugesRecorder:
         self._gpu_hours = 0.0
         self._of_decision: Mapping[str, float] = {}
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         """Count the workers, and the time of their GPUs since the pull before."""
         if self._last:
             passed_s = max(0.0, sample.at_s - self._last.at_s)
             self._gpu_hours += passed_s / 3600 * self._gpus(self._last)
         self._last = sample
 
-    def decided(self, record: DecisionRecord) -> None:
-        """Keep the numbers of one interval."""
-        self._of_decision = curves_of(record)
+    def record_decision(self, record: DecisionRecord) -> None:
+        self._of_decision = values_of(record)
 
     def read(self) -> dict[str, float]:
         """Return the present value of each gauge by its name."""
@@ -48,10 +47,63 @@ class GaugesRecorder:
         return {PREFIX + name: value for name, value in numbers.items()}
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        pass
 
     def _gpus(self, sample: Sample) -> int:
         settings = self._settings
         prefill = sample.prefill_workers + sample.prefill_asleep
         decode = sample.decode_workers + sample.decode_asleep
         return prefill * settings.prefill_engine_num_gpu + decode * settings.decode_engine_num_gpu
+
+
+def values_of(record: DecisionRecord) -> dict[str, float]:
+    """Return the numbers of one interval by name; unknown ones are left out."""
+    desired = record.decision.desired
+    numbers: dict[str, float | None] = {
+        "predicted_num_prefill_replicas": desired.prefill,
+        "predicted_num_decode_replicas": desired.decode,
+        **_observed(record),
+        **_predicted(record),
+    }
+    if record.settings.is_by_targets:
+        corrections, budget = record.next_state.corrections, record.next_state.error_budget
+        numbers |= {
+            "sla_target_ttft_ms": record.settings.ttft_ms,
+            "sla_target_itl_ms": record.settings.itl_ms,
+            "prefill_correction_factor": corrections.prefill,
+            "decode_correction_factor": corrections.decode,
+            "error_budget_ttft_requests": budget.ttft_requests,
+            "error_budget_itl_requests": budget.itl_requests,
+        }
+    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+
+
+def _observed(record: DecisionRecord) -> dict[str, float | None]:
+    traffic = record.observation.traffic
+    if traffic is None:
+        return {}
+    requests, duration_ms = traffic.requests, traffic.duration_ms
+    return {
+        "observed_requests_per_second": None if requests is None else requests / traffic.interval_s,
+        "observed_ttft_ms": traffic.ttft_ms,
+        "observed_itl_ms": traffic.itl_ms,
+        "observed_request_duration_seconds": None if duration_ms is None else duration_ms / 1000,
+        "observed_input_sequence_tokens": traffic.isl_tokens,
+        "observed_output_sequence_tokens": traffic.osl_tokens,
+    }
+
+
+def _predicted(record: DecisionRecord) -> dict[str, float | None]:
+    foresight, prediction = record.observation.foresight, record.decision.prediction
+    numbers: dict[str, float | None] = {}
+    if foresight and foresight.expected:
+        soon = foresight.expected[0]
+        rate = None if soon.requests is None else soon.requests / foresight.interval_s
+        numbers = {
+            "predicted_requests_per_second": rate,
+            "predicted_input_sequence_tokens": soon.isl_tokens,
+            "predicted_output_sequence_tokens": soon.osl_tokens,
+        }
+    if prediction:
+        numbers |= {"estimated_ttft_ms": prediction.ttft_ms, "estimated_itl_ms": prediction.itl_ms}
+    return numbers

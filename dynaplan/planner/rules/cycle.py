@@ -6,16 +6,16 @@ are coroutines because a live deployment waits for answers; those of a simulated
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import Decision, PlannerState
-from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.model import Decision, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.deciding import decide, not_carried_out
-from dynaplan.planner.rules.load_policy import averaged
+from dynaplan.planner.rules.decision import decide, state_without_change
+from dynaplan.planner.rules.load_policy import average_load
 from dynaplan.planner.rules.sla_policy import SlaModel
 
 
@@ -103,13 +103,13 @@ class PlanningCycle:
 
     def _note(self, desired: DesiredCounts, now_s: float) -> None:
         """Note the desired counts; when scaling has ended with that, begin a new interval."""
-        self._state = self._state.noting(desired, now_s)
+        self._state = self._state.note_pending(desired, now_s)
         self._is_scaling = guards.is_waiting(self._settings, self._state, desired, now_s)
         if not self._is_scaling and not self._settings.is_by_targets:
             self.begin(now_s)
 
     async def _adjust(self, deployment: PlannedDeployment) -> None:
-        observation = await deployment.observe(averaged(self._samples))
+        observation = await deployment.observe(average_load(self._samples))
         before = self._state
         self._state, decision = decide(self._settings, before, observation, self._model)
         self._is_scaling |= observation.desired.is_pending
@@ -119,4 +119,14 @@ class PlanningCycle:
         if await deployment.apply(decision):
             self._is_scaling = True
         else:
-            self._state = not_carried_out(before)
+            self._state = state_without_change(before)
+
+
+def startup_time_s(settings: PlannerSettings, measured_s: Iterable[float]) -> float:
+    """Return the seconds from a worker's start to ready: the setting, or else the longest measured time.
+
+    Both pools are sized for the same moment, so the slower role counts.
+    """
+    if settings.startup_time_s is not None:
+        return settings.startup_time_s
+    return max(measured_s)

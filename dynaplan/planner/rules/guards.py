@@ -12,9 +12,9 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model import PlannerState
 
-ROUNDING = 1e-9
+RELATIVE_TOLERANCE = 1e-9
 """Relative margin: a projected load this near to a threshold counts as over it, as a measured one may be."""
 
 
@@ -28,11 +28,11 @@ def is_waiting(settings: PlannerSettings, state: PlannerState, desired: DesiredC
 
 def against_minimum(settings: PlannerSettings, role: Role, workers: int, gpus: int) -> str:
     """Object to removing one of ``workers`` of ``gpus`` each: the minimum of each role."""
-    least = least_workers(settings, gpus)
+    least = min_workers(settings, gpus)
     return "" if workers > least else f"{least} is the least number of {role.value} workers"
 
 
-def least_workers(settings: PlannerSettings, gpus: int) -> int:
+def min_workers(settings: PlannerSettings, gpus: int) -> int:
     """Return the minimum of a role whose workers have ``gpus`` each."""
     return settings.min_endpoint or math.ceil(settings.min_gpu_budget / gpus)
 
@@ -62,7 +62,7 @@ def against_consolidation(
     if rest < 1:
         return "no other worker serves now"
     after = load * serving / rest
-    if after <= up * (1 - ROUNDING):
+    if after <= up * (1 - RELATIVE_TOLERANCE):
         return ""
     return f"the other {rest} would then be at {after:.3g}, over the scale-up threshold {up:g}"
 

@@ -19,12 +19,11 @@ from dynaplan.config.settings.planner import (
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.model import Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 
 
-def averaged(samples: Sequence[Sample]) -> Load:
+def average_load(samples: Sequence[Sample]) -> Load:
     """Return the pulls of one interval as one load: the mean over pulls, each a mean over workers already.
 
     The original pools workers and pulls, so moments with more workers weigh more.
@@ -91,7 +90,6 @@ class Situation:
         return self.current.prefill > 0
 
     def signal(self, role: Role) -> Signal:
-        """Return the signal that scales that role."""
         return self._queue_signal() if role is Role.PREFILL else self._kv_signal()
 
     def _queue_signal(self) -> Signal:

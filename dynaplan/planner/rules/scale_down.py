@@ -30,7 +30,7 @@ and 5 keep stay there too as long as they fit; additions to the other role wait 
 kept ones exceed the budget, because it was cut, they leave.
 
 Policy ``both`` removes by thresholds instead, and never below the size that is left after all this
-(``deciding.py``). With ``sizing: formula`` only 1 and 3 hold.
+(``decision.py``). With ``sizing: formula`` only 1 and 3 hold.
 """
 
 from __future__ import annotations
@@ -45,15 +45,11 @@ from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.sizing.gpu_budget import fit
-from dynaplan.planner.sizing.measured_load import measured_steady_state
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.model import Observation, PlannerState, Sizing, Step, WorkerLimits
+from dynaplan.planner.sizing.limits import fit_budget
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_steady_state
 
-FALLING = 0.9
+FALLING_RATIO = 0.9
 """Part of the first forecast below which the last one counts as a fall."""
 
 
@@ -74,7 +70,7 @@ def delay_scale_down(
     wanted = (*state.wanted, sizing.targets)[-intervals:]
     state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
     for role in SCALED_ROLES:
-        keep, why = _kept(role, intervals, wanted, current, is_falling=_is_falling(observation))
+        keep, why = _count_kept(role, intervals, wanted, current, is_falling=_is_falling(observation))
         if role in late:
             keep, why = current.of(role), f"stay: {late[role]}"
         keep = min(keep, limits.most.of(role))
@@ -85,14 +81,14 @@ def delay_scale_down(
         while targets.of(role) > current.of(role) and limits.gpus(targets) > limits.max_gpus:
             targets = targets.plus(role, -1)
     if limits.gpus(targets) > limits.max_gpus:
-        targets = fit(targets, replace(limits, least=sizing.targets)) or sizing.targets
+        targets = fit_budget(targets, replace(limits, least=sizing.targets)) or sizing.targets
     if targets == sizing.targets:
         return state, sizing
     step = Step("steady", sizing.targets, targets, "; ".join(reasons))
     return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)
 
 
-def _kept(
+def _count_kept(
     role: Role, intervals: int, wanted: tuple[Targets, ...], current: Targets, *, is_falling: bool
 ) -> tuple[int, str]:
     """Return the number of current workers that stay, and why."""
@@ -109,7 +105,7 @@ def _is_falling(observation: Observation) -> bool:
     forecasts = observation.foresight.expected
     requests = [expected.requests for expected in forecasts if expected.requests is not None]
     falls = all(later <= sooner for sooner, later in pairwise(requests))
-    return len(requests) > 1 and falls and requests[-1] < FALLING * requests[0]
+    return len(requests) > 1 and falls and requests[-1] < FALLING_RATIO * requests[0]
 
 
 def late_roles(service: ServiceModel, observation: Observation, targets: SlaTargets) -> dict[Role, str]:

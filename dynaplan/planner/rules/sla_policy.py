@@ -8,13 +8,14 @@ Each interval, in this order:
    *Bursts* then learn from what came, and may raise the minimums (``planner/bursts``).
 3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
    and once for one that is removed.
-4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
+4. *Demands*: one per forecast interval, and one more with the backlog (``look_ahead.py``).
 5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
-   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``), and what bursts have taught.
+   ``pool_sizes.py``), minimums and GPU budget (``limits.py``), and what bursts have taught.
 6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``); and once
    more what bursts have taught: the hedge.
 7. *Failures*: no more workers of a role of which several failed for good.
-8. *Unmanaged*: workers that serve and that nobody manages are taken off (``unmanaged.py``).
+8. *Unmanaged* workers serve, and nobody starts or stops them: they take their part of the traffic, so they
+   were added before sizing, and are subtracted from the size.
 
 With ``sizing: formula`` steps 3, 4, 6 and the headroom of 5 are left out, as in the original: the means
 forecast for the next interval give the size, both ways, within minimums and GPU budget.
@@ -26,24 +27,28 @@ from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.sla import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts.burst_policy import BurstPolicy
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import UNLIMITED, Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand, Expected, Foresight
+from dynaplan.planner.model import (
+    UNLIMITED,
+    Demand,
+    Expected,
+    Foresight,
+    Observation,
+    PlannerState,
+    Sizing,
+    Step,
+    WorkerLimits,
+)
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.scale_down import delay_scale_down, late_roles
-from dynaplan.planner.rules.unmanaged import limits_together, managed_part, together, unmanaged_in
 from dynaplan.planner.sizing import error_budget
-from dynaplan.planner.sizing.backlog import with_backlog
-from dynaplan.planner.sizing.corrections import updated_corrections
+from dynaplan.planner.sizing.corrections import update_corrections
 from dynaplan.planner.sizing.demand_forecast import demand_of
 from dynaplan.planner.sizing.formula import Formula
-from dynaplan.planner.sizing.look_ahead import Sizer, lookahead, size_for_all
+from dynaplan.planner.sizing.look_ahead import Sizer, backlog_demand, lookahead, size_for_all
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 
@@ -75,14 +80,14 @@ def plan_for_targets(
 
     Without traffic data or a forecast nothing changes.
     """
-    alone = unmanaged_in(observation.fleet, current)
-    limits = limits_together(limits_of(settings, observation, current), alone)
-    current = together(current, alone)
+    unmanaged = unmanaged_workers(observation.fleet, current)
+    limits = raise_limits(limits_of(settings, observation, current), unmanaged)
+    current = add_workers(current, unmanaged)
     state = _spend_error_budget(model, settings, state, observation, current)
     state, notes = _update_corrections(model, settings, state, observation, current)
     if model.origin:
         notes = [Step("profile", current, current, model.origin), *notes]
-    service = _corrected(model, state, current)
+    service = _apply_corrections(model, state, current)
     bursts = BurstPolicy.observe(settings, state, observation, service, limits, current)
     state, limits, notes = bursts.state, bursts.limits, [*notes, *bursts.steps]
     foresight, traffic = observation.foresight, observation.traffic
@@ -91,7 +96,7 @@ def plan_for_targets(
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
         unchanged = Sizing(current, (*notes, Step("demand", current, current, why)))
-        return state, managed_part(unchanged, alone)
+        return state, subtract_unmanaged(unchanged, unmanaged)
     if model.formula:
         expected, targets = foresight.expected[0], settings.targets()
         sizing = model.formula.size(
@@ -103,11 +108,11 @@ def plan_for_targets(
         state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
         state, sizing = bursts.hedge(state, sizing)
     sizing = _without_failing_roles(observation, sizing, current)
-    return state, managed_part(replace(sizing, steps=(*notes, *sizing.steps)), alone)
+    return state, subtract_unmanaged(replace(sizing, steps=(*notes, *sizing.steps)), unmanaged)
 
 
 def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
-    """Return the GPU budget, the minimums, and the maximums that are held (``holding.py``).
+    """Return the GPU budget, the minimums, and the maximums that are held (``decision.py``).
 
     GPUs of draining workers, and of workers beyond the desired number, are not available yet. What remains
     is no less than the GPUs of the workers asked for already, as far as ``max-gpu-budget`` and the box go.
@@ -117,7 +122,7 @@ def limits_of(settings: PlannerSettings, observation: Observation, current: Targ
     held = guards.gpus_held(settings, fleet, current, current)
     gpus = {role: guards.gpus_of(settings, fleet, role) for role in SCALED_ROLES}
     asked = sum(current.of(role) * gpus[role] for role in SCALED_ROLES)
-    least = {role: guards.least_workers(settings, gpus[role]) for role in SCALED_ROLES}
+    least = {role: guards.min_workers(settings, gpus[role]) for role in SCALED_ROLES}
     return WorkerLimits(
         max_gpus=max(budget - (held - asked), min(asked, budget)),
         prefill_gpus=gpus[Role.PREFILL],
@@ -134,7 +139,6 @@ def _update_corrections(
     observation: Observation,
     current: Targets,
 ) -> tuple[PlannerState, list[Step]]:
-    """Return the state with new corrections, and the step of the trail."""
     traffic, load = observation.traffic, observation.load
     if settings.no_correction or traffic is None:
         return state, []
@@ -147,7 +151,7 @@ def _update_corrections(
             state.corrections, traffic, serving.decode, is_aggregated=not current.prefill
         )
     else:
-        after, why = updated_corrections(
+        after, why = update_corrections(
             model.service_for(current), state.corrections, traffic, serving, settings.targets()
         )
     return replace(state, corrections=after), [Step("corrections", current, current, why)]
@@ -169,11 +173,11 @@ def _spend_error_budget(
         return state
     serving = Targets(load.prefill_workers, load.decode_workers)
     missed = error_budget.missed_requests(model.service_for(current), traffic, serving, targets)
-    after = error_budget.budget_after(state.error_budget, missed, traffic, targets, settings.slo_window_s)
+    after = error_budget.update_budget(state.error_budget, missed, traffic, targets, settings.slo_window_s)
     return replace(state, error_budget=after)
 
 
-def _corrected(model: SlaModel, state: PlannerState, current: Targets) -> ServiceModel:
+def _apply_corrections(model: SlaModel, state: PlannerState, current: Targets) -> ServiceModel:
     """Return the service with the step times that were measured."""
     corrections = state.corrections
     return model.service_for(current).slowed(
@@ -198,9 +202,9 @@ def _plan(
     ]
     now = _current_demand(settings, foresight, observation)
     if demands:
-        backlog = with_backlog(service, demands, now, observation, settings.adjustment_interval_s)
+        backlog = backlog_demand(service, demands, now, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []
-    adding, removing, notes = _promises(settings, state, observation, foresight)
+    adding, removing, notes = _promised_targets(settings, state, observation, foresight)
 
     def sized(targets: SlaTargets) -> Sizer:
         return lambda demand, bounds: size_pools(service, demand, targets, bounds, current)
@@ -225,7 +229,7 @@ def _current_demand(
     return demand_of(settings, foresight, measured)
 
 
-def _promises(
+def _promised_targets(
     settings: PlannerSettings, state: PlannerState, observation: Observation, foresight: Foresight
 ) -> tuple[SlaTargets, SlaTargets, list[str]]:
     """Return the targets for added workers, the targets for workers that stay when others leave, and notes.
@@ -244,17 +248,17 @@ def _promises(
     removing = error_budget.targets_with_spare(
         state.error_budget, targets, rate, max(soon_s, settings.slo_window_s)
     )
-    return adding, removing, [error_budget.in_words(state.error_budget, adding)]
+    return adding, removing, [error_budget.describe_budget(state.error_budget, adding)]
 
 
-CLOSE_ENOUGH = 1.15
+CORRECTION_TOLERANCE = 1.15
 """Factor within which a correction counts as 1. Model and measurement are never closer, and sizes that
 follow their difference would come and go under a load that does not change."""
 
 
 def effective_correction(correction: float) -> float:
     """Return the factor for the step times: the correction, or 1 when it is close enough to 1."""
-    return 1.0 if 1 / CLOSE_ENOUGH < correction < CLOSE_ENOUGH else correction
+    return 1.0 if 1 / CORRECTION_TOLERANCE < correction < CORRECTION_TOLERANCE else correction
 
 
 def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
@@ -266,11 +270,11 @@ def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
     """
     if not soonest.doubt or not soonest.requests:
         return settings.scale_down_headroom
-    usual = max(LEAST_HEADROOM, soonest.doubt / 2 / soonest.requests)
+    usual = max(MIN_HEADROOM, soonest.doubt / 2 / soonest.requests)
     return min(settings.scale_down_headroom, usual)
 
 
-LEAST_HEADROOM = 0.05
+MIN_HEADROOM = 0.05
 """Lowest headroom, a part of the demand: at the edge of a size a few per cent separate no misses from
 many."""
 
@@ -287,3 +291,45 @@ def _without_failing_roles(observation: Observation, sizing: Sizing, current: Ta
     if not steps:
         return sizing
     return replace(sizing, targets=targets, steps=(*sizing.steps, *steps), prediction=None)
+
+
+NO_WORKERS = Targets()
+
+
+def unmanaged_workers(fleet: FleetCounts, current: Targets) -> Targets:
+    """Return the unmanaged workers; those of prefill count only where prefill is a pool of its own."""
+    return Targets(fleet.prefill.unmanaged if current.prefill else 0, fleet.decode.unmanaged)
+
+
+def add_workers(managed: Targets, unmanaged: Targets) -> Targets:
+    """Return the numbers of managed and unmanaged workers together."""
+    return Targets(managed.prefill + unmanaged.prefill, managed.decode + unmanaged.decode)
+
+
+def raise_limits(limits: WorkerLimits, unmanaged: Targets) -> WorkerLimits:
+    """Return the limits of all workers, from those that hold for the managed ones."""
+    if unmanaged == NO_WORKERS:
+        return limits
+    return replace(
+        limits,
+        max_gpus=limits.max_gpus + limits.gpus(unmanaged),
+        least=add_workers(limits.least, unmanaged),
+        most=add_workers(limits.most, unmanaged),
+    )
+
+
+def subtract_unmanaged(sizing: Sizing, unmanaged: Targets) -> Sizing:
+    """Return the size, and its steps, in managed workers, with a last step that says so."""
+    if unmanaged == NO_WORKERS:
+        return sizing
+    steps = [
+        replace(step, before=_subtract(step.before, unmanaged), after=_subtract(step.after, unmanaged))
+        for step in sizing.steps
+    ]
+    targets = _subtract(sizing.targets, unmanaged)
+    why = f"unmanaged workers serve too ({unmanaged}): {add_workers(targets, unmanaged)} in all"
+    return replace(sizing, targets=targets, steps=(*steps, Step("unmanaged", targets, targets, why)))
+
+
+def _subtract(workers: Targets, unmanaged: Targets) -> Targets:
+    return Targets(max(0, workers.prefill - unmanaged.prefill), max(0, workers.decode - unmanaged.decode))

@@ -67,26 +67,24 @@ from itertools import accumulate
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.measured_load import measured_demand
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.model import Corrections, Demand
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState, measured_demand
 
-FEWEST_REQUESTS = 20
+MIN_REQUESTS = 20
 """Requests in an interval below which its mean says too little to correct anything."""
 
 GAIN = 0.2
 """Exponent of one interval's correction: 0.2 goes most of the way (90 %) in ten intervals. A single
 measurement is off by some per cent, and sizes must not follow that."""
 
-LEAST = 0.5
+MIN_FACTOR = 0.5
 """Lowest factor. A profile that is further off is that of another engine."""
 
-MOST = 3.0
+MAX_FACTOR = 3.0
 """Highest factor, likewise."""
 
-HALVINGS = 7
-"""Halvings of the range between ``LEAST`` and ``MOST``, which find a factor to 1.4 %."""
+FACTOR_BISECTIONS = 7
+"""Halvings of the range between ``MIN_FACTOR`` and ``MAX_FACTOR``, which find a factor to 1.4 %."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,6 @@ class _MeasuredInterval:
 
     @property
     def arrived_per_ms(self) -> float:
-        """Arrivals per ms of one decode worker."""
         return self.demand.requests_per_s / 1000 / self.serving.decode
 
     def is_backlogged(self, targets: SlaTargets) -> bool:
@@ -145,7 +142,7 @@ class _MeasuredInterval:
         return max(1.0, seen / sums[-1] * len(arrivals) / sums[-1])
 
 
-def updated_corrections(
+def update_corrections(
     service: ServiceModel, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
 ) -> tuple[Corrections, str]:
     """Return the factors after an interval in which ``serving`` workers served, and why.
@@ -155,15 +152,15 @@ def updated_corrections(
     demand = measured_demand(traffic)
     obstacle = _obstacle(service, traffic, demand, serving)
     if obstacle or demand is None:
-        return before, f"corrections stay at {_in_words(before)}: {obstacle}"
+        return before, f"corrections stay at {_describe(before)}: {obstacle}"
     interval = _MeasuredInterval(traffic, demand, serving)
-    decode = _moved_towards(before.decode, _decode_factor(service, interval, before.decode, targets))
+    decode = _smooth(before.decode, _decode_factor(service, interval, before.decode, targets))
     if service.prefill is None:
         after, note = Corrections(before.prefill, decode), ""
     else:
         prefill, note = _prefill_factor(service.slowed(1.0, decode), interval, before.prefill, targets)
-        after = Corrections(_moved_towards(before.prefill, prefill), decode)
-    return after, f"measured over expected: {_in_words(after)}{note}"
+        after = Corrections(_smooth(before.prefill, prefill), decode)
+    return after, f"measured over expected: {_describe(after)}{note}"
 
 
 def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, serving: Targets) -> str:
@@ -171,7 +168,7 @@ def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, se
     if traffic.requests is None:
         return traffic.missing or "nothing was measured"
     is_known = demand and traffic.isl_tokens and traffic.osl_tokens
-    if traffic.requests < FEWEST_REQUESTS or not is_known:
+    if traffic.requests < MIN_REQUESTS or not is_known:
         return "there were too few requests"
     if not serving.decode or (service.prefill and not serving.prefill):
         return "not every role had workers"
@@ -220,19 +217,19 @@ def _prefill_factor(
         return None, ""
     if interval.is_backlogged(targets):
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms comes from a backlog, not from the engines"
-    busiest = interval.demand.times(interval.unevenness_before(targets.ttft_ms / 1000))
-    with_waiting = _factor_explaining(ttft_ms, service, busiest, interval.serving)
-    alone = _factor_explaining(ttft_ms, service, interval.demand.times(0.0), interval.serving)
+    busiest = interval.demand.scaled(interval.unevenness_before(targets.ttft_ms / 1000))
+    with_waiting = _find_factor(ttft_ms, service, busiest, interval.serving)
+    alone = _find_factor(ttft_ms, service, interval.demand.scaled(0.0), interval.serving)
     return min(max(before, with_waiting), max(alone, with_waiting)), ""
 
 
-def _factor_explaining(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
+def _find_factor(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
     """Return the factor with which the model expects that mean TTFT, by halving on a logarithmic scale.
 
     That is *with waiting* of the module, and *alone* for a demand of rate 0.
     """
-    low, high = LEAST, MOST
-    for _ in range(HALVINGS):
+    low, high = MIN_FACTOR, MAX_FACTOR
+    for _ in range(FACTOR_BISECTIONS):
         middle = math.sqrt(low * high)
         times = SteadyState(service.slowed(middle, 1.0), demand).mean_times(serving)
         if times and times.mean_ttft_ms < ttft_ms:
@@ -242,13 +239,13 @@ def _factor_explaining(ttft_ms: float, service: ServiceModel, demand: Demand, se
     return math.sqrt(low * high)
 
 
-def _moved_towards(before: float, measured: float | None) -> float:
+def _smooth(before: float, measured: float | None) -> float:
     """Return the factor moved towards the measured one by ``GAIN``, within the bounds."""
     if measured is None:
         return before
     ratio: float = (measured / before) ** GAIN
-    return min(max(before * ratio, LEAST), MOST)
+    return min(max(before * ratio, MIN_FACTOR), MAX_FACTOR)
 
 
-def _in_words(corrections: Corrections) -> str:
+def _describe(corrections: Corrections) -> str:
     return f"prefill {corrections.prefill:.3g}, decode {corrections.decode:.3g}"

@@ -13,7 +13,8 @@ soft thresholding: a difference within one standard error counts as none.
 
 **So are numbers of requests,** but all or nothing, for a load that rises must not be followed late: a
 forecast within a standard deviation of the recent mean, which independent clients make by chance
-(``planner/forecasting/chance.py``), is that mean. A forecast from a few intervals goes up and down with them.
+(``planner/forecasting/arrivals.py``), is that mean. A forecast from a few intervals goes up and down with
+them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from dynaplan.config.settings.forecasting import Forecast
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.bursts.surprises import surprise
-from dynaplan.planner.forecasting.chance import is_near
-from dynaplan.planner.forecasting.lengths import points_of
+from dynaplan.planner.forecasting.arrivals import is_within_chance
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model.traffic import Demand, Expected, Foresight
+from dynaplan.planner.model import Demand, Expected, Foresight
 from dynaplan.planner.sizing.look_ahead import lookahead
+from dynaplan.planner.sizing.queueing.workload import points_of
 
 
-class Question(NamedTuple):
+class ForecastQuery(NamedTuple):
     """One forecast that is needed: the curve of the history, and the number of intervals ahead."""
 
     curve: str
@@ -49,12 +50,12 @@ REQUESTS = "requests"
 """Name of the curve of numbers of requests."""
 
 
-def questions(startup_s: float, interval_s: float) -> list[Question]:
+def forecast_queries(startup_s: float, interval_s: float) -> list[ForecastQuery]:
     """Return the forecasts that a decision needs, with workers that take ``startup_s`` to start."""
     last = lookahead(startup_s, interval_s).intervals
     steps = sorted({1, -(-last // 2), last})
-    lengths = [Question(curve, last) for curve in ("isl_tokens", "osl_tokens")]
-    return [*(Question(REQUESTS, ahead) for ahead in steps), *lengths]
+    lengths = [ForecastQuery(curve, last) for curve in ("isl_tokens", "osl_tokens")]
+    return [*(ForecastQuery(REQUESTS, ahead) for ahead in steps), *lengths]
 
 
 class ForecastMethod(Protocol):
@@ -71,22 +72,22 @@ async def forecast_traffic(
     """Return the forecast traffic until a worker that is started now is ready, and one interval more."""
     answers = {
         asked: await method(history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
-        for asked in questions(startup_s, settings.adjustment_interval_s)
+        for asked in forecast_queries(startup_s, settings.adjustment_interval_s)
     }
-    return foresight(history, answers, settings)
+    return build_foresight(history, answers, settings)
 
 
-def foresight(
-    history: TrafficHistory, answers: Mapping[Question, Forecast], settings: PlannerSettings
+def build_foresight(
+    history: TrafficHistory, answers: Mapping[ForecastQuery, Forecast], settings: PlannerSettings
 ) -> Foresight:
-    """Combine the answers to ``questions`` with the lengths of the requests that were seen.
+    """Combine the answers to ``forecast_queries`` with the lengths of the requests that were seen.
 
     Surprises are remembered for the window of the promise: an older one keeps no worker.
     """
     targets, intervals = settings.targets(), max(1, round(settings.slo_window_s / history.interval_s))
     rest = min(targets.ttft_rest, targets.itl_rest)
     lengths = {asked.curve: answer for asked, answer in answers.items() if not asked.is_count}
-    requests = _value(answers[Question(REQUESTS, 1)])
+    requests = _value(answers[ForecastQuery(REQUESTS, 1)])
     isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
     osl = _mean_tokens(lengths["osl_tokens"], history.osl, requests)
     expected = tuple(
@@ -146,7 +147,7 @@ def _requests(forecast: Forecast, history: TrafficHistory) -> float | None:
     value, mean = _value(forecast), history.requests
     if value is None or mean is None:
         return value
-    return mean if is_near(value, mean) else value
+    return mean if is_within_chance(value, mean) else value
 
 
 def _mean_tokens(forecast: Forecast, seen: Lengths | None, requests: float | None) -> float | None:

@@ -53,7 +53,7 @@ that lacked them (``planner/bursts/burst_floor.py``). When the debt is paid or h
 as any other worker.
 
 **A restart** of the planner keeps the budget, and what floor and hedge have learnt: they are read from the
-last record of the planner before, faded by the time between (``planner/remembering.py``).
+last record of the planner before, faded by the time between (``planner/assembly.py``).
 
 **Where it is wrong.** The budget is spent on what is forecast: a forecast that was too low spends more than
 was meant. What waits is in R, and missed only once it is answered.
@@ -67,14 +67,13 @@ from dataclasses import replace
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import ErrorBudget
-from dynaplan.planner.sizing.measured_load import measured_steady_state
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.model import ErrorBudget
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_steady_state
 
-MOST = 6.0
+MAX_MISS_RATIO = 6.0
 """Largest multiple of the promised part of the requests that may miss for a while, however much is left."""
 
-BETWEEN_SURGES_S = 1800.0
+SURGE_INTERVAL_S = 1800.0
 """Assumed mean time between load surges that no forecast announced, s. During one, every request is late
 until new workers have started. Of the 180 s worth of requests that a clean hour earns at 95 %, the reserve
 is 2 s worth at a start-up of one minute, 32 at four, and all of it at 9.5 minutes."""
@@ -120,7 +119,7 @@ def _share_over_mean(mean_ms: float, limit_ms: float) -> float:
     return math.exp(-limit_ms / mean_ms) if mean_ms > 0 else 0.0
 
 
-def budget_after(
+def update_budget(
     budget: ErrorBudget,
     missed: tuple[float, float] | None,
     traffic: Traffic,
@@ -128,7 +127,7 @@ def budget_after(
     window_s: float,
 ) -> ErrorBudget:
     """Return the budget after an interval in which these requests missed TTFT and ITL."""
-    after = faded(budget, traffic.interval_s, window_s)
+    after = decay_budget(budget, traffic.interval_s, window_s)
     if not missed:
         return after
     requests = traffic.requests or 0.0
@@ -138,7 +137,7 @@ def budget_after(
     return ErrorBudget(after.ttft_requests + ttft, after.itl_requests + itl, kept_s)
 
 
-def faded(budget: ErrorBudget, passed_s: float, window_s: float) -> ErrorBudget:
+def decay_budget(budget: ErrorBudget, passed_s: float, window_s: float) -> ErrorBudget:
     """Return the budget after some seconds without requests."""
     fade = math.exp(-passed_s / window_s)
     return ErrorBudget(fade * budget.ttft_requests, fade * budget.itl_requests, budget.kept_s + passed_s)
@@ -170,10 +169,10 @@ def targets_with_spare(
     keeps nothing back.
     """
     coming = max(requests_per_s * within_s, 1.0)
-    kept_back = requests_per_s * startup_s * min(1.0, startup_s / BETWEEN_SURGES_S)
+    kept_back = requests_per_s * startup_s * min(1.0, startup_s / SURGE_INTERVAL_S)
 
     def spare(left: float, percentile: float) -> float:
-        return min(max((left - kept_back) / coming, 0.0), (MOST - 1) * (1 - percentile / 100))
+        return min(max((left - kept_back) / coming, 0.0), (MAX_MISS_RATIO - 1) * (1 - percentile / 100))
 
     return replace(
         targets,
@@ -182,13 +181,13 @@ def targets_with_spare(
     )
 
 
-def in_words(budget: ErrorBudget, spent: SlaTargets) -> str:
+def describe_budget(budget: ErrorBudget, spent: SlaTargets) -> str:
     """Say what is left of the budget, and which part of the requests may miss for now."""
-    ttft = _in_words_for("TTFT", budget.ttft_requests, spent.ttft_rest)
-    return f"error budget: {ttft}; {_in_words_for('ITL', budget.itl_requests, spent.itl_rest)}"
+    ttft = _describe_target("TTFT", budget.ttft_requests, spent.ttft_rest)
+    return f"error budget: {ttft}; {_describe_target('ITL', budget.itl_requests, spent.itl_rest)}"
 
 
-def _in_words_for(name: str, requests: float, allowed: float) -> str:
+def _describe_target(name: str, requests: float, allowed: float) -> str:
     may_miss = f"{allowed:.0%} may miss it for now"
     if _is_owed(requests):
         return f"{-requests:.0f} requests more than promised missed the {name} lately, {may_miss}"

@@ -41,6 +41,18 @@ to within a few per cent near the edge between two sizes (``simulate``: 21.3 ms 
 of 20 ms, at 40 requests/s), with at most a worker to spare: a step's fixed cost is counted twice, for its
 prompts and for its decoding.
 
+**Look-ups** have the numbers of Dynamo's interpolators (versions 0.7 to 1.2), without a numerical library.
+*Prefill*: cubic splines over the prompt length, a d^3 + b d^2 + c d + e at the distance d from the
+breakpoint below (in the original ``scipy.interpolate.interp1d(kind="cubic")``). A length outside of the
+measured range counts as its nearest end.
+
+*Decode*: a grid of 100 x 100 points over context and KV usage (in the original ``griddata``), of which
+the nearest point is read. KV usage = concurrency x context / KV cache, clipped to 0..1; of two equally near
+points the one with the even index is read, as numpy rounds.
+
+Wrong by up to half a cell of the grid: at a context of 1000 tokens neighbouring points are 9 requests
+apart. The queueing model reads the measured points with straight lines between them instead.
+
 **Where it is wrong.** Means hide heavy tails and bursts; without queues a pool at 100 % counts as enough;
 the grid of the profile is 1 % of KV usage wide. Where the original fails, this does not: no traffic is no
 demand, missing data changes nothing, a profile of zeros corrects nothing, and no budget is exceeded.
@@ -49,18 +61,129 @@ demand, missing data changes nothing, a profile of zeros corrects nothing, and n
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import Corrections, Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Expected
-from dynaplan.planner.profiles.profile_tables import DecodePoint, ProfileTables
-from dynaplan.planner.sizing.gpu_budget import within_limits
-from dynaplan.planner.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
-from dynaplan.planner.sizing.search import MOST_WORKERS, smallest_enough
+from dynaplan.planner.model import Corrections, Expected, Sizing, Step, WorkerLimits
+from dynaplan.planner.sizing.limits import MAX_WORKERS, find_smallest, within_limits
+
+Piece = tuple[float, float, float, float]
+"""A cubic polynomial from one breakpoint on: the factors of d^3, d^2, d and 1, for the distance d from it."""
+
+
+@dataclass(frozen=True)
+class PrefillTable:
+    """TTFT (ms) and throughput (tokens/s per GPU) over the prompt length: cubic splines.
+
+    There is one more breakpoint (tokens, rising) than there are pieces.
+    """
+
+    breakpoints_tokens: tuple[float, ...]
+    ttft_ms: tuple[Piece, ...]
+    tokens_per_s_per_gpu: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class DecodeTable:
+    """ITL (ms) and throughput (tokens/s per GPU) on a grid: rows by context, columns by KV usage.
+
+    Both axes are evenly spaced, from 0 to ``longest_context_tokens`` and from 0 to 1.
+    """
+
+    longest_context_tokens: float
+    max_kv_tokens: int
+    itl_ms: tuple[tuple[float, ...], ...]
+    tokens_per_s_per_gpu: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class ProfileTables:
+    """One engine configuration, as the formulas of the SLA planner read it."""
+
+    prefill: PrefillTable
+    decode: DecodeTable
+
+
+@dataclass(frozen=True)
+class DecodePoint:
+    """The performance of an engine at one point of its decode grid; ``kv_usage`` is from 0 to 1."""
+
+    tokens_per_s_per_gpu: float
+    itl_ms: float
+    kv_usage: float
+
+
+class PrefillInterpolator:
+    """TTFT and prefill throughput by prompt length."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: PrefillTable) -> None:
+        self._table = table
+
+    def ttft_ms(self, isl_tokens: float) -> float:
+        """Return the TTFT in ms of a prompt of that length alone on the engine."""
+        return self._at(isl_tokens, self._table.ttft_ms)
+
+    def tokens_per_s_per_gpu(self, isl_tokens: float) -> float:
+        """Return the prompt tokens that the engine computes, tokens/s per GPU."""
+        return self._at(isl_tokens, self._table.tokens_per_s_per_gpu)
+
+    def _at(self, tokens: float, pieces: Sequence[Piece]) -> float:
+        breakpoints = self._table.breakpoints_tokens
+        tokens = min(max(tokens, breakpoints[0]), breakpoints[-1])
+        index = min(bisect_right(breakpoints, tokens), len(pieces)) - 1
+        distance = tokens - breakpoints[index]
+        a, b, c, d = pieces[index]
+        return ((a * distance + b) * distance + c) * distance + d
+
+
+class DecodeInterpolator:
+    """ITL and decode throughput by concurrency and context, from the nearest point of the grid."""
+
+    __slots__ = ("_columns", "_rows", "_table")
+
+    def __init__(self, table: DecodeTable) -> None:
+        self._table = table
+        self._rows = len(table.itl_ms)
+        self._columns = len(table.itl_ms[0])
+
+    def itl_ms(self, concurrency: float, context_tokens: float) -> float:
+        """Return the ITL in ms with ``concurrency`` requests of that mean context in the engine."""
+        return self._table.itl_ms[self._row(context_tokens)][self._column(concurrency, context_tokens)]
+
+    def tokens_per_s_per_gpu(self, concurrency: float, context_tokens: float) -> float:
+        """Return the tokens that ``concurrency`` requests of that context get, tokens/s per GPU."""
+        row, column = self._row(context_tokens), self._column(concurrency, context_tokens)
+        return self._table.tokens_per_s_per_gpu[row][column]
+
+    def find_best_throughput_per_gpu(self, itl_ms: float, context_tokens: float) -> DecodePoint:
+        """Return the fullest point whose ITL does not exceed ``itl_ms``; the emptiest when there is none.
+
+        Fullest by KV usage, as in the original: where throughput falls again, a less full point would be
+        better.
+        """
+        row = self._row(context_tokens)
+        itls_ms = self._table.itl_ms[row]
+        column = next((index for index in reversed(range(self._columns)) if itls_ms[index] <= itl_ms), 0)
+        throughput = self._table.tokens_per_s_per_gpu[row][column]
+        return DecodePoint(throughput, itls_ms[column], column / (self._columns - 1))
+
+    def _row(self, context_tokens: float) -> int:
+        return _nearest(context_tokens, self._table.longest_context_tokens, self._rows)
+
+    def _column(self, concurrency: float, context_tokens: float) -> int:
+        return _nearest(concurrency * context_tokens, self._table.max_kv_tokens, self._columns)
+
+
+def _nearest(value: float, highest: float, points: int) -> int:
+    """Return the index of the nearest of ``points`` evenly spaced from 0 to ``highest``."""
+    scaled = min(max(value / highest * (points - 1), 0.0), points - 1.0)
+    return round(scaled)
 
 
 @dataclass(frozen=True)
@@ -94,7 +217,7 @@ class Formula:
             why = (
                 "there were no requests" if requests == 0 else traffic.missing or "something was not measured"
             )
-            return before, f"corrections stay at {_in_words(before)}: {why}"
+            return before, f"corrections stay at {_describe(before)}: {why}"
         after, ttft_ms, itl_ms = before, _number(traffic.ttft_ms), _number(traffic.itl_ms)
         alone_ms = (self.aggregated_prefill if is_aggregated else self.prefill).ttft_ms(isl)
         if ttft_ms is not None and alone_ms > 0:
@@ -108,7 +231,7 @@ class Formula:
             decode_ms = self.decode.itl_ms(concurrency, isl + osl / 2)
             if decode_ms > 0 and prefill_share < 1:
                 after = replace(after, decode=itl_ms * (1 - prefill_share) / decode_ms)
-        return after, f"measured over expected: {_in_words(after)}"
+        return after, f"measured over expected: {_describe(after)}"
 
     def size(
         self,
@@ -176,7 +299,7 @@ class Formula:
             able = (1 - share) * self._fullest_point(load, share).tokens_per_s_per_gpu
             return load.answer_tokens_per_s / workers / limits.decode_gpus <= able
 
-        workers = smallest_enough(is_enough, max(1, math.ceil(min(busy, MOST_WORKERS))))
+        workers = find_smallest(is_enough, max(1, math.ceil(min(busy, MAX_WORKERS))))
         share = min(busy / workers, 1.0)
         decode = load.decode_in_words(self._fullest_point(load, share), share)
         return workers, f"{why}, {share:.0%} of the time; {decode}"
@@ -232,5 +355,5 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) and value >= 0 else None
 
 
-def _in_words(corrections: Corrections) -> str:
+def _describe(corrections: Corrections) -> str:
     return f"TTFT {corrections.prefill:.3g}, ITL {corrections.decode:.3g}"

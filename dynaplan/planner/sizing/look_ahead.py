@@ -1,10 +1,10 @@
-"""The time that a decision is for, and one size for all the demands in it.
+"""The time that a decision is for, the demands in it, and one size for all of them.
 
 **Look-ahead.** Decisions are made every T seconds (adjustment interval), and a worker serves L seconds
 after it is asked for (start-up time). Workers of this decision serve from L on, those of the next one from
 L + T on. So this decision must carry every demand between L and L + T; what comes sooner no decision can
 help. Forecasts are asked for until L + T, rounded up to whole intervals: the next one, the last one, and
-the one half way (``demand_forecast.py``); one more demand is the largest with the backlog (``backlog.py``).
+the one half way (``demand_forecast.py``); one more demand is the largest with the backlog (below).
 
 **More workers** as soon as one of these demands needs them: the size, *wanted*, is the largest number per
 role over all demands. Workers that are starting already count as there (*current* is what was asked for).
@@ -24,6 +24,24 @@ size is not known needs the current number.
 one role may lose workers to the other.
 
 Wrong where the load changes within an interval: a demand is a mean over one.
+
+**Backlog**: prompts that wait already are demand too, on top of the forecast. The queueing model describes a
+steady state; a queue that a surge left behind is not in it. So what will wait for prefill when a worker that
+is asked for now could serve is added to the largest demand. With L the start-up time and T the adjustment
+interval (seconds), r the soonest demand (requests/s; the measured one where that is more than chance makes of
+it, ``planner/forecasting/arrivals.py``) and u the rate that one prefill worker computes (requests/s):
+
+    computed = u (ready + (starting + restarting) / 2)      starting workers are ready half of that time
+    backlog  = waiting now + (r - computed) L               requests, when a new worker could serve
+    demand   = largest demand + backlog / (L + T)           requests/s, where backlog > 0
+
+The backlog is to be worked off in L + T seconds, by when workers of the next decision could serve. *Waiting
+now* is the depth of the prefill queue at the last metric pull less the prompts that workers hold (prefill
+workers x ``max-concurrent-prefills``), at least 0, and 0 where it is not known. u is r over the utilisation
+of one worker at its largest batch (``prefill_model.py``).
+
+Wrong for aggregated services, which have no shared queue (none is added), and where lengths of waiting
+prompts differ from those of the forecast.
 """
 
 from __future__ import annotations
@@ -34,10 +52,10 @@ from dataclasses import dataclass, replace
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.gpu_budget import UNBOUNDED, within_limits
+from dynaplan.planner.forecasting.arrivals import exceeds_chance
+from dynaplan.planner.model import Demand, Observation, Sizing, Step, WorkerLimits
+from dynaplan.planner.sizing.limits import UNBOUNDED_GPUS, within_limits
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 
 
 @dataclass(frozen=True)
@@ -76,14 +94,14 @@ def size_for_all(
     if not demands:
         why = "no data: change nothing, because no demand is known"
         return Sizing(current, (Step("demand", current, current, why),))
-    unbounded = replace(limits, max_gpus=UNBOUNDED)
+    unbounded = replace(limits, max_gpus=UNBOUNDED_GPUS)
     sizes = [size(demand, unbounded) for demand in demands]
     wanted = _largest(sizes, limits)
     if any(wanted.targets.of(role) < current.of(role) for role in SCALED_ROLES):
-        to_survive = [demand.times(1 + headroom) for demand in demands] + ([now] if now else [])
+        to_survive = [demand.scaled(1 + headroom) for demand in demands] + ([now] if now else [])
         needed = _largest([survive(demand, unbounded) for demand in to_survive], limits)
         wanted = _keep_survivors(wanted, needed, current, headroom)
-    if limits.gpus(limits.capped(wanted.targets)) <= limits.max_gpus:
+    if limits.gpus(limits.cap(wanted.targets)) <= limits.max_gpus:
         _, bounds = within_limits(wanted.targets, limits, current)
         return replace(wanted, steps=(*wanted.steps, *bounds))
     largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].targets))
@@ -119,3 +137,42 @@ def _largest(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
         return chosen
     step = Step("together", chosen.targets, most, f"another of the {len(sizings)} demands needs more workers")
     return Sizing(most, (*chosen.steps, step))
+
+
+def backlog_demand(
+    service: ServiceModel,
+    demands: Sequence[Demand],
+    now: Demand | None,
+    observation: Observation,
+    interval_s: float,
+) -> Demand | None:
+    """Return the largest demand with the backlog added, or None where nothing will wait.
+
+    ``demands`` are the forecast ones, the soonest first; ``now`` is the demand of the interval that is
+    over.
+    """
+    soonest = demands[0]
+    if now and exceeds_chance(now.requests_per_s * interval_s, soonest.requests_per_s * interval_s):
+        soonest = now
+    state = SteadyState(service, soonest)
+    if state.is_aggregated or not soonest.requests_per_s:
+        return None
+    per_worker = soonest.requests_per_s / state.prefill_waiting(1).utilisation
+    counts = observation.fleet.prefill
+    computed_per_s = per_worker * (counts.ready + counts.unmanaged + (counts.starting + counts.backoff) / 2)
+    ahead_s = lookahead(observation.startup_s, interval_s)
+    backlog = _waiting(service, observation)
+    backlog += (soonest.requests_per_s - computed_per_s) * ahead_s.from_s
+    if backlog <= 0:
+        return None
+    largest = max(demands, key=lambda demand: demand.requests_per_s)
+    return replace(largest, requests_per_s=largest.requests_per_s + backlog / ahead_s.until_s)
+
+
+def _waiting(service: ServiceModel, observation: Observation) -> float:
+    """Return the prompts in the queue that no prefill worker holds."""
+    load = observation.load
+    if service.prefill is None or load.prefill_queue_last is None:
+        return 0.0
+    held = load.prefill_workers * service.prefill.concurrent_prefills
+    return max(0.0, load.prefill_queue_last - held)

@@ -8,7 +8,7 @@ target) are at most the allowed parts, 1 - percentile / 100 + what the error bud
 2. *Prefill workers* then: the smallest number, with these decode workers, that keeps the TTFT.
 
 Aggregated services need step 1 only, with the TTFT of the aggregated workers. More workers are never worse
-in the model, so the search may halve (``search.py``).
+in the model, so the search may halve (``limits.py``).
 
 **A target that nobody can meet**, because a request alone on an engine exceeds it, is replaced by 1.1 times
 the time of a request alone, at the same percentile: otherwise the whole budget would be spent for nothing.
@@ -16,7 +16,7 @@ the time of a request alone, at the same percentile: otherwise the whole budget 
 **More than the GPUs.** Cutting both numbers by the same factor would not do: the fewer workers a role
 needs, the more of its capacity is reserve, so half of them carry less than half of the demand. So the
 largest part of the demand is sought (by halving) whose workers fit the budget: these come first, and what
-is left goes to the role that lacks most (``gpu_budget.py``).
+is left goes to the role that lacks most (``limits.py``).
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ from dataclasses import replace
 
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model.sizing import Prediction, Sizing, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.gpu_budget import at_least, within_limits
+from dynaplan.planner.model import Demand, Prediction, Sizing, Step, WorkerLimits
+from dynaplan.planner.sizing.limits import find_smallest, raise_to, within_limits
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.planner.sizing.search import smallest_enough
 
-HALVINGS = 6
+DEMAND_BISECTIONS = 6
 """Halvings of the demand, until the part of it that the budget can carry is known to 1.6 %."""
 
-NEAR_ALONE = 1.1
+UNLOADED_MARGIN = 1.1
 """Factor on a request's time alone that replaces an unreachable target."""
 
 
@@ -60,7 +57,7 @@ def size_pools(
 
 def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current: Targets) -> Sizing:
     reachable, notes = _reachable(state, targets)
-    steps = [Step("demand", current, current, _in_words(state))]
+    steps = [Step("demand", current, current, _describe(state))]
     steps += [Step("targets", current, current, note) for note in notes]
     wanted = _workers(state, reachable)
     after = replace(current, prefill=0 if state.is_aggregated else current.prefill, decode=wanted.decode)
@@ -76,19 +73,19 @@ def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current
 
 def _workers(state: SteadyState, targets: SlaTargets) -> Targets:
     """Return the fewest workers with which both targets hold."""
-    decode = smallest_enough(lambda workers: _decode_meets(state, targets, workers), 1)
+    decode = find_smallest(lambda workers: _decode_meets(state, targets, workers), 1)
     if state.is_aggregated:
         return Targets(0, decode)
-    prefill = smallest_enough(
+    prefill = find_smallest(
         lambda workers: (
             state.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
         ),
-        _least_prefill(state),
+        _min_prefill(state),
     )
     return Targets(prefill, decode)
 
 
-def _least_prefill(state: SteadyState) -> int:
+def _min_prefill(state: SteadyState) -> int:
     """Return the fewest prefill workers that compute prompts as fast as they come."""
     return max(1, math.ceil(state.prefill_waiting(1).utilisation))
 
@@ -98,8 +95,8 @@ def _least_prefill(state: SteadyState) -> int:
 
 def _is_scarce(wanted: Targets, limits: WorkerLimits) -> bool:
     """Tell whether the wanted workers exceed the budget while the minimums do not."""
-    enough = limits.capped(at_least(wanted, limits.least))
-    return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.capped(limits.least))
+    enough = limits.cap(raise_to(wanted, limits.least))
+    return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.cap(limits.least))
 
 
 def _largest_share_minimums(
@@ -107,9 +104,9 @@ def _largest_share_minimums(
 ) -> tuple[WorkerLimits, str]:
     """Return limits whose minimums keep the promises to the largest part of the demand, and say so."""
     low, high, least = 0.0, 1.0, limits.least
-    for _ in range(HALVINGS):
+    for _ in range(DEMAND_BISECTIONS):
         part = (low + high) / 2
-        workers = limits.capped(at_least(_workers(state.part(part), targets), limits.least))
+        workers = limits.cap(raise_to(_workers(state.part(part), targets), limits.least))
         if limits.gpus(workers) <= limits.max_gpus:
             low, least = part, workers
         else:
@@ -125,7 +122,7 @@ def _decode_meets(state: SteadyState, targets: SlaTargets, workers: int) -> bool
         return False
     if decoding.chance_of_itl_over(targets.itl_ms) > targets.itl_rest:
         return False
-    return state.least_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
+    return state.min_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
 
 
 def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
@@ -138,10 +135,10 @@ def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, lis
     alone, notes = idle.predict(one, targets), []
     if not is_ttft:
         notes.append(_unreachable("TTFT", alone.ttft_ms, targets.ttft_percentile, targets.ttft_ms))
-        targets = replace(targets, ttft_ms=NEAR_ALONE * alone.ttft_ms)
+        targets = replace(targets, ttft_ms=UNLOADED_MARGIN * alone.ttft_ms)
     if not is_itl:
         notes.append(_unreachable("ITL", alone.itl_ms, targets.itl_percentile, targets.itl_ms))
-        targets = replace(targets, itl_ms=NEAR_ALONE * alone.itl_ms)
+        targets = replace(targets, itl_ms=UNLOADED_MARGIN * alone.itl_ms)
     return targets, notes
 
 
@@ -163,7 +160,7 @@ def _unknown(demand: Demand) -> str:
     return ""
 
 
-def _in_words(state: SteadyState) -> str:
+def _describe(state: SteadyState) -> str:
     answers = state.answers
     return (
         f"{state.demand.requests_per_s:.3g} requests/s of {state.prompts.mean_tokens:.0f} prompt tokens to "
@@ -174,19 +171,20 @@ def _in_words(state: SteadyState) -> str:
 def _unreachable(name: str, alone_ms: float, percentile: float, target_ms: float) -> str:
     return (
         f"a request alone has a {name} of {alone_ms:.3g} ms at the {percentile:g}th percentile, over the "
-        f"target of {target_ms:g}: no number of workers meets it, so the aim is {NEAR_ALONE:g} times that"
+        f"target of {target_ms:g}: no number of workers meets it, so the aim is "
+        f"{UNLOADED_MARGIN:g} times that"
     )
 
 
 def _why_decode(state: SteadyState, targets: SlaTargets, workers: int) -> str:
-    chosen = _decode_in_words(state, targets, workers)
+    chosen = _describe_decode(state, targets, workers)
     if workers == 1:
         return f"with 1 worker {chosen}"
-    fewer = _decode_in_words(state, targets, workers - 1)
+    fewer = _describe_decode(state, targets, workers - 1)
     return f"with {workers} workers {chosen}; with {workers - 1} {fewer}"
 
 
-def _decode_in_words(state: SteadyState, targets: SlaTargets, workers: int) -> str:
+def _describe_decode(state: SteadyState, targets: SlaTargets, workers: int) -> str:
     decoding = state.decode_batch(workers)
     if decoding.overload:
         return decoding.overload
@@ -202,7 +200,7 @@ def _decode_in_words(state: SteadyState, targets: SlaTargets, workers: int) -> s
 
 
 def _why_prefill(state: SteadyState, targets: SlaTargets, workers: Targets) -> str:
-    least = _least_prefill(state)
+    least = _min_prefill(state)
 
     def in_words(prefill: int) -> str:
         if prefill < least:

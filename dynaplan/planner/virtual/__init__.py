@@ -1,1 +1,1 @@
-"""The other end of the virtual connector: decisions of a planner, carried out by a program of the user's."""
+"""The virtual connector: decisions as keys of a store, and its other end, for a program of the user's."""

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dynaplan.planner.timing import COMMAND_STOP_S, FIRST_RETRY_S, MAX_RETRY_S
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import StoreUnavailable
 
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
     from dynaplan.planner.virtual.client import VirtualConnectorClient
 
 log = logging.getLogger(__name__)
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Pauses after a command that failed: it is run again, for the newest decision."""
-
-LEAVE_S = 10.0
-"""Time that a running command has to end after SIGTERM."""
 
 
 class Orchestrator:
@@ -45,7 +40,7 @@ class Orchestrator:
         self._client = client
         self._command = command
         self._environment = environment
-        self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._backoff = backoff or Backoff(FIRST_RETRY_S, MAX_RETRY_S)
 
     async def run(self) -> None:
         """Carry out decision after decision, for ever; cancelled, it ends the command that runs."""
@@ -92,7 +87,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """End the command with all that it has started: SIGTERM, and SIGKILL for what does not heed it."""
     _signal_group(process.pid, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LEAVE_S):
+        async with asyncio.timeout(COMMAND_STOP_S):
             await process.wait()
     _signal_group(process.pid, signal.SIGKILL)
     await process.wait()

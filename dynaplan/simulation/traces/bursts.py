@@ -20,7 +20,37 @@ from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import count
 
-from dynaplan.simulation.traces.distributions import exponential, pareto
+
+def exponential(draws: Iterator[float], mean: float = 1.0) -> float:
+    """Return an exponentially distributed draw: the time to the next arrival of a Poisson process."""
+    return -mean * math.log1p(-next(draws))
+
+
+def normal(draws: Iterator[float]) -> float:
+    """Return a draw of the standard normal distribution, by Box and Muller (1958)."""
+    radius = math.sqrt(2 * exponential(draws))
+    return radius * math.cos(2 * math.pi * next(draws))
+
+
+def pareto(draws: Iterator[float], mean: float, tail: float) -> float:
+    """Return a heavy-tailed draw, Pareto's of that mean: P(X > x) falls as x to the power of ``-tail``.
+
+    ``tail`` is above 1; up to 2 the variance is infinite, as has been measured for the times that people work
+    and pause (Crovella and Bestavros, "Self-Similarity in World Wide Web Traffic", 1997: 1.0 to 1.5).
+    """
+    return mean * (tail - 1) / tail * math.pow(1 - next(draws), -1 / tail)
+
+
+def lengths(mean: float, variation: float, draws: Iterator[float]) -> Iterator[int]:
+    """Yield lengths in tokens, at least 1: all the same, or lognormal with that mean and variation."""
+    if not variation:
+        while True:
+            yield max(1, round(mean))
+    sigma = math.sqrt(math.log1p(variation * variation))
+    centre = math.log(mean) - sigma * sigma / 2
+    while True:
+        yield max(1, round(math.exp(centre + sigma * normal(draws))))
+
 
 Numbers = Mapping[str, float]
 """Parameters of a load by their names."""
@@ -31,7 +61,7 @@ Arrivals = Callable[[Numbers, Iterator[float]], Iterator[float]]
 TAIL = {"tail": 1.5}
 """The shape of the heavy tails: all moments from ``tail`` on are infinite."""
 
-LEAST_RATE = 1e-3
+MIN_RATE = 1e-3
 """The lowest rate of ``levels``, requests/s: their rates grow by factors."""
 
 
@@ -61,7 +91,7 @@ def _bursts(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
 
 def _levels(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
     others = max(1, round(given["levels"]) - 1)
-    low = max(given["low"], LEAST_RATE)
+    low = max(given["low"], MIN_RATE)
     ratio = (given["high"] / low) ** (1 / others)
 
     def spans() -> Iterator[tuple[float, float]]:
@@ -73,7 +103,7 @@ def _levels(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
     return _at_rates(given, draws, spans())
 
 
-def _together(given: Numbers, clusters: Iterator[tuple[float, Iterator[float]]]) -> Iterator[float]:
+def _merge_clusters(given: Numbers, clusters: Iterator[tuple[float, Iterator[float]]]) -> Iterator[float]:
     """Merge clusters of arrivals, each with its begin; begins ascend, and so do the times of a cluster."""
     coming: list[tuple[float, int, Iterator[float]]] = []
     numbers = count()
@@ -98,7 +128,7 @@ def _batches(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
             size = max(1, round(pareto(draws, given["size"], given["tail"])))
             yield at_s, iter(sorted(at_s + given["within"] * next(draws) for _ in range(size)))
 
-    return _together(given, clusters())
+    return _merge_clusters(given, clusters())
 
 
 def _crowds(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
@@ -110,7 +140,7 @@ def _crowds(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
             size = max(1, round(given["fade"] * pareto(draws, given["high"], given["tail"])))
             yield at_s, iter(sorted(at_s + exponential(draws, given["fade"]) for _ in range(size)))
 
-    return _together(given, clusters())
+    return _merge_clusters(given, clusters())
 
 
 def _sessions(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
@@ -124,7 +154,7 @@ def _sessions(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
                 yield at_s
             at_s, is_on = end_s, not is_on
 
-    return _together(given, iter([(0.0, person()) for _ in range(max(1, round(given["people"])))]))
+    return _merge_clusters(given, iter([(0.0, person()) for _ in range(max(1, round(given["people"])))]))
 
 
 BURSTS: Mapping[str, tuple[Numbers, Arrivals]] = {

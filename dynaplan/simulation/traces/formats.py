@@ -15,7 +15,7 @@ from dynaplan.util.documents import number_field, object_field, parse_object, sh
 MOONCAKE_BLOCK_TOKENS = 512
 """The tokens of a block in Mooncake's traces, as their paper states."""
 
-MOST_DIGITS = 13
+MAX_DIGITS = 13
 """The digits from which on a number of tokens is an error: ten thousand billion."""
 
 NumberedRequests = Iterator[tuple[int, TracedRequest]]
@@ -83,7 +83,7 @@ def _timestamp_s(text: str) -> float:
 
 def _count(text: str, column: str) -> int:
     # ASCII digits only: int() also takes signs, underscores and digits of other scripts.
-    if not (text.isascii() and text.strip().isdigit() and len(text) < MOST_DIGITS):
+    if not (text.isascii() and text.strip().isdigit() and len(text) < MAX_DIGITS):
         raise ValueError(f"{column} is {shown(text)}, which is no number of tokens")
     return int(text.strip())  # which takes control characters away, as int() does not
 
@@ -197,7 +197,7 @@ def _from_ms(document: Mapping[str, Any], field: str) -> float:
     return seconds({field: value / 1000 if is_number else value}, field)
 
 
-MOST_REQUESTS = 1_000_000
+MAX_REQUESTS = 1_000_000
 """The requests of one recorded interval from which on a line is an error."""
 
 
@@ -232,7 +232,7 @@ def _measured(document: Mapping[str, Any]) -> tuple[float, int, tuple[int, int]]
     requests, lasted_s, isl, osl = (number_field(known, name, 0) for name in names)
     # One that lasted longer is scaled, as in the history of the planner itself.
     scaled = requests * interval_s / lasted_s if lasted_s > 0 else -1
-    if interval_s <= 0 or not 0 <= scaled <= MOST_REQUESTS or min(isl, osl) < 0:
+    if interval_s <= 0 or not 0 <= scaled <= MAX_REQUESTS or min(isl, osl) < 0:
         raise ValueError(f"the traffic is {shown(known)}, which no interval has")
     return interval_s, round(scaled), (round(isl), round(osl))
 

@@ -1,25 +1,70 @@
-"""Trace files, read one request at a time: memory does not grow with their length."""
+"""Traces, read one request at a time: files of any length in constant memory, at a multiple of their rate."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from heapq import heappop, heappush, merge
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.traces.formats import FORMATS, BadLine, NumberedRequests, TraceFormat
+from dynaplan.simulation.traces.synthetic import is_synthetic, synthetic
 from dynaplan.util.errors import ConfigError
+
+SPREAD_S = 5.0
+"""Seconds over which the copies of a request are spread: they stand for other users, not for one user's
+burst."""
+
+
+def scale_rate(
+    trace: Iterable[TracedRequest], rate_scale: float, *, seed: int = 1
+) -> Iterator[TracedRequest]:
+    """Return the trace with ``rate_scale`` times the requests, over the same time.
+
+    The load rises and falls as fast as before, as with that many times the users. Each request comes
+    ``rate_scale`` times on average: the first one as it was, the others up to ``SPREAD_S`` later and with
+    prefixes of their own, so that they hit each other's cache no more than strangers do. A scale below 1
+    leaves requests out. 1 changes nothing. Deterministic under the seed.
+    """
+    if not (math.isfinite(rate_scale) and rate_scale > 0):
+        raise ConfigError(f"rate-scale: {rate_scale!r}", hint="Expected a number, more than 0.")
+    return iter(trace) if rate_scale == 1 else _copy_requests(trace, rate_scale, uniform_draws(seed))
+
+
+def _copy_requests(
+    trace: Iterable[TracedRequest], rate_scale: float, draws: Iterator[float]
+) -> Iterator[TracedRequest]:
+    whole, part = divmod(rate_scale, 1.0)
+    users = math.ceil(rate_scale)
+    waiting: list[tuple[float, int, TracedRequest]] = []
+    number = 0
+    for request in trace:
+        while waiting and waiting[0][0] <= request.arrival_s:
+            yield heappop(waiting)[2]
+        copies = int(whole) + (next(draws) < part if part else 0)
+        for user in range(copies):
+            arrival_s = request.arrival_s + (SPREAD_S * next(draws) if user else 0.0)
+            hashes = tuple(block * users + user for block in request.block_hashes)
+            number += 1
+            copy = replace(request, arrival_s=arrival_s, block_hashes=hashes)
+            heappush(waiting, (arrival_s, number, copy))
+    while waiting:
+        yield heappop(waiting)[2]
+
 
 GZIP_MAGIC = b"\x1f\x8b"
 """The first two bytes of every gzip file (RFC 1952)."""
-LONGEST_FIRST_LINE = 1 << 20
+MAX_FIRST_LINE_CHARACTERS = 1 << 20
 """The characters of a first line that are read to tell the format: a file without line ends is no trace."""
 
 REORDERED_REQUESTS = 65_536
@@ -36,6 +81,13 @@ memory."""
 
 SHARDS = ("*.jsonl", "*.jsonl.gz", "*.json", "*.json.gz", "*.csv", "*.csv.gz")
 """The files of a directory that are taken to be its trace."""
+
+
+def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRequest]:
+    """Yield the requests of a trace file, a directory of them, or made-up load, at ``rate_scale`` times their
+    rate."""
+    requests = synthetic(trace, seed) if is_synthetic(trace) else read_trace(Path(trace))
+    return scale_rate(requests, rate_scale, seed=seed)
 
 
 def read_trace(path: Path) -> Iterator[TracedRequest]:
@@ -71,8 +123,8 @@ def _shards(directory: Path) -> list[Path]:
 def _requests(path: Path) -> Iterator[TracedRequest]:
     """Yield the requests of one file in order, their arrivals as the file counts them."""
     is_empty = True
-    with _opened(path) as file:
-        first = file.readline(LONGEST_FIRST_LINE)
+    with _open(path) as file:
+        first = file.readline(MAX_FIRST_LINE_CHARACTERS)
         kind = _format_of(path, first)
         for request in _in_order(path, kind, kind.read(chain([first], file))):
             is_empty = False
@@ -82,7 +134,7 @@ def _requests(path: Path) -> Iterator[TracedRequest]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIOWrapper]:
+def _open(path: Path) -> Iterator[TextIOWrapper]:
     """Open the file as text, gzip or not; raise ConfigError for whatever is wrong with reading it."""
     try:
         with path.open("rb") as raw:
@@ -114,7 +166,7 @@ def _in_order(path: Path, kind: TraceFormat, rows: NumberedRequests) -> Iterator
     """Sort by arrival, equal arrivals by line; raise ConfigError for a request that stands too late."""
     waiting: list[tuple[float, int, TracedRequest]] = []
     passed_s, blocks = float("-inf"), 0
-    for number, request in _checked(path, kind, rows):
+    for number, request in _with_places(path, kind, rows):
         if request.arrival_s < passed_s:
             raise ConfigError(
                 f"{path}, line {number}: arrived {passed_s - request.arrival_s:g} s before requests that "
@@ -131,7 +183,7 @@ def _in_order(path: Path, kind: TraceFormat, rows: NumberedRequests) -> Iterator
         yield heappop(waiting)[2]
 
 
-def _checked(path: Path, kind: TraceFormat, rows: NumberedRequests) -> NumberedRequests:
+def _with_places(path: Path, kind: TraceFormat, rows: NumberedRequests) -> NumberedRequests:
     try:
         yield from rows
     except BadLine as error:

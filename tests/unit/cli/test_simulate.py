@@ -10,7 +10,7 @@ from dynaplan.cli import simulate as simulate_command
 from dynaplan.cli.simulate import command
 from dynaplan.engines.sim.profiles import DEFAULT_PROFILE, SHIPPED_DIR
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_recommended, run_simulations
+from dynaplan.lab.simulate.simulation import recommend_policy, run_simulations
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine
 
@@ -60,7 +60,7 @@ def test_each_recommended_policy_is_simulated_as_it_would_be_served():
     load = "poisson:rate=30,duration=60,isl=3000,osl=20"
     options = SimulateOptions(load, policies=("load", "sla", "best-static"), gpus=2)
 
-    queued = {each.policy: each.outcome.queued_ms.percentile(5) for each in run_recommended(options).results}
+    queued = {each.policy: each.outcome.queued_ms.percentile(5) for each in recommend_policy(options).results}
 
     # With as many workers throughout, only a deadline lets late prompts wait for those that come in time.
     assert queued["sla"] < queued["load"] / 2

@@ -27,9 +27,9 @@ from dynaplan.gateway.all_metrics import desired_samples, fleet_samples, gpu_sam
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.planner.metrics.exposition import DEFAULT_PREFIX
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.decision import decide
 from dynaplan.util.metrics import render
 from tests.fakes.clock import ManualClock
 from tests.fakes.promlint import promtool
@@ -64,8 +64,8 @@ def of_planner() -> str:
     recorder = GaugesRecorder(targets.SETTINGS)
     seen = targets.planned_interval(1, 1, [40.0])
     state, decision = decide(targets.SETTINGS, PlannerState(), seen, targets.model())
-    recorder.pulled(Sample(0.0, prefill_queue=2.0))
-    recorder.decided(DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state))
+    recorder.record_sample(Sample(0.0, prefill_queue=2.0))
+    recorder.record_decision(DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state))
     return render(recorder.read(), {"dynamo_namespace": "ns", "dynamo_component": "Planner"})
 
 

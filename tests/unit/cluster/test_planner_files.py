@@ -12,7 +12,7 @@ import pytest
 from dynaplan.cluster import planner_files as module
 from dynaplan.cluster.planner_files import history, planner_files
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner.forecasting.warm_start import interval_history
+from dynaplan.planner.forecasting.traffic_history import interval_history
 from dynaplan.simulation.traces.reading import read_trace
 from dynaplan.util.errors import ConfigError
 

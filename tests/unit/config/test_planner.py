@@ -11,10 +11,10 @@ import pytest
 from dynaplan.config.planner import settings_in_graph
 from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner import factory
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import PlannerState
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.util.errors import ConfigError
 from tests.unit.planner.rules.situations import interval
 from tests.unit.planner.rules.targets import H200, foreseen, traffic
@@ -36,7 +36,7 @@ def served(monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None = Non
 
 
 def planned_decode_workers(settings: PlannerSettings) -> int:
-    model: SlaModel = factory.sla_model(settings, {})
+    model: SlaModel = build_sla_model(settings)
     load = {"traffic": traffic(12.0), "foresight": foreseen([12.0] * 4)}
     now = replace(interval(prefill=2, decode=2), **load)  # type: ignore[arg-type]  # told by their names
     _, decision = decide(settings, PlannerState(), now, model)
@@ -73,7 +73,7 @@ def test_common_options_and_other_services_are_read_as_the_workers_read_them(
     assert (settings.max_model_len, settings.decode_kv_total_tokens) == (4096, 16_000)
     assert (settings.prefill_step_limit_tokens, settings.max_concurrent_prefills) == (2048, 7)
     assert settings.router == "least-loaded", "the Router's own word is stronger than the Processor's"
-    service = factory.sla_model(settings, {}).service
+    service = build_sla_model(settings).service
     assert not service.is_evenly_routed
     assert service.decode.kv_tokens == 16_000
     assert service.prefill is not None
@@ -115,7 +115,7 @@ def test_no_option_that_an_engine_takes_ends_the_planner(
     settings = served(
         monkeypatch, {"profile-results-dir": profile}, VllmWorker=worker, PrefillWorker=dict(worker)
     )
-    assert factory.sla_model(settings, {}).service.decode.settings.context_tokens >= 1
+    assert build_sla_model(settings).service.decode.settings.context_tokens >= 1
 
 
 def test_a_planner_without_a_graph_plans_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dynaplan.gateway import recording
 from dynaplan.gateway.openai_api import NO_BLOCKS, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.planner.factory import read_requests
+from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError
 
 

@@ -187,12 +187,12 @@ def prose_of(document: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-WALKS = text_of(REPOSITORY / "docs/architecture.md").partition("## Four walks")[2].partition("\n## ")[0]
+WALKS = text_of(REPOSITORY / "docs/architecture.md").partition("## Five walks")[2].partition("\n## ")[0]
 STATIONS = re.findall(r"^\| \d+ \| `([^`]+)` \| (.*) \|$", WALKS, re.M)
 
 
 def test_the_stations_of_the_walks_through_the_code_exist() -> None:
-    assert 20 <= len(STATIONS) <= 40, "a table that is not read finds nothing"
+    assert 20 <= len(STATIONS) <= 50, "a table that is not read finds nothing"
     assert [station for station, _ in STATIONS if not (PACKAGE / station).exists()] == []
 
 

@@ -1,10 +1,15 @@
-"""The planner as a service: it starts without blocking, and leaves word where it logs."""
+"""The planner as a service: it starts without blocking, and leaves word where it logs.
+
+What a planner that starts remembers of the one before it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +17,20 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
+from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner import factory
-from dynaplan.planner.assembly import make_planner, planner_log_root, run_planner, start_planner
-from dynaplan.planner.model.errors import DeploymentValidationError
+from dynaplan.planner.assembly import (
+    make_planner,
+    planner_log_root,
+    restore_state,
+    run_planner,
+    start_planner,
+)
+from dynaplan.planner.bursts.memory import BurstMemory, ExpertTrial, Hedge, Missed, Standing, StandingTrial
+from dynaplan.planner.deployment import DeploymentValidationError
+from dynaplan.planner.model import DecisionRecord, ErrorBudget, PlannerState
+from dynaplan.planner.recorders.decision_log import recent_records
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.service import Planner
 from dynaplan.store import connections
 from dynaplan.store.discovery import Discovery
@@ -26,6 +41,8 @@ from dynaplan.util.errors import ConfigError
 from tests.fakes.clock import LoopClock
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import PodController
+from tests.unit.planner.rules.situations import interval
+from tests.unit.planner.rules.targets import SETTINGS
 
 
 async def no_messenger() -> Any:
@@ -80,7 +97,7 @@ async def test_it_plans_beside_the_service_and_says_where_it_logs(log_dir):
     await asyncio.sleep(0)
     assert [task.done() for task in runtime.tasks] == [False]
     assert (log_dir / "planner" / "current").read_text() == f"{log_dir / 'mine'}\n"
-    assert factory.recent_decisions(planner_log_root(), 3) == []
+    assert recent_records(planner_log_root(), 3) == []
     await runtime.end()
 
 
@@ -153,3 +170,77 @@ async def test_a_planner_checks_the_cluster_that_it_is_to_scale_before_it_plans(
     api.is_available = True
     with pytest.raises(DeploymentValidationError, match="prefill workers serve 'one'"):
         await planning
+
+
+AT = datetime.fromisoformat("2026-01-01T12:00:00+00:00")
+KNOWN = PlannerState(
+    decode_grace_left=2,
+    error_budget=ErrorBudget(-40.0, 30.0),
+    bursts=BurstMemory(
+        standing=Standing(100.0, (StandingTrial(5.0, 20.0),), (StandingTrial(3.0, 0.0),)),
+        hedge=Hedge(
+            (ExpertTrial(Targets(2, 1), False, queue=5.0, held_gpu_s=300.0, late=Missed(20.0)),),
+            seconds=100.0,
+            requests=100.0,
+            trusted=(Targets(2, 1), False),
+        ),
+    ),
+)
+
+
+def record(settings: PlannerSettings = SETTINGS) -> dict[str, Any]:
+    seen = replace(interval(1, 1), unknown="nothing")
+    _, decision = decide(settings, PlannerState(), seen)
+    return DecisionRecord(AT.isoformat(), settings, PlannerState(), seen, decision, KNOWN).to_json()
+
+
+def test_the_error_budget_goes_on_and_has_faded_by_the_time_between():
+    state = restore_state([record()], SETTINGS, AT + timedelta(hours=1))
+    assert state.error_budget.ttft_requests == pytest.approx(-40 * 0.3679, rel=1e-3)
+    assert state.error_budget.itl_requests == pytest.approx(30 * 0.3679, rel=1e-3)
+    assert state.bursts.standing.prefill[0].late == pytest.approx(20 * 0.3679, rel=1e-3)
+
+
+def test_the_hedge_goes_on_trusting_whom_it_trusted_and_has_forgotten_as_much():
+    hedge = restore_state([record()], SETTINGS, AT + timedelta(hours=1)).bursts.hedge
+    assert hedge.trusted == (Targets(2, 1), False)
+    (trial,) = hedge.trials
+    assert trial.queue == 0
+    for after, before in (
+        (hedge.seconds, 100.0),
+        (hedge.requests, 100.0),
+        (trial.held_gpu_s, 300.0),
+        (trial.late.requests, 20.0),
+    ):
+        assert after == pytest.approx(before * 0.3679, rel=1e-3)
+
+
+def test_queues_grace_and_corrections_begin_anew():
+    state = restore_state([record()], SETTINGS, AT)
+    assert state.bursts.standing.prefill[0].load == 0
+    assert state.decode_grace_left == 0
+    assert state.corrections == PlannerState().corrections
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (replace(SETTINGS, ttft_ms=300.0), AT),
+        (replace(SETTINGS, namespace="other"), AT),
+        (PlannerSettings(), AT),
+        (SETTINGS, AT - timedelta(seconds=1)),
+    ],
+    ids=["another promise", "another namespace", "no promise", "the future"],
+)
+def test_nothing_is_remembered_of(before, now):
+    assert restore_state([record(before)], SETTINGS, now) == PlannerState()
+
+
+@pytest.mark.parametrize("documents", [[], [{"some": "thing"}], [{**record(), "wall_time": "soon"}]])
+def test_what_cannot_be_read_is_as_no_record(documents):
+    assert restore_state(documents, SETTINGS, AT) == PlannerState()
+
+
+def test_without_a_window_there_is_no_budget():
+    settings = replace(SETTINGS, slo_window_s=0.0)
+    assert restore_state([record(settings)], settings, AT) == PlannerState()

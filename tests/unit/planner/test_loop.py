@@ -14,10 +14,9 @@ from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.planner.loop import PlannerLoop
-from dynaplan.planner.model.decisions import DecisionRecord
-from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model import DecisionRecord, Observation
 from dynaplan.planner.observer import Observer
-from dynaplan.planner.rules.load_policy import averaged
+from dynaplan.planner.rules.load_policy import average_load
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import QueueUnavailable, StoreUnavailable
 from tests.fakes.clock import ManualClock
@@ -32,10 +31,10 @@ class Notes:
         self.samples: list[Sample] = []
         self.records: list[DecisionRecord] = []
 
-    def pulled(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         self.samples.append(sample)
 
-    def decided(self, record: DecisionRecord) -> None:
+    def record_decision(self, record: DecisionRecord) -> None:
         self.records.append(record)
 
     def close(self) -> None:
@@ -259,7 +258,7 @@ async def test_the_mean_is_over_the_workers_that_are_awake_and_the_others_are_na
     world.metrics.by_url = {first: asleep, **dict.fromkeys(others, WorkerLoad(kv_usage=0.8))}
     sample = await world.observer.pull()
     assert (sample.kv_usage, sample.decode_workers, sample.decode_asleep) == (0.8, 2, 1)
-    load = averaged([sample])
+    load = average_load([sample])
     observation = Observation(0.0, load=load)
     assert Observation.from_json(observation.to_json()) == observation
     assert "decode_asleep" not in Observation(0.0).to_json()["load"]
@@ -275,7 +274,7 @@ async def test_sleeping_prefill_workers_are_told_from_those_that_serve():
     world.metrics.by_url = {first: WorkerLoad(is_asleep=True), second: None}
     sample = await world.observer.pull()
     assert (sample.prefill_workers, sample.prefill_asleep) == (1, 1)
-    load = averaged([sample])
+    load = average_load([sample])
     assert Observation.from_json(Observation(0.0, load=load).to_json()).load == load
     assert "prefill_asleep" not in Observation(0.0).to_json()["load"]
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner import factory
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model import DecisionRecord, Observation, PlannerState
+from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, read_recording
 from dynaplan.planner.replay import replay
-from dynaplan.planner.rules.deciding import decide
-from dynaplan.planner.rules.explaining import explain
+from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.rules.explain import explain
 from dynaplan.util.errors import ConfigError
 from tests.unit.planner.rules.situations import interval
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
@@ -23,17 +22,17 @@ RATES = (2.0, 2.0, 20.0, 40.0, 40.0, 5.0, 2.0)
 
 def recorded(log_dir, settings: PlannerSettings, observations: list[Observation]):
     """What a planner of those settings would have written of these intervals; where."""
-    recorder, *others = factory.planner_recorders(log_dir, settings)
+    recorder = JsonLinesRecorder(log_dir)
     state, known = PlannerState(), model(settings) if settings.is_by_targets else None
     for number, observation in enumerate(observations):
         after, decision = decide(settings, state, observation, known)
-        recorder.decided(
+        recorder.record_decision(
             DecisionRecord(
                 f"2026-01-01T12:{number:02}:00+00:00", settings, state, observation, decision, after
             )
         )
         state = after
-    for each in (recorder, *others):
+    for each in (recorder,):
         each.close()
     return log_dir / "decisions.jsonl"
 
@@ -122,7 +121,7 @@ def test_a_record_with_a_shadow_and_early_decisions_is_read_without_them():
     replayed = replay(OLD, {})
     assert [each.wall_time[14:16] for each in replayed] == ["00", "03", "04"]
     assert all(each.is_same for each in replayed)
-    told = [explain(document) for _, document in factory.recorded_decisions(OLD)]
+    told = [explain(document) for _, document in read_recording(OLD)]
     assert len(told) == 5
     assert not [each for each in told if "cannot be read" in each]
     assert "early: decided before the end of the interval" in told[1]

@@ -8,9 +8,9 @@ from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.simulation.outcome import Slo, Spread
+from dynaplan.simulation.outcome import Distribution, Slo
 from dynaplan.simulation.router import SimulatedRouting
-from dynaplan.simulation.service import ANY_QUEUE, ServiceSettings
+from dynaplan.simulation.service import UNLIMITED_QUEUE, ServiceSettings
 
 TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)
 ENGINE = EngineSettings(total_blocks=1000, block_tokens=16, batched_tokens=1024)
@@ -27,7 +27,7 @@ def service(
         gpus_per_worker=dict.fromkeys(roles, 1),
         startup_s=dict.fromkeys(roles, startup_s),
         routing=SimulatedRouting(router),
-        disaggregation=DisaggregationSettings(is_on=is_disaggregated, max_prefill_queue_size=ANY_QUEUE),
+        disaggregation=DisaggregationSettings(is_on=is_disaggregated, max_prefill_queue_size=UNLIMITED_QUEUE),
         slo=Slo(500, 50),
     )
 
@@ -39,7 +39,7 @@ def every(
     return [TracedRequest(index * seconds, prompt_tokens, output_tokens) for index in range(count)]
 
 
-def mean(spread: Spread) -> float:
+def mean(spread: Distribution) -> float:
     """The mean of the values of a distribution."""
     return spread.total / spread.count
 

@@ -15,11 +15,10 @@ from dynaplan.config.planner import settings_of
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.policies import PlannerPolicy
+from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.lab.simulate.simulation import service_settings
-from dynaplan.planner import factory
-from dynaplan.planner.model.decisions import Decision, PlannerState
-from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model import Decision, Observation, PlannerState
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.run import simulate
 from tests.e2e.traces import in_torture
@@ -74,7 +73,7 @@ def changes(policy: str, requests_per_s: float, first: Targets) -> list[str]:
             "itl": SLO.itl_ms,
         }
     )
-    planner = PlannerPolicy(policy, settings, factory.sla_model(settings, ENGINE), on_decision=decided)
+    planner = PlannerPolicy(policy, settings, build_sla_model(settings, ENGINE), on_decision=decided)
     simulate(noisy(requests_per_s), service_settings(options), first, planner)
     return late
 
@@ -113,7 +112,7 @@ def test_what_chance_makes_of_a_constant_load_lets_no_worker_of_two_gpus_come_an
         }
     )
     options = SimulateOptions("", gpus=GPUS, startup_time_s=60.0, slo=LARGE_SLO, engine=LARGE)
-    model = factory.sla_model(settings, LARGE)
+    model = build_sla_model(settings, LARGE)
     planner = PlannerPolicy("sla", settings, model, on_decision=decided)
     simulate(independent(seed), service_settings(options), Targets(1, 1), planner)
     assert len(late) <= 1, late

@@ -83,7 +83,7 @@ def test_what_is_given_up_leaves_the_queue_wherever_it_waits_and_what_is_taken_i
 
 def test_a_worker_that_leaves_gets_nothing_more():
     simulated = SimulatedService(SETTINGS, workers(2, 1))
-    simulated.want(workers(1, 1))
+    simulated.scale(workers(1, 1))
     for _ in range(4):
         simulated.arrive(TracedRequest(0.0, 100, 1))
 

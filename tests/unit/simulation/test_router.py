@@ -1,4 +1,7 @@
-"""The simulated router asks the same index as the live one, and hears of blocks when a live one would."""
+"""The simulated router asks the same index as the live one, and hears of blocks when a live one would.
+
+Where prompts are expected to be cached: by the engines' events, or by prediction.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,10 +11,11 @@ import pytest
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.engines.timing_model.settings import EngineSettings
 from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.router import PredictedCaches, ReportedCaches, SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.service import SimulatedService
 from tests.unit.simulation.services import TIMING, service, workers
@@ -77,7 +81,7 @@ def test_a_worker_that_left_is_not_expected_to_hold_anything():
     simulated.arrive(prompt(0.0, 100))
     simulated.run_until(2.0)
     simulated.advance_decoders(2.0)
-    simulated.want(Targets(0, 1))
+    simulated.scale(Targets(0, 1))
     simulated.run_until(3.0)
     for first in (0, 100):
         simulated.arrive(prompt(3.0, first))
@@ -153,3 +157,13 @@ def test_a_worker_that_holds_everything_popular_gets_at_most_as_many_more_as_the
         apart.append(max(in_flight) - min(in_flight))
 
     assert weight <= max(apart) <= weight + 1
+
+
+def test_what_was_sent_is_expected_by_prediction_alone():
+    reported, predicted = ReportedCaches(), PredictedCaches(PrefixIndex(time_to_live_s=120.0))
+    for caches in (reported, predicted):
+        caches.sent((1, 2), 7, 0.0)
+
+    assert reported.overlaps((1, 2, 3), [], 1.0) == {}
+    assert predicted.overlaps((1, 2, 3), [], 1.0) == {7: 2}
+    assert predicted.overlaps((1, 2, 3), [], 121.0) == {}

@@ -1,14 +1,26 @@
-"""The simulated service: what arrives is answered when the physics say, whatever happens to workers."""
+"""The simulated service: what arrives is answered when the physics say, whatever happens to workers.
+
+A simulated fleet keeps the caches that serve most, as a live one does.
+
+What the frontends of the simulated service decide, as the live ones do: where, and whether at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from dynaplan.config.settings.routing import DisaggregationSettings
 from dynaplan.engines.timing_model.hand_off import hand_off_s
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
+from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.service import SimulatedService
-from tests.unit.simulation.services import at_once, every, mean, service, workers
+from tests.unit.simulation.services import ENGINE, at_once, every, mean, service, workers
 
 PRECISE = pytest.approx
 
@@ -65,7 +77,7 @@ def test_what_no_engine_can_ever_serve_is_lost_and_counted():
 def test_requests_wait_for_the_first_worker_and_are_then_answered():
     simulated = SimulatedService(service(startup_s=30.0), workers(0, 0))
     simulated.arrive(TracedRequest(0.0, 100, 11))
-    simulated.want(workers(0, 1))
+    simulated.scale(workers(0, 1))
     simulated.run_out()
 
     assert simulated.outcome.requests == 1
@@ -75,7 +87,7 @@ def test_requests_wait_for_the_first_worker_and_are_then_answered():
 def test_a_new_worker_gets_requests_once_it_has_started_and_holds_its_gpu_from_the_beginning():
     simulated = SimulatedService(service(startup_s=30.0), workers(0, 1))
     simulated.run_until(10.0)
-    simulated.want(workers(0, 2))
+    simulated.scale(workers(0, 2))
 
     simulated.run_until(39.9)
     assert len(simulated.pools.serving(Role.DECODE)) == 1
@@ -88,7 +100,7 @@ def test_a_leaving_worker_finishes_what_it_holds_and_only_then_frees_its_gpu():
     simulated = SimulatedService(service(), workers(0, 2))
     for _ in range(2):
         simulated.arrive(TracedRequest(0.0, 100, 101))
-    simulated.want(workers(0, 1))
+    simulated.scale(workers(0, 1))
 
     simulated.run_until(0.5)
     simulated.advance_decoders(0.5)
@@ -105,7 +117,7 @@ def test_a_hand_off_for_a_worker_that_leaves_goes_to_another_one():
     simulated.arrive(TracedRequest(0.0, 100, 11))
     simulated.arrive(TracedRequest(0.0, 100, 11))
     simulated.run_until(0.05)
-    simulated.want(workers(1, 1))
+    simulated.scale(workers(1, 1))
     simulated.run_out()
 
     assert simulated.outcome.requests == 2
@@ -115,7 +127,7 @@ def test_a_leaving_prefill_worker_finishes_what_it_has_taken():
     simulated = SimulatedService(service(is_disaggregated=True), workers(2, 1))
     for _ in range(8):
         simulated.arrive(TracedRequest(0.0, 100, 2))
-    simulated.want(workers(1, 1))
+    simulated.scale(workers(1, 1))
     simulated.run_out()
 
     assert (simulated.outcome.requests, simulated.outcome.remote_prefills) == (8, 8)
@@ -125,7 +137,7 @@ def test_a_leaving_prefill_worker_finishes_what_it_has_taken():
 def test_no_more_workers_start_than_the_box_has_gpus():
     simulated = SimulatedService(service(gpus=2, startup_s=0.0), workers(0, 1))
 
-    simulated.want(workers(0, 5))
+    simulated.scale(workers(0, 5))
 
     assert simulated.pools.counts().decode.holding == 2
 
@@ -133,8 +145,8 @@ def test_no_more_workers_start_than_the_box_has_gpus():
 def test_how_often_somebody_looks_changes_nothing():
     trace = every(0.013, 200, 130, 37)
 
-    seldom = simulate(trace, service(), workers(0, 2), StaticPolicy(every_s=5.0)).outcome
-    often = simulate(trace, service(), workers(0, 2), StaticPolicy(every_s=0.01)).outcome
+    seldom = simulate(trace, service(), workers(0, 2), StaticPolicy(interval_s=5.0)).outcome
+    often = simulate(trace, service(), workers(0, 2), StaticPolicy(interval_s=0.01)).outcome
 
     assert mean(often.ttft_ms) == PRECISE(mean(seldom.ttft_ms), rel=0.02)
     assert mean(often.itl_ms) == PRECISE(mean(seldom.itl_ms), rel=0.02)
@@ -195,9 +207,173 @@ def test_gpu_hours_count_until_the_last_arrival():
 
 def test_a_change_that_is_soon_taken_back_is_a_flap():
     class UpAndDown(StaticPolicy):
-        def look(self, simulated: SimulatedService) -> None:
-            simulated.want(Targets(0, 2 if simulated.now_s == 5.0 else 1))
+        def evaluate(self, simulated: SimulatedService) -> None:
+            simulated.scale(Targets(0, 2 if simulated.now_s == 5.0 else 1))
 
     result = simulate(every(1.0, 20), service(), workers(0, 1), UpAndDown())
 
     assert (result.scale_events, result.flaps) == (2, 1)
+
+
+RARE, POPULAR = tuple(range(1000, 1060)), tuple(range(1, 60))
+
+
+def talk(first: tuple[int, ...], then: tuple[int, ...]) -> list[TracedRequest]:
+    """Two prompts at once, and then the second again and again."""
+    at_once = [TracedRequest(0.0, 960, 5, blocks, 16) for blocks in (first, then)]
+    return at_once + [TracedRequest(5.0 * turn, 960, 5, then, 16) for turn in range(1, 9)]
+
+
+def kept(router: str, *, is_disaggregated: bool = False) -> tuple[int, dict[int, int]]:
+    """The number of the worker that stays of two, and the cached tokens that each served."""
+    simulated = SimulatedService(
+        service(router=router, is_disaggregated=is_disaggregated),
+        workers(2, 1) if is_disaggregated else workers(0, 2),
+    )
+    for request in talk(RARE, POPULAR):
+        simulated.run_until(request.arrival_s)
+        simulated.arrive(request)
+    simulated.run_until(60.0)
+    simulated.advance_decoders(60.0)
+    role = Role.PREFILL if is_disaggregated else Role.DECODE
+    served = {each.number: each.engine.model.totals.cached for each in simulated.pools.all(role)}
+    simulated.scale(workers(1, 1) if is_disaggregated else workers(0, 1))
+    [stays] = simulated.pools.serving(role)
+    return stays.number, served
+
+
+@pytest.mark.parametrize("is_disaggregated", [False, True])
+def test_the_worker_whose_cache_serves_stays(is_disaggregated: bool) -> None:
+    stays, served = kept("kv", is_disaggregated=is_disaggregated)
+    assert served[stays] == max(served.values()) > 0
+
+
+def test_without_routing_by_caches_the_highest_index_leaves() -> None:
+    stays, _ = kept("round-robin")
+    assert stays == 1
+
+
+PREFIX = tuple(range(1, 7))
+"""The hashes of six full blocks: 96 of 100 tokens."""
+
+
+def prefixed(arrival_s: float = 0.0, hashes: Sequence[int] = PREFIX) -> TracedRequest:
+    return TracedRequest(arrival_s, 100, 11, tuple(hashes), ENGINE.block_tokens)
+
+
+def in_flight(simulated: SimulatedService) -> list[int]:
+    return [each.book.in_flight for each in simulated.pools.all(Role.DECODE)]
+
+
+def test_a_prompt_that_is_short_enough_is_computed_by_the_decode_worker():
+    settings = replace(
+        service(is_disaggregated=True),
+        disaggregation=DisaggregationSettings(
+            is_on=True, is_conditional=True, max_local_prefill_length_tokens=100
+        ),
+    )
+
+    outcome = simulate(at_once([(100, 11), (101, 11)]), settings, workers(1, 1), StaticPolicy()).outcome
+
+    assert (outcome.requests, outcome.remote_prefills) == (2, 1)
+
+
+def test_onto_a_full_prefill_queue_no_prompt_is_put():
+    settings = replace(
+        service(is_disaggregated=True),
+        disaggregation=DisaggregationSettings(is_on=True, max_prefill_queue_size=2),
+    )
+
+    outcome = simulate(at_once([(100, 11)] * 5), settings, workers(1, 1), StaticPolicy()).outcome
+
+    assert (outcome.requests, outcome.remote_prefills) == (5, 2)
+
+
+def waiting(wait_s: float, prompts: int, decode: int = 1) -> SimulatedService:
+    """One prefill worker that gets so many prompts of 100 ms at once: it takes four, and begins with one."""
+    settings = replace(service(is_disaggregated=True), prefill_wait_s=wait_s)
+    simulated = SimulatedService(settings, workers(1, decode))
+    for _ in range(prompts):
+        simulated.arrive(TracedRequest(0.0, 100, 2))
+    return simulated
+
+
+def test_a_prompt_that_waits_too_long_for_a_prefill_worker_is_computed_by_its_decode_worker():
+    simulated = waiting(0.3, 6)
+    assert simulated.queue_depth == 6
+    simulated.run_until(0.35)
+    assert (simulated.outcome.given_up_prefills, simulated.queue_depth) == (5, 4)
+    simulated.run_out()
+    outcome = simulated.outcome
+    assert (outcome.requests, outcome.lost, outcome.remote_prefills) == (6, 0, 6)
+
+
+def test_a_prompt_that_a_worker_computes_too_slowly_is_computed_twice_and_answered_once():
+    simulated = waiting(0.05, 1)
+    simulated.run_until(0.06)
+    [prefill] = simulated.pools.all(Role.PREFILL)
+    assert (simulated.outcome.given_up_prefills, prefill.book.in_flight, simulated.queue_depth) == (1, 1, 1)
+    simulated.run_out()
+    assert (simulated.outcome.requests, simulated.queue_depth, prefill.book.in_flight) == (1, 0, 0)
+    assert in_flight(simulated) == [0]
+
+
+def test_where_the_decode_worker_is_leaving_another_one_computes_the_prompt():
+    simulated = waiting(0.05, 2, decode=2)
+    simulated.scale(workers(1, 1))
+    simulated.run_out()
+    assert (simulated.outcome.requests, simulated.outcome.given_up_prefills) == (2, 2)
+    assert list(simulated.outcome.by_worker.values()) == [2]
+
+
+def test_in_time_nobody_gives_up():
+    simulated = waiting(0.8, 6)
+    simulated.run_out()
+    assert (simulated.outcome.requests, simulated.outcome.given_up_prefills) == (6, 0)
+
+
+def test_while_too_many_wait_for_their_first_token_more_are_refused():
+    settings = replace(service(), max_waiting_requests=2)
+
+    outcome = simulate(at_once([(100, 11)] * 5), settings, workers(), StaticPolicy()).outcome
+
+    assert (outcome.requests, outcome.lost) == (2, 3)
+
+
+def test_who_has_a_first_token_waits_no_more():
+    settings = replace(service(), max_waiting_requests=1)
+
+    outcome = simulate(every(0.15, 5, output_tokens=101), settings, workers(), StaticPolicy()).outcome
+
+    assert (outcome.requests, outcome.lost) == (5, 0)
+
+
+@pytest.mark.parametrize(("overlap_weight", "spread"), [(3.0, [2, 0]), (0.5, [1, 1])])
+def test_the_kv_router_weighs_a_cached_prefix_against_what_a_worker_has_to_do(overlap_weight, spread):
+    settings = replace(service(), routing=SimulatedRouting("kv", overlap_weight))
+    simulated = SimulatedService(settings, workers(0, 2))
+    simulated.arrive(prefixed())
+    simulated.run_until(0.15)
+    simulated.arrive(prefixed())
+
+    assert sorted(in_flight(simulated), reverse=True) == spread
+
+
+def test_the_kv_router_books_prompts_before_any_engine_has_begun_with_them():
+    simulated = SimulatedService(service(router="kv"), workers(0, 2))
+    for request in range(4):
+        simulated.arrive(prefixed(hashes=range(100 * request, 100 * request + 6)))
+
+    assert in_flight(simulated) == [2, 2]
+
+
+def test_what_has_been_answered_is_booked_no_more():
+    simulated = SimulatedService(service(router="kv", is_disaggregated=True), workers(1, 2))
+    for request in range(4):
+        simulated.arrive(prefixed(hashes=range(100 * request, 100 * request + 6)))
+    simulated.run_out()
+
+    decoding = simulated.pools.all(Role.DECODE)
+    assert {
+        (each.book.in_flight, each.book.active_blocks, each.book.prefill_blocks) for each in decoding
+    } == {(0, 0, 0)}

@@ -11,9 +11,9 @@ from dynaplan.engines.trtllm import SIGNALS as TRTLLM
 from dynaplan.engines.vllm import SIGNALS as VLLM
 from dynaplan.engines.worker_load import WorkerLoad, load_gauges
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.decision import decide
 from dynaplan.util.metric_help import HELP, help_of
 from dynaplan.util.metrics import render
 from tests.fakes.promlint import faults
@@ -59,8 +59,8 @@ def test_every_gauge_of_the_planner_is_described() -> None:
     recorder = GaugesRecorder(targets.SETTINGS)
     seen = targets.planned_interval(1, 1, [40.0])
     state, decision = decide(targets.SETTINGS, PlannerState(), seen, targets.model())
-    recorder.pulled(Sample(0.0, prefill_queue=1.0))
-    recorder.decided(
+    recorder.record_sample(Sample(0.0, prefill_queue=1.0))
+    recorder.record_decision(
         DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state),
     )
     assert len(recorder.read()) > 15

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed
-from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, CompletionClient, RequestFailed
 from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.util.backoff import Backoff
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+FIRST_RETRY_S, MAX_RETRY_S = 0.1, 2.0
 """Seconds that a client waits after a failure before it asks again: it must not ask in a busy loop."""
 
 
@@ -63,7 +62,7 @@ class LoadGenerator:
                 group.create_task(self._send(due_s, request))
 
     async def _repeat(self, request: TracedRequest) -> None:
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._wait)
+        backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S, self._wait)
         while not self._stopped.is_set():
             if await self._send(time.perf_counter(), request):
                 backoff.reset()

@@ -16,16 +16,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from dynaplan.lab.profiling.load.answers import Answer
-from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.completions import Answer, CompletionClient
 from dynaplan.lab.profiling.load.prompts import PromptPool
-from dynaplan.lab.profiling.loads import PREFILL_OSL_TOKENS, DecodeLoad
+from dynaplan.lab.profiling.load_points import PREFILL_OSL_TOKENS, DecodeLoad
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.util.errors import PermanentError
 
 Result = TypeVar("Result")
 
-TRIES = 3
+MAX_ATTEMPTS = 3
 """The number of times that a decode load is sent before its ITL is given up."""
 
 WARM_UP_REQUESTS = 3
@@ -40,13 +39,13 @@ WARM_UP_NUMBER = 1 << 60
 PREFILL_NUMBER = 1 << 32
 """The number of the first prompt of one token whose TTFT is measured; of n tokens it is n times that."""
 
-LEAST_REQUESTS, MOST_REQUESTS = 3, 10
+MIN_REQUESTS, MAX_REQUESTS = 3, 10
 """The least and the largest number of prompts that one TTFT is measured by."""
 
-ENOUGH_S = 0.5
+PREFILL_MEASURED_S = 0.5
 """Seconds of TTFTs together after which no more than the least number of prompts is sent."""
 
-LONG_S = 5.0
+LONG_PREFILL_S = 5.0
 """Seconds of TTFTs together after which not even the least number of prompts is sent."""
 
 TRIMMED = 0.15
@@ -55,7 +54,7 @@ TRIMMED = 0.15
 An equal part is left out at its end, so that the mean context stays the same.
 """
 
-LEAST_SHARED = 0.1
+MIN_SHARED = 0.1
 """The least part of each answer's tokens that must have come in the remaining time."""
 
 
@@ -82,9 +81,9 @@ async def measure_prefill(
 
 
 def _is_enough(ttfts_s: Sequence[float]) -> bool:
-    if len(ttfts_s) < LEAST_REQUESTS:
-        return sum(ttfts_s) > LONG_S
-    return len(ttfts_s) >= MOST_REQUESTS or sum(ttfts_s) > ENOUGH_S
+    if len(ttfts_s) < MIN_REQUESTS:
+        return sum(ttfts_s) > LONG_PREFILL_S
+    return len(ttfts_s) >= MAX_REQUESTS or sum(ttfts_s) > PREFILL_MEASURED_S
 
 
 class DecodeMeter:
@@ -122,7 +121,7 @@ class DecodeMeter:
 
     async def _measured(self, load: DecodeLoad, answers: Sequence[Answer]) -> DecodeMeasurement | None:
         """Measure these answers, or new ones of the same load when these tell nothing."""
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             itl_ms = shared_itl_ms(answers)
             if itl_ms is not None:
                 return DecodeMeasurement(*load, itl_ms, 1000 * load.concurrency / itl_ms)
@@ -185,7 +184,7 @@ def shared_itl_ms(answers: Sequence[Answer]) -> float | None:
         times_s = answer.event_times_s
         first, last = bisect_left(times_s, from_s), bisect_right(times_s, to_s) - 1
         steps = max(last - first, 0) * answer.tokens_per_event
-        if steps < LEAST_SHARED * max(answer.output_tokens - 1, 1):
+        if steps < MIN_SHARED * max(answer.output_tokens - 1, 1):
             return None
         tokens += steps
         duration_s += times_s[last] - times_s[first]

@@ -29,8 +29,8 @@ since r x prompts arrive in a step and prolong the next one by r x m. The balanc
 from the idle worker (x = D(1, ctx)) upwards. D rises with n, so the iteration rises too and stops at the
 smallest solution: the state that a worker reaches from empty. There may be slower ones, which a worker
 reaches only by a surge. Overload, which a divergence also ends in, is each of: r m >= 1; n > request slots;
-n ctx > KV cache; r x (mean prompt tokens) > tokens of a step - n. After ``ROUNDS`` without overload the last
-x counts as found, though it is somewhat short.
+n ctx > KV cache; r x (mean prompt tokens) > tokens of a step - n. After ``MAX_ITERATIONS`` without overload
+the last x counts as found, though it is somewhat short.
 
 **Fluctuation of the batch.** Requests in flight are those of an infinite-server queue, so Var(N) = s^2
 without feedback (peakedness, ``workload.py``). A batch of z usual deviations too many prolongs the step by
@@ -40,7 +40,7 @@ without feedback (peakedness, ``workload.py``). A batch of z usual deviations to
 (KV varies as a compound Poisson sum; 1 - r m only on aggregated workers.) Longer steps keep requests
 longer, with the feedback
 
-    e = r E[S] (growth(1) - growth(-1)) / (2 s),  0 to ``MOST_FEEDBACK``
+    e = r E[S] (growth(1) - growth(-1)) / (2 s),  0 to ``MAX_FEEDBACK``
 
 (one deviation to either side, because a measured profile has cliffs). Linearised around the balance, the
 variance grows by 1 / (1 - e), and the batch returns to its mean more slowly by the same factor. Overload is
@@ -88,7 +88,7 @@ prompt lengths. b is not in it: arrivals at one worker count as Poisson.
 **Where it is wrong.** For that reason workers that take turns (round-robin) wait less than is said, and
 bursts make them wait longer (0.77 to 1.82 times the simulated 95th percentile; ITL 0.92 to 1.25, ``python -m
 tests.bench sla``). Preemption, requests that wait for KV blocks, and surges into the slower balance are not
-modelled: the bound of ``FULL`` deviations keeps away from them.
+modelled: the bound of ``CAPACITY_DEVIATIONS`` deviations keeps away from them.
 
 **Sources.** Little, A proof for the queuing formula L = lambda W, 1961; peakedness as in ``workload.py``;
 Kleinrock, Queueing Systems I, 1975, section 5.2 (rest of a step). The linearised feedback, slow and fast
@@ -103,16 +103,16 @@ from functools import cached_property
 from dynaplan.planner.sizing.queueing.waiting import gamma_tail, normal_tail
 from dynaplan.planner.sizing.queueing.workload import Answers, Prompts, WorkerKind
 
-ROUNDS = 200
+MAX_ITERATIONS = 200
 """Most rounds of the iteration towards x; near saturation it is slow."""
 
-CLOSE_ENOUGH = 1e-4
+CONVERGENCE = 1e-4
 """Relative change of x below which it counts as found."""
 
-MOST_FEEDBACK = 0.95
+MAX_FEEDBACK = 0.95
 """Largest feedback e that is counted with: at 1 the linearised variance would be infinite."""
 
-FULL = 2.58
+CAPACITY_DEVIATIONS = 2.58
 """Standard deviations above the mean that must fit the slots and the KV cache: all but 0.5 % of the time."""
 
 SWINGS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
@@ -124,7 +124,7 @@ cache need): long steps gather more of them, so they come in clusters. Measured 
 profiles, three shapes, 50 to 85 % load: the 95th percentile of the ITL is 0.93 to 1.09 times the simulated
 one (mean 1.00); with a factor of 1 it is 0.91 in the mean, with 3 it is 1.07."""
 
-MARGIN = 1.1
+ITL_MARGIN = 1.1
 """Factor on the deviation of the ITL, so that the model errs upwards. Measured on 48 pools (``tests.bench
 sla``: two profiles, three shapes, 1 and 3 workers, 30 to 85 % load), predicted over simulated 95th percentile
 of the ITL: 0.97 to 1.28, mean 1.05, 8 % of the pools underrated; aggregated 0.95 to 1.26, mean 1.07, 17 %.
@@ -164,7 +164,7 @@ class DecodeBatch:
         self._spread = math.sqrt(max(0.0, 1.0 + (burstiness - 1.0) * answers.evenness))
         self._feedback = 0.0
         if not self.overload:
-            self._feedback = min(MOST_FEEDBACK, self._find_feedback())
+            self._feedback = min(MAX_FEEDBACK, self._find_feedback())
             self.overload = self._too_full()
 
     @property
@@ -184,7 +184,7 @@ class DecodeBatch:
         room_ms = limit_ms - self.step_ms
         slow, fast = self._slow_deviation_ms(room_ms) ** 2, self._fast_variance
         return sum(
-            share * _chance_over(room_ms, MARGIN * math.sqrt(slow * slowly + fast * quickly))
+            share * _chance_over(room_ms, ITL_MARGIN * math.sqrt(slow * slowly + fast * quickly))
             for share, slowly, quickly in self._averaging
         )
 
@@ -213,7 +213,7 @@ class DecodeBatch:
         context, steps = self._answers.context_tokens, self._rate * self._answers.mean_steps
         if self._free <= 0:
             return "prompts come faster than they can be computed"
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ITERATIONS):
             self.batch = steps * self.step_ms
             if self.batch > slots:
                 return f"the {slots} slots of a worker are full"
@@ -222,7 +222,7 @@ class DecodeBatch:
             self._decode_ms = self._kind.decode_ms(1 + self.batch, (1 + self.batch) * context)
             before_ms = self.step_ms
             self.step_ms = (self._decode_ms + self._chance_of_start() * self._start_ms) / self._free
-            if abs(self.step_ms - before_ms) <= CLOSE_ENOUGH * before_ms:
+            if abs(self.step_ms - before_ms) <= CONVERGENCE * before_ms:
                 break
         budget = self._kind.settings.batched_tokens - self.batch
         if self._prompts and self._rate * self.step_ms * self._prompts.mean_tokens > budget:
@@ -252,7 +252,7 @@ class DecodeBatch:
         """Say which of slots and KV cache would overflow in more than 0.5 % of the time; "" for none."""
         kind, answers = self._kind, self._answers
         clusters = CLUSTERS if self._prompts else 1.0
-        spread = FULL * self._spread * math.sqrt(clusters * self.batch / (1 - self._feedback))
+        spread = CAPACITY_DEVIATIONS * self._spread * math.sqrt(clusters * self.batch / (1 - self._feedback))
         if 1 + self.batch + spread > kind.settings.request_slots:
             return f"the {kind.settings.request_slots} slots of a worker would often be full"
         kv_tokens = (1 + self.batch) * answers.context_tokens + spread * math.sqrt(answers.context_square)

@@ -69,7 +69,7 @@ with the arrival take longer than t and the wait,
     chance(wait > w) = max over t of chance(N(t) > (t + w) c B / (F + B m))
     N(t) has mean r t + I and variance I (r t + I)
 
-I = I(t) is the index of dispersion at that scale (``planner/forecasting/dispersion.py``), and N(t) the number
+I = I(t) is the index of dispersion at that scale (``planner/forecasting/arrivals.py``), and N(t) the number
 of arrivals in a window as an arrival finds it, itself included: a window that holds more of them is found by
 more. A gamma distribution of mean r t and variance r t I, so biased by size, is one of these moments again.
 The larger of this chance and of the one above counts. It is used where b > 1.
@@ -101,7 +101,7 @@ from collections.abc import Sequence
 from dynaplan.planner.sizing.queueing.waiting import gamma_tail, probability_of_waiting
 from dynaplan.planner.sizing.queueing.workload import Prompts, WorkerKind
 
-MARGIN = 1.15
+PREFILL_WAIT_MARGIN = 1.15
 """Factor on mean and deviation of the near and of the far wait. Too few workers break a promise and one too
 many costs a GPU, so the model is to err upwards. Measured on 48 pools (``tests.bench sla``: two profiles,
 three shapes, 1 and 3 workers, 30 to 85 % load), predicted over simulated 95th percentile of the prefill's
@@ -111,13 +111,13 @@ with 1.3 it is 1.01 to 1.47, mean 1.21, none."""
 NEGLIGIBLE = 1e-4
 """Chance Q below which it counts as 0."""
 
-ROUNDS = 12
+BATCH_ITERATIONS = 12
 """Rounds of the fixed point of the batch n. Each halves the distance to it, so twelve leave 1/4096 of it;
-on the 48 pools of ``MARGIN`` 24 and 400 rounds predict the same to two digits, and 3 differ by 0.02 at most.
-Where C is near 1 the point is nearly neutral, n = n + exp(-n), and the rounds end too early: the mean time is
-then right to 1 % with K = 4, but 0.9 times that of the solution with K = 16 at 90 % utilisation, and 0.7
-times at 97 % (measured against 400 rounds). More rounds would make every size slower for that corner, in
-which the model says too much anyway (above)."""
+on the 48 pools of ``PREFILL_WAIT_MARGIN`` 24 and 400 rounds predict the same to two digits, and 3 differ by
+0.02 at most. Where C is near 1 the point is nearly neutral, n = n + exp(-n), and the rounds end too early:
+the mean time is then right to 1 % with K = 4, but 0.9 times that of the solution with K = 16 at 90 %
+utilisation, and 0.7 times at 97 % (measured against 400 rounds). More rounds would make every size slower
+for that corner, in which the model says too much anyway (above)."""
 
 
 class PrefillWaiting:
@@ -200,7 +200,7 @@ class PrefillWaiting:
         """Set C, and mean and variance of the near part."""
         prompts, workers, rate = self._prompts, self._workers, self._rate
         batch = arriving = 1.0
-        for _ in range(ROUNDS):
+        for _ in range(BATCH_ITERATIONS):
             step_ms = prompts.fixed_ms + batch * prompts.mean_ms
             load = rate * step_ms / batch
             waiting = probability_of_waiting(workers, load)
@@ -210,7 +210,7 @@ class PrefillWaiting:
         variance = batch * prompts.variance_ms
         found_ms = step_ms + variance / step_ms
         mates = min(arriving * found_ms / step_ms, self._batch - 1)
-        stretch = MARGIN * _burst_ratio(burstiness, variance / step_ms**2)
+        stretch = PREFILL_WAIT_MARGIN * _burst_ratio(burstiness, variance / step_ms**2)
         self._waiting = waiting
         self._near_ms = stretch * (found_ms / 2 + mates * prompts.mean_ms)
         self._near_variance = stretch**2 * (found_ms**2 / 12 + mates * prompts.square_ms)
@@ -223,7 +223,7 @@ class PrefillWaiting:
         spread = batch * self._prompts.variance_ms / workers**2 + bursts * batch / rate**2
         mean_ms = spread / room_ms / 2
         self._far = math.exp(-workers * batch / rate / mean_ms) if mean_ms else 0.0
-        self._far_ms = MARGIN * mean_ms
+        self._far_ms = PREFILL_WAIT_MARGIN * mean_ms
 
 
 def largest_batch(prompts: Prompts, kind: WorkerKind) -> float:

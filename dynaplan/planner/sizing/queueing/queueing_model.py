@@ -5,9 +5,9 @@ irregularity two moments are used: b, the variance over the mean of the number o
 pull (option ``metric-pulling-interval``, 1 s unless set otherwise); 1 is Poisson. b is measured around the
 mean of one adjustment interval, so a rate that drifts within it counts as bursts too, and bursts longer
 than a pull are seen in part only. Sizing uses the recent mean of b (half-life 300 s), a look back on an
-interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_load.py``).
+interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_demand``).
 The prefill pool also uses b at several time scales, which tells batches of a clock from others
-(``planner/forecasting/dispersion.py``).
+(``planner/forecasting/arrivals.py``).
 Prompt and answer lengths are independent draws from the measured histograms. Workers of a role are alike;
 their step times are those of the profile, times the corrections (``corrections.py``).
 
@@ -36,9 +36,13 @@ transfer is that of Dynamo's mocker. The combination is this project's own: Dyna
 (``formula.py``).
 
 **Where it is wrong.** It knows no transients: a backlog after a surge lasts longer than the steady state
-says (``backlog.py`` adds the prompts that wait). Requests that no engine can serve (longer than the context)
-distort it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and
+says (``look_ahead.py`` adds the prompts that wait). Requests that no engine can serve (longer than the
+context) distort it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and
 ``decode_model.py``.
+
+**A finished interval** is its measured demand in the steady state (``measured_steady_state``). That assumes
+that the interval was long against a request, so that its mean rate and lengths describe it. Its
+rate is that of the requests that arrived, its lengths are those of the requests that were answered.
 """
 
 from __future__ import annotations
@@ -52,8 +56,9 @@ from typing import NamedTuple
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.engines.timing_model.hand_off import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model.sizing import Prediction
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.gateway.traffic import Traffic
+from dynaplan.planner.forecasting.arrivals import dispersions_of
+from dynaplan.planner.model import Demand, Prediction
 from dynaplan.planner.sizing.queueing.decode_model import DecodeBatch
 from dynaplan.planner.sizing.queueing.prefill_model import PrefillWaiting
 from dynaplan.planner.sizing.queueing.workload import Answers, Prompts, WorkerKind, answers_of, prompts_of
@@ -61,10 +66,10 @@ from dynaplan.planner.sizing.queueing.workload import Answers, Prompts, WorkerKi
 FIRST_TOKEN_STEPS = 2.5
 """Decode steps from a hand-off to the first token: half of the running one, the one that admits, its own."""
 
-LEAST_PER_MS = 1e-12
+MIN_PER_MS = 1e-12
 """Lowest rate that is computed with, requests per ms (one in thirty years): no division by 0."""
 
-LONGEST_MS = 3_600_000.0
+MAX_MS = 3_600_000.0
 """Longest percentile that is looked for, ms (an hour); beyond it a time counts as infinite."""
 
 PRECISION = 5e-3
@@ -112,7 +117,7 @@ class SteadyState:
     def __init__(self, service: ServiceModel, demand: Demand) -> None:
         self.service = service
         self.demand = demand
-        self._rate_per_ms = max(demand.requests_per_s / 1000, LEAST_PER_MS)
+        self._rate_per_ms = max(demand.requests_per_s / 1000, MIN_PER_MS)
         self._prefill_kind = service.prefill or service.decode
         self._prefill_pools: dict[int, PrefillWaiting] = {}
         self._decode_workers: dict[int, DecodeBatch] = {}
@@ -133,7 +138,6 @@ class SteadyState:
         return answers_of(self.demand, self.service.decode)
 
     def prefill_waiting(self, workers: int) -> PrefillWaiting:
-        """Return the wait in a prefill pool of ``workers``."""
         if workers not in self._prefill_pools:
             self._prefill_pools[workers] = PrefillWaiting(
                 self.prompts,
@@ -170,7 +174,7 @@ class SteadyState:
         room_ms = limit_ms - self._hand_off_ms(decoding)
         return self.prefill_waiting(workers.prefill).chance_over(room_ms, self.service.transfer_ms_per_token)
 
-    def least_chance_of_ttft_over(self, limit_ms: float, decode_workers: int) -> float:
+    def min_chance_of_ttft_over(self, limit_ms: float, decode_workers: int) -> float:
         """Return the part of the requests whose TTFT exceeds the limit even with unlimited prefill workers.
 
         No prompt waits then: its computing, the transfer and the decode steps remain.
@@ -229,7 +233,7 @@ class SteadyState:
 
     def part(self, factor: float) -> SteadyState:
         """Return the same lengths at ``factor`` times the rate."""
-        part = SteadyState(self.service, self.demand.times(factor))
+        part = SteadyState(self.service, self.demand.scaled(factor))
         part.prompts, part.answers = self.prompts, self.answers
         return part
 
@@ -243,7 +247,7 @@ def _percentile(chance_over: Callable[[float], float], percent: float, guess_ms:
     low_ms, high_ms = 0.0, guess_ms
     while chance_over(high_ms) > allowed:
         low_ms, high_ms = high_ms, 1.5 * high_ms
-        if high_ms > LONGEST_MS:
+        if high_ms > MAX_MS:
             return math.inf
     while high_ms - low_ms > PRECISION * high_ms:
         middle_ms = (low_ms + high_ms) / 2
@@ -252,3 +256,30 @@ def _percentile(chance_over: Callable[[float], float], percent: float, guess_ms:
         else:
             high_ms = middle_ms
     return high_ms
+
+
+def measured_demand(traffic: Traffic) -> Demand | None:
+    """Return the demand of a finished interval; None without requests, or where lengths are not known.
+
+    Its burstiness b is ``Traffic.dispersion``: the variance over the mean of the arrivals between two metric
+    pulls within the interval. Below 1 it counts as 1 (Poisson), for a few pulls show that by chance; so does
+    an unknown one (fewer than 5 pulls, or Prometheus as the source).
+    """
+    isl, osl = traffic.isl, traffic.osl
+    if not (traffic.requests and isl and osl and isl.total and osl.total):
+        return None
+    burstiness = max(1.0, traffic.dispersion or 1.0)
+    hits = traffic.prefix_hit_rate or 0.0
+    scales = dispersions_of(traffic.arrivals, traffic.interval_s)
+    return Demand(traffic.requests / traffic.interval_s, isl, osl, hits, burstiness, scales)
+
+
+def measured_steady_state(service: ServiceModel, traffic: Traffic, serving: Targets) -> SteadyState | None:
+    """Return the queueing model's view of a finished interval: its measured demand on that service.
+
+    None if demand or lengths are not known, or if a role had no worker (``serving``).
+    """
+    demand = measured_demand(traffic)
+    if demand is None or not serving.decode or (service.prefill and not serving.prefill):
+        return None
+    return SteadyState(service, demand)

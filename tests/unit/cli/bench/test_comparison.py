@@ -8,7 +8,7 @@ from dynaplan.cli.bench.command import notes, table
 from dynaplan.cli.bench.measurement import Measured, Tally
 from dynaplan.cli.simulate import text_table
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed
+from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, RequestFailed
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result
 

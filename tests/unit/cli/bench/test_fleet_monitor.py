@@ -12,9 +12,8 @@ from dynaplan.cli.bench.measurement import FleetMonitor
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet import deployments
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.planner import factory
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.rules.decision import decide
 from dynaplan.util.errors import DeploymentError
 from tests.unit.planner.rules.situations import interval
 
@@ -57,5 +56,5 @@ def test_changes_are_the_planners_since_the_beginning(tmp_path: Any, monkeypatch
     monitor = FleetMonitor(found(tmp_path), 0.0)
     now = datetime.now().astimezone()
     documents = [record(now - timedelta(hours=1)), record(now + timedelta(seconds=1)), {"broken": True}]
-    monkeypatch.setattr(factory, "recent_decisions", lambda directory, last: documents)
+    monkeypatch.setattr("dynaplan.cli.bench.measurement.recent_records", lambda directory, last: documents)
     assert monitor.changes().scale_events == 1

@@ -6,7 +6,7 @@ import time
 
 from dynaplan.cli.bench.measurement import Tally
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed
+from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, RequestFailed
 from dynaplan.simulation.outcome import Slo
 
 ANSWER = Answer(100.9, (101.0, 102.0), prompt_tokens=30, output_tokens=11, cached_tokens=40)

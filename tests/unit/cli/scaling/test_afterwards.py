@@ -13,9 +13,8 @@ from dynaplan.cli.scaling.afterwards import planners_part
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.planner import factory
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules import targets
 from tests.unit.planner.rules.situations import interval
 
@@ -38,7 +37,9 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
     def say(document: dict[str, Any] | None, settings: PlannerSettings = SETTINGS, **options: Any) -> str:
         documents = [] if document is None else [document]
-        monkeypatch.setattr(factory, "recent_decisions", lambda directory, last: documents)
+        monkeypatch.setattr(
+            "dynaplan.planner.recorders.decision_log.recent_records", lambda directory, last: documents
+        )
         found: Any = SimpleNamespace(log_dir=tmp_path)
         return planners_part(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 

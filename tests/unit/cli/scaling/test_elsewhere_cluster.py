@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dynaplan.cli.main import group
-from dynaplan.planner.model.errors import SubComponentNotFoundError
+from dynaplan.planner.deployment import SubComponentNotFoundError
 from dynaplan.store.kubernetes_client import KubernetesClient
 from dynaplan.util.errors import ClusterUnavailable, ConfigError, PermanentError, TemporaryError
 from tests.fakes.kube_api import KubeApi
@@ -158,21 +158,21 @@ def test_a_planner_carries_out_what_was_written(api: KubeApi) -> None:
 
     async def planned() -> None:
         from dynaplan.graph.lifecycle import Role
-        from dynaplan.planner.connectors.kubernetes import KubernetesConnector
-        from dynaplan.planner.kubernetes.carrying_out import Budget, Executor
+        from dynaplan.planner.kubernetes.connector import KubernetesConnector
+        from dynaplan.planner.kubernetes.executor import Budget, Executor
         from dynaplan.planner.kubernetes.intent import IntentMap
-        from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
+        from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
 
         client = api.client()
         budget = Budget(8, {Role.PREFILL: 1, Role.DECODE: 1})
         workloads, intents = LabelledWorkloads(client, "ns"), IntentMap(client, "ns")
-        connector = KubernetesConnector(workloads, intents, budget, end=client.close, acts=False)
+        connector = KubernetesConnector(workloads, intents, budget, client=client, acts=False)
         assert (await connector.holds()).decode
 
         async def nothing(_: Any) -> None:
             pass
 
-        await Executor(workloads, intents, budget, nothing).one_pass()
+        await Executor(workloads, intents, budget, nothing).reconcile_once()
         await connector.close()
 
     asyncio.run(planned())

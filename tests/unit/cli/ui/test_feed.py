@@ -12,8 +12,8 @@ import pytest
 from dynaplan.cli.ui import feed
 from dynaplan.cli.ui.feed import KEPT_S, DecisionHistory, PageFeed
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.rules.decision import decide
 from dynaplan.webui.live_charts import ChartsAsked
 from tests.unit.cli.watching.documents import FIGURES, document, worker_document
 from tests.unit.planner.rules.situations import interval

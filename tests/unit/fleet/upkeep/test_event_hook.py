@@ -61,7 +61,7 @@ def test_a_budget_that_is_used_up_is_a_missed_target_once() -> None:
 
 def test_a_change_is_an_event_unless_the_planner_only_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_events, "is_change", lambda record: True)
-    monkeypatch.setattr(decision_events, "in_one_line", lambda record: "changed")
+    monkeypatch.setattr(decision_events, "summarize", lambda record: "changed")
     records: list[dict[str, Any]] = [{"wall_time": None}]
     watch = EventWatch(list, RecordedDecisionEvents(lambda: records))
     watch.poll()

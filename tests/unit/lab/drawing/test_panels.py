@@ -17,7 +17,7 @@ from dynaplan.lab.drawing.panels import (
     TimeAxis,
     draw,
 )
-from dynaplan.lab.drawing.scales import Scale
+from dynaplan.lab.drawing.svg import Scale
 
 
 def drawn(panel: Panel, end_s: float = 100.0) -> list[tuple[float, float | None]]:

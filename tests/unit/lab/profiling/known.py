@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynaplan.engines.timing_model.timing import FITTED, StepTiming, mocker_timing
-from dynaplan.lab.profiling.loads import DecodeLoad, decode_points, prefill_lengths, selection_concurrencies
+from dynaplan.lab.profiling.load_points import (
+    DecodeLoad,
+    decode_points,
+    prefill_lengths,
+    selection_concurrencies,
+)
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from dynaplan.lab.profiling.recommendation import Recommendation, recommend
 

@@ -12,8 +12,7 @@ from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import load_profile, timing_origin
 from dynaplan.lab.profiling.estimating import EstimatedEngine, estimated_engine
 from dynaplan.lab.profiling.recommendation import Goal
-from dynaplan.lab.profiling.session import Profiled, ProfileOptions, profile
-from dynaplan.planner import factory
+from dynaplan.lab.profiling.session import ProfileOptions, ProfileResult, profile
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.test_session import Reported
 
@@ -45,11 +44,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         names.append(each)
         return Operators()
 
-    monkeypatch.setattr(factory, "operator_times", operator_times)
+    monkeypatch.setattr("dynaplan.lab.profiling.estimating.find_aiconfigurator", operator_times)
     return names
 
 
-async def estimated(directory: Path, reported: Reported, gpus: int, **worker: Any) -> Profiled:
+async def estimated(directory: Path, reported: Reported, gpus: int, **worker: Any) -> ProfileResult:
     engine = EstimatedEngine("organization/name", "h100_sxm", Operators())
     options = ProfileOptions(
         config={"VllmWorker": {**WORKER, **worker}},

@@ -15,9 +15,8 @@ from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.lab.profiling.measurements import Measurements
 from dynaplan.lab.profiling.recommendation import Recommendation
 from dynaplan.lab.profiling.results import write_results
-from dynaplan.planner.profiles.lookup import open_profile
-from dynaplan.planner.profiles.tables import tables_of
-from dynaplan.planner.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
+from dynaplan.planner.sizing.formula import DecodeInterpolator, PrefillInterpolator
+from dynaplan.planner.sla_model import fit_tables, open_profile
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.known import TIMINGS, recommended, swept
 
@@ -88,7 +87,7 @@ def test_the_simulated_engine_takes_as_long_as_the_engine_that_was_swept(tmp_pat
 
 def test_the_formulas_of_the_planner_take_the_profile(tmp_path: Path) -> None:
     written(tmp_path, swept(TRUTH))
-    tables = tables_of(open_profile(str(tmp_path)), "written")
+    tables = fit_tables(open_profile(str(tmp_path)), "written")
     prefill, decode = PrefillInterpolator(tables.prefill), DecodeInterpolator(tables.decode)
     assert prefill.ttft_ms(5000) == pytest.approx(TRUTH.prefill_ms(5000), rel=0.01)
     assert decode.itl_ms(60, 3000) == pytest.approx(TRUTH.decode_ms(60, 180_000), rel=0.1)
@@ -104,7 +103,7 @@ def test_a_small_sweep_makes_a_profile_too(tmp_path: Path) -> None:
     recommendation, _ = written(tmp_path, swept(TRUTH, prefill_granularity=3, decode_granularity=1))
     assert recommendation.notes == ()
     assert timing_in(tmp_path).prefill_ms(3000) == pytest.approx(TRUTH.prefill_ms(3000), rel=0.01)
-    tables_of(open_profile(str(tmp_path)), "small")
+    fit_tables(open_profile(str(tmp_path)), "small")
 
 
 def test_every_picture_is_a_drawing_with_points(tmp_path: Path) -> None:

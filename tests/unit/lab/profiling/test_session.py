@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart, EngineFacts
-from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.lab.profiling.recommendation import Goal

@@ -1,4 +1,7 @@
-"""Which points of a stage are measured when there is a journal of the last time."""
+"""Which points of a stage are measured when there is a journal of the last time.
+
+What was measured is not measured again.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from typing import Any
 import pytest
 
 from dynaplan.lab.profiling import stage as stages
-from dynaplan.lab.profiling.deployment import EngineFacts, Plan
-from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.deployment import EngineFacts, MeasurementPlan
+from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
 from dynaplan.lab.profiling.measurements import DecodeMeasurement
-from dynaplan.lab.profiling.stage import Journal, Stage, run_stage
+from dynaplan.lab.profiling.stage import JOURNAL_FILE, Journal, Stage, fingerprint, run_stage
+from dynaplan.util.errors import ConfigError
 
 LOAD = DecodeLoad(200, 200, 1)
 FACTS = EngineFacts("m", context_tokens=4096, max_kv_tokens=40_000, request_slots=64)
@@ -28,7 +32,7 @@ class Started(Exception):
 class NoDeployment:
     """In the place of one: nobody may start it who has nothing to measure."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MeasurementPlan) -> None:
         pass
 
     async def __aenter__(self) -> NoDeployment:
@@ -49,7 +53,7 @@ class Quiet:
 
 def run(directory: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "MeasuredDeployment", NoDeployment)
-    plan = Plan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
+    plan = MeasurementPlan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
     stage = Stage(Phase.DECODE, 1, {"VllmWorker": {"engine": "sim"}}, "a", plan)
     journal = Journal(directory)
     journal.add(stage.key(engine=True), FACTS.to_document())
@@ -68,3 +72,39 @@ def test_a_stage_whose_points_are_all_known_does_not_raise_as_it_would_for_start
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, MEASURED, monkeypatch)
+
+
+KEY = {"kind": "prefill", "isl_tokens": 100, "fingerprint": "a"}
+VALUES = {"isl_tokens": 100, "ttft_ms": 12.5}
+
+
+def test_the_next_run_finds_what_was_written_down(tmp_path: Path) -> None:
+    Journal(tmp_path).add(KEY, VALUES)
+    assert Journal(tmp_path).find(KEY) == VALUES
+
+
+def test_another_configuration_finds_nothing(tmp_path: Path) -> None:
+    Journal(tmp_path).add(KEY, VALUES)
+    assert Journal(tmp_path).find({**KEY, "fingerprint": "b"}) is None
+
+
+def test_a_line_that_was_cut_off_is_measured_anew_and_costs_no_other(tmp_path: Path) -> None:
+    Journal(tmp_path).add(KEY, VALUES)
+    with (tmp_path / JOURNAL_FILE).open("a") as file:
+        file.write('{"key": {"kind": "pre')
+    other = {**KEY, "isl_tokens": 200}
+    journal = Journal(tmp_path)
+    assert journal.find(KEY) == VALUES
+    journal.add(other, VALUES)
+    assert Journal(tmp_path).find(other) == VALUES
+
+
+def test_a_file_that_is_none_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL_FILE).mkdir()
+    with pytest.raises(ConfigError, match=JOURNAL_FILE):
+        Journal(tmp_path)
+
+
+def test_a_fingerprint_is_of_the_values_not_of_their_order() -> None:
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})

@@ -9,14 +9,12 @@ from html.parser import HTMLParser
 import pytest
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.lab.simulate.charts import panels_of
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.page import page
+from dynaplan.lab.simulate.page import page, panels_of
 from dynaplan.lab.simulate.simulation import run_simulations
 from dynaplan.lab.simulate.table import columns_of, rows
 from dynaplan.simulation.outcome import Outcome, Slo
-from dynaplan.simulation.run import Result
-from dynaplan.simulation.timeline import ScaleEvent
+from dynaplan.simulation.run import Result, ScaleEvent
 
 OPTIONS = SimulateOptions(
     trace="step:low=2,high=14,at=20,duration=60,isl=2000,osl=60",

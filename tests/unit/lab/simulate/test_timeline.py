@@ -7,9 +7,8 @@ import pytest
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Windows
-from dynaplan.simulation.run import Result, StaticPolicy, simulate
+from dynaplan.simulation.run import Result, StaticPolicy, ThinnedSeries, simulate
 from dynaplan.simulation.service import SimulatedService
-from dynaplan.simulation.timeline import Thinned
 from tests.unit.simulation.services import every, mean, service, workers
 
 
@@ -21,7 +20,7 @@ class At:
 class Scheduled:
     """Wants what a table says, and says why."""
 
-    name, every_s = "scheduled", 1.0
+    name, interval_s = "scheduled", 1.0
 
     def __init__(self, **wanted: Targets) -> None:
         self.why = ""
@@ -30,11 +29,11 @@ class Scheduled:
     def begin(self, service: SimulatedService) -> None:
         """Nothing."""
 
-    def look(self, service: SimulatedService) -> None:
+    def evaluate(self, service: SimulatedService) -> None:
         service.advance_decoders(service.now_s)
         if service.now_s in self._wanted:
             self.why = f"because it is {service.now_s:g}"
-            service.want(self._wanted[service.now_s])
+            service.scale(self._wanted[service.now_s])
 
 
 def scheduled() -> Result:
@@ -75,8 +74,8 @@ def test_a_decision_is_kept_with_what_it_changed_and_its_reason():
 
 def test_a_policy_that_does_not_say_why_has_decisions_without_a_reason():
     class Silent(StaticPolicy):
-        def look(self, service: SimulatedService) -> None:
-            service.want(workers(0, 2))
+        def evaluate(self, service: SimulatedService) -> None:
+            service.scale(workers(0, 2))
 
     assert [each.why for each in simulate(every(1.0, 20), service(), workers(), Silent()).events] == [""]
 
@@ -111,7 +110,7 @@ def test_a_request_long_after_the_others_does_not_make_many_windows():
     for arrival_s in (0.0, 1e9):
         windows.of(arrival_s).arrive(TracedRequest(arrival_s, 1, 1))
 
-    assert len(list(windows)) <= Windows.MOST
+    assert len(list(windows)) <= Windows.MAX_COUNT
     assert sum(each.requests for each in windows) == 2
 
 
@@ -124,7 +123,7 @@ def test_a_request_that_is_never_answered_is_missing_in_its_window():
 
 
 def test_ever_fewer_of_the_moments_are_kept_the_longer_it_gets_and_always_the_last():
-    kept: Thinned[At] = Thinned(most=10)
+    kept: ThinnedSeries[At] = ThinnedSeries(most=10)
     for second in range(1000):
         kept.add(At(float(second)))
         assert len(kept.items()) <= 10

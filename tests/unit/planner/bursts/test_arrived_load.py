@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
-from dynaplan.planner.model.traffic import Demand, Foresight
-from dynaplan.planner.sizing.measured_load import measured_demand
+from dynaplan.planner.model import Demand, Foresight
+from dynaplan.planner.sizing.queueing.queueing_model import measured_demand
 from tests.unit.planner.rules.targets import SETTINGS, traffic
 
 ANSWERED = traffic(10.0)

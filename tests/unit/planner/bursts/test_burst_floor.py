@@ -12,10 +12,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.burst_floor import with_learnt_floor
 from dynaplan.planner.bursts.memory import BurstMemory, Standing
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.sizing import ErrorBudget, WorkerLimits
-from dynaplan.planner.model.targets import Step
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import ErrorBudget, PlannerState, Step, WorkerLimits
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 from tests.unit.planner.rules import targets
 from tests.unit.planner.rules.targets import planned_interval

@@ -8,9 +8,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.burst_floor import exchanged, with_learnt_floor
 from dynaplan.planner.bursts.memory import BurstMemory, Standing, StandingTrial
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.sizing import ErrorBudget, Sizing, WorkerLimits
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import ErrorBudget, PlannerState, Sizing, WorkerLimits
+from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules import targets
 from tests.unit.planner.rules.targets import planned_interval
 

@@ -11,10 +11,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts.burst_floor import kept_for_surprises
 from dynaplan.planner.bursts.memory import BurstMemory, Standing, StandingTrial
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import Demand, PlannerState, Sizing, WorkerLimits
+from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules import targets
 from tests.unit.planner.rules.targets import planned_interval
 

@@ -10,7 +10,7 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.evidence import Counted, Served, late_by_evidence, long_by_evidence, ratio
 from dynaplan.planner.bursts.experts import ExpertPanel, tried
 from dynaplan.planner.bursts.memory import Decoding, ExpertTrial, Hedge, Lived, Missed
-from dynaplan.planner.model.sizing import WorkerLimits
+from dynaplan.planner.model import WorkerLimits
 from tests.unit.planner.bursts.test_experts import ALONE, PROMISE, after, came, trial
 
 SERVED = Targets(3, 2)

@@ -14,9 +14,8 @@ from dynaplan.planner.bursts.fluid import Work, long_by_chance
 from dynaplan.planner.bursts.interval import Arrived
 from dynaplan.planner.bursts.lived import missed_more
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Missed
-from dynaplan.planner.model.sizing import WorkerLimits
-from dynaplan.planner.sizing.measured_load import measured_demand
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.model import WorkerLimits
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState, measured_demand
 from tests.unit.planner.rules.targets import model, traffic
 
 SERVICE = model().service

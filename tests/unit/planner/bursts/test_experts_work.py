@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dynaplan.planner.bursts import interval, standing
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import PlannerState
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.sizing.queueing import queueing_model
 from tests.unit.planner.bursts.test_hedging import ON, counting, seen
 from tests.unit.planner.rules import targets

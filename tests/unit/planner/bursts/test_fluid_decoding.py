@@ -9,8 +9,7 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.planner.bursts.fluid import Work, decoded, in_stages
 from dynaplan.planner.bursts.memory import Decoding
-from dynaplan.planner.sizing.measured_load import measured_demand
-from dynaplan.planner.sizing.queueing.queueing_model import SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import SteadyState, measured_demand
 from tests.unit.planner.rules.targets import model, traffic
 
 ITL_MS = 20.0

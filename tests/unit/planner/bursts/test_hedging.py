@@ -14,9 +14,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.hedging import hedged, remembered_hedge
 from dynaplan.planner.bursts.memory import BurstMemory, Decoding, Lived
-from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.model import DecisionRecord, PlannerState, Sizing, WorkerLimits
+from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules import targets
 from tests.unit.planner.rules.targets import planned_interval
 

@@ -13,10 +13,8 @@ from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.memory import Standing
 from dynaplan.planner.bursts.standing import learnt_floor, tried
-from dynaplan.planner.model.sizing import WorkerLimits
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.measured_load import measured_demand
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.model import Demand, WorkerLimits
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_demand
 from tests.unit.planner.rules.targets import model, traffic
 from tests.unit.planner.sizing.engine_pools import Arrival, decode_times_ms
 

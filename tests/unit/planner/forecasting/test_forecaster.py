@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dynaplan.config.settings.forecasting import PREDICTORS, Forecast, ForecastSettings
-from dynaplan.planner.forecasting.forecaster import METHODS, forecast, run
+from dynaplan.planner.forecasting.forecaster import METHODS, forecast, run_method
 from tests.unit.planner.forecasting.curves import curve
 
 KALMAN = ForecastSettings(load_predictor="kalman")
@@ -151,11 +151,13 @@ def test_the_outcomes_are_what_came_beyond_such_forecasts_and_what_came() -> Non
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_settles_on_a_load_that_stays(name: str) -> None:
-    assert run(name, [7.0] * 40, 4, ForecastSettings())[-1] == pytest.approx(7.0, rel=0.01)
+    assert run_method(name, [7.0] * 40, 4, ForecastSettings())[-1] == pytest.approx(7.0, rel=0.01)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_whole_numbers_are_measurements_too(name: str) -> None:
     counts = [round(each) for each in curve(lambda index: 50 + index % 7, 60)]
     assert forecast(counts, 2, ForecastSettings()).is_known
-    assert all(isinstance(each, float) for each in run(name, [float(each) for each in counts], 2, KALMAN))
+    assert all(
+        isinstance(each, float) for each in run_method(name, [float(each) for each in counts], 2, KALMAN)
+    )

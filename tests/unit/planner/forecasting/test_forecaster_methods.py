@@ -9,10 +9,9 @@ import pytest
 
 from dynaplan.config.settings.forecasting import ForecastSettings
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner.forecasting.backtest import loss, score
-from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
-from dynaplan.planner.forecasting.selection import FEWEST_COMPARED, choose
-from dynaplan.planner.forecasting.trend import trend
+from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
+from dynaplan.planner.forecasting.selection import MIN_COMPARED, choose, loss, score
+from dynaplan.planner.forecasting.smoothing import trend
 from dynaplan.util.errors import ConfigError
 from tests.unit.planner.forecasting.curves import curve, wave
 
@@ -20,7 +19,7 @@ AUTO = ForecastSettings()
 
 
 def mean_error(name: str, series: list[float], steps: int) -> float:
-    told = run(name, [*series], steps, AUTO)
+    told = run_method(name, [*series], steps, AUTO)
     return score(told[len(told) // 2 :], [*series][len(told) // 2 :], steps).mean_error
 
 
@@ -44,13 +43,13 @@ def test_a_wave_is_foretold_without_being_told_its_period() -> None:
 
 def test_a_wave_is_foretold_before_its_second_period_ends() -> None:
     series = curve(wave, 26)
-    told = run("autoregression", [*series], 3, AUTO)
+    told = run_method("autoregression", [*series], 3, AUTO)
     assert abs(told[-1] - wave(28)) < 0.3 * abs(wave(25) - wave(28))
 
 
 def test_what_was_learnt_never_foretells_far_more_or_far_less_than_there_was_of_late() -> None:
     for series in (curve(wave, 40), curve(lambda index: 200.0 if index % 10 < 5 else 20.0, 60)):
-        for now, told in enumerate(run("autoregression", [*series], 3, AUTO)):
+        for now, told in enumerate(run_method("autoregression", [*series], 3, AUTO)):
             recent = series[max(0, now - 29) : now + 1]
             assert min(recent) / 1.5 <= told <= 1.5 * max(recent)
 
@@ -62,7 +61,7 @@ def test_on_and_off_is_foretold_by_its_period() -> None:
 
 def test_no_period_is_seen_in_noise() -> None:
     series = curve(lambda index: 100.0, 200, noise=0.2)
-    assert run("seasonal", [*series], 3, AUTO) == run("level", [*series], 3, AUTO)
+    assert run_method("seasonal", [*series], 3, AUTO) == run_method("level", [*series], 3, AUTO)
 
 
 def test_a_forecast_that_is_too_low_costs_three_times_as_much_as_one_that_is_too_high() -> None:
@@ -111,18 +110,16 @@ def test_auto_begins_with_a_trend_where_the_values_are_numbers_of_requests() -> 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_auto_leaves_the_trend_as_soon_as_it_can_compare(steps: int) -> None:
-    methods = choice_of_method(
-        [100.0 + 50 * index for index in range(20)], steps, AUTO, is_count=True
-    ).methods
-    comparable = FEWEST_COMPARED - 1 + steps
+    methods = choose_method([100.0 + 50 * index for index in range(20)], steps, AUTO, is_count=True).methods
+    comparable = MIN_COMPARED - 1 + steps
     assert set(methods[:comparable]) == {"trend"}
     assert set(methods[comparable:]) <= set(METHODS)
 
 
 def test_what_auto_began_with_changes_nothing_of_what_it_chooses_later() -> None:
     series = curve(wave, 60, noise=0.05)
-    with_trend = choice_of_method([*series], 3, AUTO, is_count=True)
-    without = choice_of_method([*series], 3, AUTO)
+    with_trend = choose_method([*series], 3, AUTO, is_count=True)
+    without = choose_method([*series], 3, AUTO)
     assert with_trend.losses == without.losses
     assert with_trend.methods[-30:] == without.methods[-30:]
     assert with_trend.forecasts[-30:] == without.forecasts[-30:]
@@ -142,7 +139,7 @@ def test_a_predictor_that_was_chosen_does_not_begin_with_a_trend() -> None:
 def test_what_is_begun_with_is_used_until_outcomes_can_be_compared() -> None:
     told, beginning = {"one": [10.0] * 20, "other": [9.0] * 20}, ("early", [7.0] * 20)
     choice = choose(told, [10.0] * 20, 2, beginning)
-    known = FEWEST_COMPARED - 1 + 2
+    known = MIN_COMPARED - 1 + 2
     assert choice.methods == ("early",) * known + ("one",) * (20 - known)
     assert choice.forecasts == (7.0,) * known + (10.0,) * (20 - known)
 
@@ -155,9 +152,9 @@ def test_auto_is_never_much_worse_than_the_best_single_method_and_better_than_th
         "on and off": curve(lambda index: 200.0 if index % 40 < 20 else 10.0, 200, noise=0.05),
     }
     for name, series in shapes.items():
-        chosen = choice_of_method([*series], 3, AUTO).forecasts
+        chosen = choose_method([*series], 3, AUTO).forecasts
         losses = {
-            method: score(run(method, [*series], 3, AUTO)[50:], [*series][50:], 3).mean_loss
+            method: score(run_method(method, [*series], 3, AUTO)[50:], [*series][50:], 3).mean_loss
             for method in METHODS
         }
         own = score(chosen[50:], [*series][50:], 3).mean_loss
@@ -168,7 +165,7 @@ def test_auto_is_never_much_worse_than_the_best_single_method_and_better_than_th
 def test_auto_does_not_flap_between_methods_on_a_steady_load() -> None:
     for seed in range(5):
         series = curve(lambda index: 100.0, 240, noise=0.1, seed=seed)
-        methods = choice_of_method([*series], 3, AUTO).methods
+        methods = choose_method([*series], 3, AUTO).methods
         assert sum(one != other for one, other in pairwise(methods)) <= 3
 
 

@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from dynaplan.config.settings.forecasting import Forecast, ForecastSettings
-from dynaplan.planner.factory import make_forecaster
-from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster
+from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster, make_forecaster
 from dynaplan.process.process_table import group_members
 from dynaplan.util.errors import ConfigError
 from tests.fakes.polling import eventually

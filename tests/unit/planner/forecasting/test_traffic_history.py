@@ -8,8 +8,12 @@ import pytest
 
 from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.forecasting.traffic_history import FEWEST_FOR_HITS, HALF_LIFE_S, TrafficHistory
-from dynaplan.planner.forecasting.warm_start import IntervalLoad
+from dynaplan.planner.forecasting.traffic_history import (
+    HALF_LIFE_S,
+    MIN_REQUESTS_FOR_HITS,
+    IntervalLoad,
+    TrafficHistory,
+)
 
 INTERVAL_S = 30.0
 BOUNDS = (0.0, 100.0, 200.0)
@@ -108,5 +112,5 @@ def test_the_hit_rate_is_over_the_tokens_of_recent_prompts_and_fades() -> None:
 def test_lost_hits_count_at_once_unless_few_requests_say_so() -> None:
     cached = [replace(traffic(60.0), prefix_hit_rate=0.8)] * 100
     assert after(*cached, replace(traffic(60.0), prefix_hit_rate=0.3)).prefix_hit_rate == 0.3
-    few = replace(traffic(FEWEST_FOR_HITS - 1.0), prefix_hit_rate=0.3)
+    few = replace(traffic(MIN_REQUESTS_FOR_HITS - 1.0), prefix_hit_rate=0.3)
     assert after(*cached, few).prefix_hit_rate == pytest.approx(0.8, abs=0.05)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
-from dynaplan.planner.kubernetes.workloads import WorkloadView
-from dynaplan.planner.model.errors import (
+from dynaplan.planner.deployment import (
     DuplicateSubComponentError,
     DynamoGraphDeploymentNotFoundError,
     SubComponentNotFoundError,
 )
+from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
+from dynaplan.planner.kubernetes.workloads import WorkloadView
 from dynaplan.util.errors import ClusterConflict, ClusterNotFound
 from tests.fakes.kube_api import KubeApi
 
@@ -65,35 +65,35 @@ def add_adapters(api: KubeApi, version: str = BETA) -> None:
 
 
 async def scale_both(found: GraphDeployment, prefill: int, decode: int) -> WorkloadView:
-    sight = await found.look()
-    for workload, replicas in zip(sight.workloads, (prefill, decode), strict=True):
+    view = await found.read()
+    for workload, replicas in zip(view.workloads, (prefill, decode), strict=True):
         await found.scale(workload, replicas)
-    return await found.look()
+    return await found.read()
 
 
 async def test_without_adapters_the_writes_are_those_of_the_original(api):
     api.add(BETA, DGD, deployment_of("plain"))
-    sight = await scale_both(graph(api), 2, 3)
+    view = await scale_both(graph(api), 2, 3)
     assert api.writes() == writes_of("plain", {"prefill": 2, "decode": 3})
-    assert [each.replicas for each in sight.workloads] == [2, 3]
+    assert [each.replicas for each in view.workloads] == [2, 3]
 
 
 async def test_with_adapters_the_writes_are_those_of_the_original(api):
     api.add(BETA, DGD, deployment_of("adapters"))
     add_adapters(api)
-    sight = await scale_both(graph(api), 2, 3)
+    view = await scale_both(graph(api), 2, 3)
     assert api.writes() == writes_of("adapters", {"prefill": 2, "decode": 3})
-    assert [each.replicas for each in sight.workloads] == [2, 3], "the adapter says it before the operator"
+    assert [each.replicas for each in view.workloads] == [2, 3], "the adapter says it before the operator"
 
 
 async def test_what_the_status_says_is_read(api):
     api.add(BETA, DGD, deployment_of("plain"))
-    sight = await graph(api).look()
-    assert [(each.name, each.model, each.gpus, each.ready) for each in sight.workloads] == [
+    view = await graph(api).read()
+    assert [(each.name, each.model, each.gpus, each.ready) for each in view.workloads] == [
         ("prefill", "tiny", 1, 1),
         ("decode", "tiny", 1, 1),
     ]
-    assert sight.not_ready == ""
+    assert view.not_ready == ""
 
 
 async def test_what_the_status_does_not_say_is_in_the_pod_template(api):
@@ -101,7 +101,7 @@ async def test_what_the_status_does_not_say_is_in_the_pod_template(api):
     document["status"]["components"] = {}
     document["spec"]["components"][2]["multinode"] = {"nodeCount": 2}
     api.add(BETA, DGD, document)
-    decode = (await graph(api).look()).of(Role.DECODE)
+    decode = (await graph(api).read()).of(Role.DECODE)
     assert decode and (decode.model, decode.gpus, decode.pods_of_one, decode.ready) == ("tiny", 2, 2, 0)
 
 
@@ -115,18 +115,18 @@ async def test_pods_belong_to_a_component_by_their_labels(api):
         ("d", {"nvidia.com/dynamo-component": "decode", whose: "other"}),
     ):
         api.add("/api/v1", "pods", {"metadata": {"name": name, "labels": labels}, "status": {}})
-    sight = await graph(api).look()
-    names = {each.name: [pod["metadata"]["name"] for pod in each.pods] for each in sight.workloads}
+    view = await graph(api).read()
+    names = {each.name: [pod["metadata"]["name"] for pod in each.pods] for each in view.workloads}
     assert names == {"prefill": ["c"], "decode": ["a", "b"]}
 
 
 async def test_a_deployment_that_is_not_ready_says_why(api):
     api.add(BETA, DGD, deployment_of("not_ready"))
-    assert "Ready is False" in (await graph(api).look()).not_ready
+    assert "Ready is False" in (await graph(api).read()).not_ready
     api.change(BETA, DGD, "my-dgd", status={"conditions": []})
-    assert "not there" in (await graph(api).look()).not_ready
+    assert "not there" in (await graph(api).read()).not_ready
     api.change(BETA, DGD, "my-dgd", status={"rollingUpdate": {"phase": "InProgress"}})
-    assert (await graph(api).look()).not_ready == "a rolling update is InProgress"
+    assert (await graph(api).read()).not_ready == "a rolling update is InProgress"
 
 
 async def test_a_missing_deployment_is_named_as_the_original_names_it(api):
@@ -134,7 +134,7 @@ async def test_a_missing_deployment_is_named_as_the_original_names_it(api):
         DynamoGraphDeploymentNotFoundError,
         match=r"Parent DynamoGraphDeployment not found \(name: 'my-dgd' in namespace 'default'\)",
     ):
-        await graph(api).look()
+        await graph(api).read()
 
 
 def alpha_deployment(**services: dict[str, Any]) -> dict[str, Any]:
@@ -167,12 +167,12 @@ async def test_the_older_version_is_read_and_patched_by_service(api):
     }
     api.add(ALPHA, DGD, alpha_deployment(**services))
     found = graph(api)
-    sight = await found.look()
-    assert [(each.name, each.replicas, each.gpus, each.model) for each in sight.workloads] == [
+    view = await found.read()
+    assert [(each.name, each.replicas, each.gpus, each.model) for each in view.workloads] == [
         ("Pre", 1, 4, "tiny"),
         ("Dec", 2, 4, "tiny"),
     ]
-    await found.scale(sight.workloads[1], 3)
+    await found.scale(view.workloads[1], 3)
     assert api.writes()[-1][2] == {"spec": {"services": {"Dec": {"replicas": 3}}}}
     assert api.objects[ALPHA, DGD, "my-dgd"]["spec"]["services"]["Dec"]["replicas"] == 3
 
@@ -200,14 +200,14 @@ async def test_the_older_versions_adapters_come_first(api):
 async def test_where_no_component_says_its_part_the_legacy_names_do(api, services, expected):
     api.served = {ALPHA, "/api/v1"}
     api.add(ALPHA, DGD, alpha_deployment(**services))
-    assert [each.name for each in (await graph(api, decode="Mine").look()).workloads] == expected
+    assert [each.name for each in (await graph(api, decode="Mine").read()).workloads] == expected
 
 
 async def test_an_aggregated_graphs_workers_are_scaled_as_decode(api):
     document = deployment_of("plain")
     document["spec"]["components"] = [{"name": "w", "type": "worker", "replicas": 2}]
     api.add(BETA, DGD, document)
-    (worker,) = (await graph(api).look()).workloads
+    (worker,) = (await graph(api).read()).workloads
     assert (worker.role, worker.name, worker.replicas) == (Role.DECODE, "w", 2)
 
 
@@ -216,16 +216,16 @@ async def test_a_role_without_a_component_and_with_several_are_errors(api):
     document["spec"]["components"] = [{"name": "a", "type": "decode"}, {"name": "b", "type": "decode"}]
     api.add(BETA, DGD, document)
     with pytest.raises(DuplicateSubComponentError, match="a, b"):
-        await graph(api).look()
+        await graph(api).read()
     api.change(BETA, DGD, "my-dgd", spec={"components": [{"name": "x", "type": "frontend"}]})
     with pytest.raises(SubComponentNotFoundError, match="subComponentType"):
-        await graph(api).look()
+        await graph(api).read()
 
 
 async def test_components_that_moved_between_reading_and_writing_are_a_conflict(api):
     api.add(BETA, DGD, deployment_of("plain"))
     found = graph(api)
-    decode = (await found.look()).of(Role.DECODE)
+    decode = (await found.read()).of(Role.DECODE)
     assert decode
 
     def swap(method: str, path: str) -> None:

@@ -8,10 +8,10 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.kubernetes.workloads import (
     Workload,
     WorkloadView,
-    field,
     gpus_of_pod,
-    model_in,
+    model_of_command,
     model_of_pod,
+    value_at,
 )
 from dynaplan.store.kubernetes_client import Resource
 
@@ -43,7 +43,7 @@ def workload(replicas: int, ready: int, *pods: dict, pods_of_one: int = 1) -> Wo
     ],
 )
 def test_the_model_is_named_by_the_command_line_the_served_name_first(words, model):
-    assert model_in(words) == model
+    assert model_of_command(words) == model
 
 
 def test_the_first_container_that_names_a_model_tells_it():
@@ -59,8 +59,8 @@ def test_gpus_of_all_containers_and_of_any_vendor_count():
 
 
 def test_a_path_of_keys_that_is_not_there_is_none():
-    assert field({"a": {"b": 1}}, "a", "b") == 1
-    assert field({"a": 1}, "a", "b") is None
+    assert value_at({"a": {"b": 1}}, "a", "b") == 1
+    assert value_at({"a": 1}, "a", "b") is None
 
 
 def test_workers_are_counted_by_state():

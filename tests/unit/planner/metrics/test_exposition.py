@@ -7,7 +7,6 @@ import pytest
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.traffic import INPUT_TOKENS
-from dynaplan.planner.forecasting.lengths import points_of
 from dynaplan.planner.metrics.exposition import (
     DEFAULT_PREFIX,
     ISL,
@@ -21,6 +20,7 @@ from dynaplan.planner.metrics.exposition import (
     increase,
     traffic_of,
 )
+from dynaplan.planner.sizing.queueing.workload import points_of
 
 
 def frontend(namespace: str = "ns") -> FrontendMetrics:

@@ -13,13 +13,13 @@ from pathlib import Path
 from dynaplan.config.planner import settings_of
 from dynaplan.fleet.counts import Targets
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.policies import OnDecision, PlannerPolicy
+from dynaplan.lab.simulate.planner_policy import OnDecision, PlannerPolicy
 from dynaplan.lab.simulate.simulation import service_settings
-from dynaplan.planner import factory
-from dynaplan.planner.model.decisions import Decision, PlannerState
-from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model import Decision, Observation, PlannerState
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.run import simulate
+from dynaplan.simulation.traces.reading import read_requests
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "decision_trails"
 REGENERATE = "python -m tests.unit.planner.rules.golden"
@@ -91,9 +91,9 @@ def _simulate(scenario: Scenario, decided: OnDecision) -> None:
             **scenario.planner,
         }
     )
-    model = factory.sla_model(settings, engine) if settings.is_by_targets else None
+    model = build_sla_model(settings, engine) if settings.is_by_targets else None
     policy = PlannerPolicy(scenario.policy, settings, model, on_decision=decided)
-    simulate(factory.read_requests(scenario.load, 1.0, 1), service, scenario.first, policy)
+    simulate(read_requests(scenario.load, 1.0, 1), service, scenario.first, policy)
 
 
 def fixture(name: str) -> Path:

@@ -9,10 +9,9 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.load_sample import Sample
-from dynaplan.planner.model.decisions import Decision, PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.rules.deciding import decide
-from dynaplan.planner.rules.load_policy import averaged
+from dynaplan.planner.model import Decision, Observation, PlannerState
+from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.rules.load_policy import average_load
 
 SEEDS = PlannerSettings(
     prefill_queue_scale_up_threshold=5.0, prefill_queue_scale_down_threshold=0.2, consolidation_guard=False
@@ -38,7 +37,7 @@ def interval(
         at_s=at_s,
         fleet=workers(prefill, decode),
         desired=DesiredCounts(prefill, decode, 4, 4),
-        load=averaged(samples),
+        load=average_load(samples),
     )
 
 

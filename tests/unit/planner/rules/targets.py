@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
-from dynaplan.planner import factory
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.traffic import Expected, Foresight
+from dynaplan.planner.model import Expected, Foresight, Observation
 from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.sla_model import build_sla_model
 from tests.unit.planner.rules.situations import interval
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
@@ -20,7 +19,7 @@ SETTINGS = PlannerSettings(
 
 
 def model(settings: PlannerSettings = SETTINGS) -> SlaModel:
-    return factory.sla_model(settings, {})
+    return build_sla_model(settings)
 
 
 def lengths(tokens: float, bounds: Sequence[float]) -> Lengths:

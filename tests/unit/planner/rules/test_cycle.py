@@ -1,13 +1,17 @@
-"""The rhythm of planning."""
+"""The rhythm of planning.
+
+The start-up time of a decision: the setting's, or the slower role's.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.planner.rules.cycle import PlanningCycle
+from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 
 
 def intervals_s(adjustment_s: float, pulling_s: float, late_s: float, took_s: float) -> list[float]:
@@ -36,3 +40,11 @@ def test_an_interval_is_as_long_as_it_was_set_although_pulls_and_decisions_take_
 def test_an_interval_that_is_no_multiple_of_the_pulls_ends_at_the_nearest_one() -> None:
     assert intervals_s(10.0, 4.0, 0.0, 0.0)[0] == pytest.approx(8.0)
     assert intervals_s(11.0, 4.0, 0.0, 0.0)[0] == pytest.approx(12.0)
+
+
+def test_without_a_setting_the_slower_role_counts() -> None:
+    assert startup_time_s(PlannerSettings(), [30.0, 45.0]) == 45.0
+
+
+def test_a_setting_counts_whatever_was_measured() -> None:
+    assert startup_time_s(replace(PlannerSettings(), startup_time_s=0.0), [30.0, 45.0]) == 0.0

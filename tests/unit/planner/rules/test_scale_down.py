@@ -9,8 +9,7 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model import Observation, PlannerState
 from dynaplan.planner.rules.scale_down import late_roles
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 from tests.unit.planner.rules.targets import SETTINGS, traffic

@@ -1,4 +1,9 @@
-"""From what is foretold to the workers that there shall be: headroom, bounds, and what is believed."""
+"""From what is foretold to the workers that there shall be: headroom, bounds, and what is believed.
+
+Workers that nobody manages take their part: a planner for targets asks for so many fewer of its own.
+
+
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,25 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.model.traffic import Expected, Foresight
-from dynaplan.planner.rules.sla_policy import effective_correction, limits_of, plan_for_targets
+from dynaplan.planner.model import (
+    Corrections,
+    Expected,
+    Foresight,
+    Observation,
+    PlannerState,
+    Sizing,
+    WorkerLimits,
+)
+from dynaplan.planner.rules.sla_policy import (
+    effective_correction,
+    limits_of,
+    plan_for_targets,
+    raise_limits,
+    subtract_unmanaged,
+    unmanaged_workers,
+)
 from dynaplan.planner.sizing.demand_forecast import demand_of
-from tests.unit.planner.rules.targets import SETTINGS, foreseen, traffic
+from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval, traffic
 from tests.unit.planner.sizing.decisions import (
     INTERVALS,
     MANY,
@@ -205,3 +222,76 @@ def test_every_decision_by_an_estimated_profile_says_that_it_is_one() -> None:
     sizing = plan_for_targets(model, SETTINGS, PlannerState(), seen(ONE_EACH, [2.0]), ONE_EACH)[1]
     assert why(sizing, "profile") == words
     assert why(decided(seen(ONE_EACH, [2.0]), ONE_EACH)[1], "profile") == ""
+
+
+def beside(observation: Observation, prefill: int = 0, decode: int = 0) -> Observation:
+    fleet = observation.fleet
+    return replace(
+        observation,
+        fleet=replace(
+            fleet,
+            prefill=replace(fleet.prefill, unmanaged=prefill),
+            decode=replace(fleet.decode, unmanaged=decode),
+        ),
+    )
+
+
+@pytest.mark.parametrize("requests_per_s", [20.0, 60.0])
+def test_what_unmanaged_workers_do_nobody_else_is_asked_for(requests_per_s: float) -> None:
+    """The same workers in all, whether one of each is managed or not."""
+    alone = decided(seen(Targets(3, 3), [requests_per_s]), Targets(3, 3))[1]
+    shared = decided(beside(seen(Targets(2, 2), [requests_per_s]), 1, 1), Targets(2, 2))[1]
+    assert shared.targets == Targets(max(1, alone.targets.prefill - 1), max(1, alone.targets.decode - 1))
+    assert shared.steps[-1].stage == "unmanaged"
+    assert why(shared, "unmanaged").startswith("unmanaged workers serve too (prefill 1, decode 1): ")
+    assert shared.steps[-1].after == shared.targets
+
+
+def test_one_of_ones_own_stays_whatever_others_do() -> None:
+    assert decided(beside(seen(ONE_EACH, [0.1]), 9, 9), ONE_EACH)[1].targets == ONE_EACH
+
+
+def test_without_data_the_counts_stay_those_of_the_managed_ones() -> None:
+    unknown = replace(beside(seen(MANY, [2.0]), 1, 1), foresight=None)
+    assert decided(unknown, MANY)[1].targets == MANY
+
+
+def test_an_unmanaged_prefill_worker_makes_no_pool() -> None:
+    fleet = FleetCounts(WorkerCounts(unmanaged=2), WorkerCounts(unmanaged=1))
+    assert unmanaged_workers(fleet, Targets(0, 3)) == Targets(0, 1)
+    assert unmanaged_workers(fleet, Targets(1, 3)) == Targets(2, 1)
+
+
+def test_limits_are_of_the_managed_ones_alone() -> None:
+    limits = WorkerLimits(8, 1, 2, Targets(1, 1), Targets(4, 4))
+    assert raise_limits(limits, Targets()) is limits
+    expected = WorkerLimits(13, 1, 2, Targets(2, 3), Targets(5, 6))
+    assert raise_limits(limits, Targets(1, 2)) == expected
+    sizing = Sizing(Targets(1, 1))
+    assert subtract_unmanaged(sizing, Targets()) is sizing
+    assert subtract_unmanaged(sizing, Targets(3, 0)).targets == Targets(0, 1)
+
+
+BY_FORMULA = replace(SETTINGS, sizing="formula", no_correction=False)
+
+
+def plan(observation: Observation) -> tuple[PlannerState, str]:
+    """The next state, and the trail as text."""
+    sla_model = model(BY_FORMULA)
+    state, sizing = plan_for_targets(sla_model, BY_FORMULA, PlannerState(), observation, Targets(1, 1))
+    return state, "\n".join(f"{step.stage}: {step.why}" for step in sizing.steps)
+
+
+def test_the_formulas_size_and_correct_where_they_are_chosen() -> None:
+    state, story = plan(planned_interval(1, 1, [5.0]))
+    assert "prompt tokens/s" in story
+    assert "measured over expected" in story
+    assert state.corrections != PlannerState().corrections
+
+
+def test_a_forecast_of_unknown_traffic_sizes_for_what_there_is() -> None:
+    observation = planned_interval(1, 1, [5.0])
+    foresight = replace(observation.foresight, expected=(Expected(None, why="no data"),))
+    observation = replace(observation, foresight=foresight)
+    _, sizing = plan_for_targets(model(), SETTINGS, PlannerState(), observation, Targets(1, 1))
+    assert sizing.targets == Targets(1, 1)

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import Sizing
+from dynaplan.planner.model import Observation, PlannerState, Sizing
 from dynaplan.planner.rules.sla_policy import plan_for_targets
 from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval
 

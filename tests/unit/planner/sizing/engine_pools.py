@@ -16,9 +16,9 @@ from typing import NamedTuple
 from dynaplan.engines.timing_model.model import EngineModel
 from dynaplan.engines.timing_model.request import EngineRequest
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
-from dynaplan.simulation.engines import SimulatedEngine
+from dynaplan.simulation.pools import SimulatedEngine
 
 
 class Arrival(NamedTuple):

@@ -9,9 +9,8 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.corrections import FEWEST_REQUESTS, GAIN, LEAST, MOST, updated_corrections
+from dynaplan.planner.model import Corrections, Demand
+from dynaplan.planner.sizing.corrections import GAIN, MAX_FACTOR, MIN_FACTOR, MIN_REQUESTS, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.rules import targets as situations
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
@@ -42,7 +41,7 @@ def corrections_after(
     service: ServiceModel = DISAGGREGATED,
     serving: Targets = ONE_EACH,
 ) -> Corrections:
-    return updated_corrections(service, before, traffic, serving, PROMISE)[0]
+    return update_corrections(service, before, traffic, serving, PROMISE)[0]
 
 
 def aimed_at(
@@ -113,18 +112,18 @@ def test_a_factor_goes_a_fifth_of_the_way_in_one_interval() -> None:
 
 def test_no_factor_is_believed_beyond_the_bounds() -> None:
     hopeless = replace(measured(3.0, DISAGGREGATED), ttft_ms=PROMISE.ttft_ms, itl_ms=1e6)
-    most = corrections_after(hopeless, Corrections(0.99 * MOST, 0.99 * MOST))
-    assert astuple(most) == pytest.approx((MOST, MOST), rel=0.02)
-    assert max(astuple(most)) <= MOST
+    most = corrections_after(hopeless, Corrections(0.99 * MAX_FACTOR, 0.99 * MAX_FACTOR))
+    assert astuple(most) == pytest.approx((MAX_FACTOR, MAX_FACTOR), rel=0.02)
+    assert max(astuple(most)) <= MAX_FACTOR
     miraculous = replace(hopeless, ttft_ms=0.001, itl_ms=0.001)
-    least = corrections_after(miraculous, Corrections(1.01 * LEAST, 1.01 * LEAST))
-    assert astuple(least) == pytest.approx((LEAST, LEAST), rel=0.02)
-    assert min(astuple(least)) >= LEAST
+    least = corrections_after(miraculous, Corrections(1.01 * MIN_FACTOR, 1.01 * MIN_FACTOR))
+    assert astuple(least) == pytest.approx((MIN_FACTOR, MIN_FACTOR), rel=0.02)
+    assert min(astuple(least)) >= MIN_FACTOR
 
 
 def test_a_backlog_says_nothing_of_how_fast_prompts_are_computed() -> None:
     backlog = replace(measured(10.0, DISAGGREGATED), ttft_ms=PROMISE.ttft_ms + 1)
-    after, why = updated_corrections(DISAGGREGATED, Corrections(1.2, 1.0), backlog, ONE_EACH, PROMISE)
+    after, why = update_corrections(DISAGGREGATED, Corrections(1.2, 1.0), backlog, ONE_EACH, PROMISE)
     assert after.prefill == 1.2
     assert "prefill stays: a TTFT of 2001 ms comes from a backlog, not from the engines" in why
 
@@ -140,7 +139,7 @@ def test_in_a_backlog_the_batch_follows_from_what_was_answered_and_not_from_what
 @pytest.mark.parametrize(
     ("change", "serving", "why"),
     [
-        ({"requests": FEWEST_REQUESTS - 1.0}, ONE_EACH, "there were too few requests"),
+        ({"requests": MIN_REQUESTS - 1.0}, ONE_EACH, "there were too few requests"),
         ({"isl_tokens": None}, ONE_EACH, "there were too few requests"),
         ({"osl": None}, ONE_EACH, "there were too few requests"),
         ({"requests": None, "missing": "no frontend answered"}, ONE_EACH, "no frontend answered"),
@@ -152,18 +151,18 @@ def test_in_a_backlog_the_batch_follows_from_what_was_answered_and_not_from_what
 def test_what_says_too_little_changes_nothing(change: dict[str, object], serving: Targets, why: str) -> None:
     before = Corrections(1.3, 0.8)
     slow = replace(measured(8.0, DISAGGREGATED.slowed(1.6, 1.4)), **change)  # type: ignore[arg-type]
-    after, words = updated_corrections(DISAGGREGATED, before, slow, serving, PROMISE)
+    after, words = update_corrections(DISAGGREGATED, before, slow, serving, PROMISE)
     assert after == before
     assert words == f"corrections stay at prefill 1.3, decode 0.8: {why}"
 
 
 def test_times_that_were_not_measured_change_only_what_they_do_not_tell() -> None:
     slow = measured(8.0, DISAGGREGATED.slowed(1.6, 1.4))
-    without_itl, _ = updated_corrections(
+    without_itl, _ = update_corrections(
         DISAGGREGATED, Corrections(), replace(slow, itl_ms=None), ONE_EACH, PROMISE
     )
     assert without_itl.decode == 1.0 < without_itl.prefill
-    without_ttft, _ = updated_corrections(
+    without_ttft, _ = update_corrections(
         DISAGGREGATED, Corrections(), replace(slow, ttft_ms=None), ONE_EACH, PROMISE
     )
     assert without_ttft.prefill == 1.0 < without_ttft.decode

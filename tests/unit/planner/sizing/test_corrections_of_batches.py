@@ -7,8 +7,8 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model.sizing import Corrections
-from dynaplan.planner.sizing.corrections import GAIN, updated_corrections
+from dynaplan.planner.model import Corrections
+from dynaplan.planner.sizing.corrections import GAIN, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 from tests.unit.planner.sizing.engine_pools import Arrival, decode_times_ms
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
@@ -43,7 +43,7 @@ def batch(size: int, begin_s: int, slowness: float = 1.0, answered: int | None =
 
 def aimed_at(traffic: Traffic) -> float:
     """The decode factor that many such intervals would come to."""
-    after, _ = updated_corrections(SERVICE, Corrections(), traffic, Targets(1, 1), PROMISE)
+    after, _ = update_corrections(SERVICE, Corrections(), traffic, Targets(1, 1), PROMISE)
     return after.decode ** (1 / GAIN)
 
 

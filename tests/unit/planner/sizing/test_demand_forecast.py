@@ -11,8 +11,8 @@ from dynaplan.config.settings.forecasting import Forecast
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model.traffic import Expected
-from dynaplan.planner.sizing.demand_forecast import Question, foresight, questions
+from dynaplan.planner.model import Expected
+from dynaplan.planner.sizing.demand_forecast import ForecastQuery, build_foresight, forecast_queries
 
 INTERVAL_S = 30.0
 WINDOW_S = 3600.0
@@ -38,15 +38,17 @@ def told(
 
 def answered(
     requests: Forecast, isl: Forecast, osl: Forecast, startup_s: float = 0.0
-) -> Mapping[Question, Forecast]:
+) -> Mapping[ForecastQuery, Forecast]:
     answers = {"requests": requests, "isl_tokens": isl, "osl_tokens": osl}
-    return {asked: answers[asked.curve] for asked in questions(startup_s, INTERVAL_S)}
+    return {asked: answers[asked.curve] for asked in forecast_queries(startup_s, INTERVAL_S)}
 
 
 def expected(
     requests: Forecast, isl: Forecast, kept: TrafficHistory | None = None, startup_s: float = 0.0
 ) -> tuple[Expected, ...]:
-    return foresight(kept or history(), answered(requests, isl, told(100.0), startup_s), SETTINGS).expected
+    return build_foresight(
+        kept or history(), answered(requests, isl, told(100.0), startup_s), SETTINGS
+    ).expected
 
 
 @pytest.mark.parametrize(
@@ -56,14 +58,17 @@ def expected(
 def test_requests_are_foretold_soon_half_way_and_until_workers_of_the_next_decision_serve(
     startup_s: float, ahead: list[int]
 ) -> None:
-    asked = questions(startup_s, INTERVAL_S)
+    asked = forecast_queries(startup_s, INTERVAL_S)
     assert [each.ahead for each in asked if each.is_count] == ahead
-    assert asked[-2:] == [Question("isl_tokens", ahead[-1]), Question("osl_tokens", ahead[-1])]
+    assert asked[-2:] == [ForecastQuery("isl_tokens", ahead[-1]), ForecastQuery("osl_tokens", ahead[-1])]
 
 
 def test_numbers_of_requests_are_counts_and_lengths_are_none() -> None:
-    assert {each.curve for each in questions(60.0, 30.0) if each.is_count} == {"requests"}
-    assert {each.curve for each in questions(60.0, 30.0) if not each.is_count} == {"isl_tokens", "osl_tokens"}
+    assert {each.curve for each in forecast_queries(60.0, 30.0) if each.is_count} == {"requests"}
+    assert {each.curve for each in forecast_queries(60.0, 30.0) if not each.is_count} == {
+        "isl_tokens",
+        "osl_tokens",
+    }
 
 
 def test_each_interval_that_was_asked_for_is_expected_the_soonest_first() -> None:
@@ -91,7 +96,7 @@ def test_before_any_interval_was_measured_a_number_of_requests_is_believed_as_fo
 
 def test_what_was_seen_of_the_requests_goes_along() -> None:
     kept = history()
-    seen = foresight(kept, answered(told(90.0), told(1000.0), told(100.0)), SETTINGS)
+    seen = build_foresight(kept, answered(told(90.0), told(1000.0), told(100.0)), SETTINGS)
     assert (seen.interval_s, seen.isl, seen.osl, seen.dispersion) == (INTERVAL_S, MIXED, None, 2.0)
 
 
@@ -124,8 +129,8 @@ def test_the_more_requests_the_more_of_a_forecast_of_their_length_is_believed() 
 
 def test_the_soonest_interval_says_how_many_requests_there_are() -> None:
     answers = dict(answered(told(1e8), told(1300.0), told(100.0), 60.0))
-    answers[Question("requests", 3)] = told(1.0)
-    lengths = [each.isl_tokens for each in foresight(history(), answers, SETTINGS).expected]
+    answers[ForecastQuery("requests", 3)] = told(1.0)
+    lengths = [each.isl_tokens for each in build_foresight(history(), answers, SETTINGS).expected]
     assert lengths == pytest.approx([1300.0] * 3, abs=0.1)
 
 
@@ -158,4 +163,4 @@ def test_the_stricter_promise_says_how_seldom_a_surprise_may_be(
     outcomes = ((40.0, 50.0), (30.0, 40.0), *[(0.0, 10.0)] * 100)
     settings = replace(SETTINGS, ttft_percentile=ttft, itl_percentile=itl)
     answers = answered(told(1.0, outcomes=outcomes), told(1000.0), told(100.0))
-    assert foresight(history(), answers, settings).expected[0].surprise == beyond
+    assert build_foresight(history(), answers, settings).expected[0].surprise == beyond

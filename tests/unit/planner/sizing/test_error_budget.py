@@ -10,21 +10,18 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model.decisions import PlannerState
-from dynaplan.planner.model.observation import Observation
-from dynaplan.planner.model.sizing import ErrorBudget, Sizing
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, ErrorBudget, Observation, PlannerState, Sizing
 from dynaplan.planner.rules.sla_policy import plan_for_targets
 from dynaplan.planner.sizing import error_budget
 from dynaplan.planner.sizing.error_budget import (
-    MOST,
-    budget_after,
-    faded,
-    in_words,
+    MAX_MISS_RATIO,
+    decay_budget,
+    describe_budget,
     is_overspent,
     missed_requests,
     missed_shares,
     targets_with_spare,
+    update_budget,
 )
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.rules import targets as situations
@@ -125,7 +122,7 @@ def test_what_frontends_count_is_what_was_missed_also_after_the_last_arrival() -
     assert missed_requests(DISAGGREGATED, told, Targets(1, 1), PROMISE) == (3.0, 7.0)
     silent = replace(told, requests=0.0)
     assert missed_requests(DISAGGREGATED, silent, Targets(1, 1), PROMISE) == (3.0, 7.0)
-    left = budget_after(ErrorBudget(), (3.0, 7.0), silent, PROMISE, WINDOW_S)
+    left = update_budget(ErrorBudget(), (3.0, 7.0), silent, PROMISE, WINDOW_S)
     assert (left.ttft_requests, left.itl_requests) == (-3.0, -7.0)
 
 
@@ -142,7 +139,7 @@ def test_counts_of_other_targets_are_not_taken_and_an_estimate_is() -> None:
 
 def after(budget: ErrorBudget, shares: tuple[float, float] | None, requests: float) -> ErrorBudget:
     missed = (requests * shares[0], requests * shares[1]) if shares else None
-    return budget_after(
+    return update_budget(
         budget, missed, replace(situations.traffic(1.0), requests=requests), PROMISE, WINDOW_S
     )
 
@@ -158,7 +155,7 @@ def test_a_debt_is_one_for_a_window_after_the_last_interval_that_missed_too_many
     owed = after(ErrorBudget(kept_s=5.0), EVERYTHING_MISSED, 100.0)
     assert owed.kept_s == 0.0
     assert is_overspent(owed, WINDOW_S)
-    kept = faded(after(owed, NOTHING_MISSED, 1.0), WINDOW_S, WINDOW_S)
+    kept = decay_budget(after(owed, NOTHING_MISSED, 1.0), WINDOW_S, WINDOW_S)
     assert kept.ttft_requests < -30
     assert kept.kept_s > WINDOW_S
     assert not is_overspent(kept, WINDOW_S)
@@ -213,7 +210,7 @@ def test_never_more_than_six_times_the_promise_is_missed_however_much_is_left(
 ) -> None:
     promise = replace(PROMISE, ttft_percentile=percentile)
     spent = targets_with_spare(ErrorBudget(1e9, 0.0), promise, requests_per_s, 60.0)
-    assert MOST == 6.0
+    assert MAX_MISS_RATIO == 6.0
     assert spent.ttft_rest == pytest.approx(6 * (1 - percentile / 100))
     assert (spent.itl_spare, spent.ttft_ms, spent.ttft_percentile) == (0.0, 500.0, percentile)
 
@@ -247,7 +244,7 @@ def test_the_longer_help_takes_the_less_is_spent() -> None:
 
 def test_the_words_say_what_is_left_and_what_may_be_missed_for_now() -> None:
     budget = ErrorBudget(30.0, -4.0)
-    assert in_words(budget, targets_with_spare(budget, PROMISE, 10.0, 60.0)) == (
+    assert describe_budget(budget, targets_with_spare(budget, PROMISE, 10.0, 60.0)) == (
         "error budget: 30 requests fewer than promised missed the TTFT lately, 10% may miss it for now; "
         "4 requests more than promised missed the ITL lately, 5% may miss it for now"
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.sizing import Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Demand
-from dynaplan.planner.sizing.gpu_budget import fit
+from dynaplan.planner.model import Demand, Sizing, WorkerLimits
+from dynaplan.planner.sizing.limits import fit_budget
 from dynaplan.planner.sizing.look_ahead import Sizer, lookahead, size_for_all
 
 LIMITS = WorkerLimits(max_gpus=16)
@@ -24,7 +23,7 @@ def one_worker_for_ten(each: Demand, limits: WorkerLimits) -> Sizing:
 
 def one_worker_for_eight(each: Demand, limits: WorkerLimits) -> Sizing:
     """The same for who stays, when the promise lets them miss less."""
-    return one_worker_for_ten(each.times(10 / 8), limits)
+    return one_worker_for_ten(each.scaled(10 / 8), limits)
 
 
 def planned(
@@ -103,7 +102,7 @@ def test_noise_about_a_constant_demand_settles() -> None:
 def test_the_budget_holds_for_demands_that_need_different_workers() -> None:
     def odd(each: Demand, limits: WorkerLimits) -> Sizing:
         wanted = Targets(14, 2) if each.requests_per_s < 10 else Targets(2, 14)
-        return Sizing(fit(wanted, limits) or Targets(1, 1))
+        return Sizing(fit_budget(wanted, limits) or Targets(1, 1))
 
     sizing = size_for_all(odd, odd, [demand(5.0), demand(50.0)], Targets(1, 1), LIMITS, 0.15)
     assert LIMITS.gpus(sizing.targets) <= 16

@@ -10,8 +10,7 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.sizing import Prediction, Sizing, WorkerLimits
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand, Prediction, Sizing, WorkerLimits
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals, demand_of
@@ -36,8 +35,8 @@ def sized(demand: Demand, promise: SlaTargets = PROMISE, service: ServiceModel =
 
 @pytest.mark.parametrize("service", [DISAGGREGATED, AGGREGATED])
 def test_both_targets_hold_and_with_a_worker_less_one_of_them_does_not(service: ServiceModel) -> None:
-    sizing = sized(LIKE_CHATS.times(3), service=service)
-    state = SteadyState(service, LIKE_CHATS.times(3))
+    sizing = sized(LIKE_CHATS.scaled(3), service=service)
+    state = SteadyState(service, LIKE_CHATS.scaled(3))
     assert sizing.prediction
     assert meets(sizing.prediction, PROMISE)
     fewer = [replace(sizing.targets, decode=sizing.targets.decode - 1)]
@@ -47,7 +46,7 @@ def test_both_targets_hold_and_with_a_worker_less_one_of_them_does_not(service: 
 
 
 def test_the_story_says_what_a_worker_less_would_mean() -> None:
-    sizing = sized(LIKE_CHATS.times(3))
+    sizing = sized(LIKE_CHATS.scaled(3))
     reasons = {step.stage: step.why for step in sizing.steps}
     assert list(reasons) == ["demand", "decode", "prefill", "budget"]
     assert "90 requests/s" in reasons["demand"]
@@ -72,27 +71,27 @@ def test_a_heavy_tail_of_prompts_needs_more_than_their_mean() -> None:
 
 def test_a_higher_percentile_needs_no_fewer_workers() -> None:
     workers = [
-        sized(LIKE_CHATS.times(4), replace(PROMISE, itl_percentile=each)).targets for each in (50, 95, 99)
+        sized(LIKE_CHATS.scaled(4), replace(PROMISE, itl_percentile=each)).targets for each in (50, 95, 99)
     ]
     assert [each.decode for each in workers] == sorted(each.decode for each in workers)
     assert workers[0].decode < workers[-1].decode
 
 
 def test_prompts_that_are_in_the_cache_need_fewer_workers() -> None:
-    long = replace(LIKE_CHATS.times(3), isl=Lengths.fixed(6000))
+    long = replace(LIKE_CHATS.scaled(3), isl=Lengths.fixed(6000))
     assert sized(replace(long, prefix_hit_rate=0.8)).targets.prefill < sized(long).targets.prefill
 
 
 def test_bursts_need_no_fewer_workers() -> None:
-    calm, bursty = LIKE_CHATS.times(4), replace(LIKE_CHATS.times(4), burstiness=6.0)
+    calm, bursty = LIKE_CHATS.scaled(4), replace(LIKE_CHATS.scaled(4), burstiness=6.0)
     assert sized(bursty).targets.decode >= sized(calm).targets.decode
     assert sized(bursty).prediction.ttft_ms > sized(calm).prediction.ttft_ms  # type: ignore[union-attr]
 
 
 def test_workers_that_take_turns_do_no_worse() -> None:
     even = replace(AGGREGATED, is_evenly_routed=True)
-    assert sized(LIKE_CHATS.times(5), service=even).targets.decode <= (
-        sized(LIKE_CHATS.times(5), service=AGGREGATED).targets.decode
+    assert sized(LIKE_CHATS.scaled(5), service=even).targets.decode <= (
+        sized(LIKE_CHATS.scaled(5), service=AGGREGATED).targets.decode
     )
 
 
@@ -153,19 +152,19 @@ def test_answers_of_one_token_need_a_decode_worker_all_the_same() -> None:
 
 def test_slower_engines_need_more_workers() -> None:
     slower = DISAGGREGATED.slowed(1.5, 1.5)
-    fast, slow = sized(LIKE_CHATS.times(3)).targets, sized(LIKE_CHATS.times(3), service=slower).targets
+    fast, slow = sized(LIKE_CHATS.scaled(3)).targets, sized(LIKE_CHATS.scaled(3), service=slower).targets
     assert slow.prefill > fast.prefill
     assert slow.decode > fast.decode
 
 
 def test_the_minimums_and_the_budget_hold() -> None:
     limits = WorkerLimits(max_gpus=4, least=Targets(1, 2))
-    sizing = size_pools(DISAGGREGATED, LIKE_CHATS.times(10), PROMISE, limits, CURRENT)
+    sizing = size_pools(DISAGGREGATED, LIKE_CHATS.scaled(10), PROMISE, limits, CURRENT)
     assert limits.gpus(sizing.targets) == 4
     assert sizing.targets.decode >= 2
     assert sizing.prediction
     assert not meets(sizing.prediction, PROMISE)
-    assert size_pools(DISAGGREGATED, LIKE_CHATS.times(0.01), PROMISE, limits, CURRENT).targets == Targets(
+    assert size_pools(DISAGGREGATED, LIKE_CHATS.scaled(0.01), PROMISE, limits, CURRENT).targets == Targets(
         1, 2
     )
 

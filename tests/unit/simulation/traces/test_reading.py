@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.simulation.traces import reading
 from dynaplan.simulation.traces.reading import read_trace
 from dynaplan.util.errors import ConfigError

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from itertools import pairwise
 from statistics import mean, stdev
 
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.planner.forecasting.warm_start import interval_history
-from dynaplan.simulation.traces.shaping import SPREAD_S, scaled
-from dynaplan.simulation.traces.synthetic import KINDS, is_synthetic, synthetic
+from dynaplan.planner.forecasting.traffic_history import interval_history
+from dynaplan.simulation.traces.reading import SPREAD_S, scale_rate
+from dynaplan.simulation.traces.synthetic import BLOCK_TOKENS, KINDS, PLACES, is_synthetic, synthetic
 from dynaplan.util.errors import ConfigError
 
 
@@ -89,7 +90,7 @@ def test_a_wrong_text_is_refused_at_once(text: str, message: str) -> None:
 
 def test_scaling_multiplies_the_requests_and_keeps_the_time() -> None:
     trace = list(synthetic("sinusoid:duration=300"))
-    tripled = list(scaled(trace, 3))
+    tripled = list(scale_rate(trace, 3))
     assert len(tripled) == 3 * len(trace)
     assert all(one.arrival_s <= other.arrival_s for one, other in pairwise(tripled))
     assert tripled[-1].arrival_s < trace[-1].arrival_s + SPREAD_S
@@ -101,14 +102,14 @@ def test_scaling_multiplies_the_requests_and_keeps_the_time() -> None:
 def test_scaling_by_a_fraction_adds_or_leaves_out_that_many() -> None:
     trace = list(synthetic("poisson:rate=20"))
     for scale in (0.25, 1.5):
-        assert len(list(scaled(trace, scale))) == pytest.approx(scale * len(trace), rel=0.05)
-        assert list(scaled(trace, scale)) == list(scaled(trace, scale))
-    assert list(scaled(trace, 1)) == trace
+        assert len(list(scale_rate(trace, scale))) == pytest.approx(scale * len(trace), rel=0.05)
+        assert list(scale_rate(trace, scale)) == list(scale_rate(trace, scale))
+    assert list(scale_rate(trace, 1)) == trace
 
 
 def test_copies_share_prefixes_with_their_like_only() -> None:
     trace = [TracedRequest(float(at_s), 128, 1, (7, 8), 64) for at_s in range(2)]
-    hashes = [each.block_hashes for each in scaled(trace, 2)]
+    hashes = [each.block_hashes for each in scale_rate(trace, 2)]
     assert len(set(hashes)) == 2
     assert sorted(map(hashes.count, set(hashes))) == [2, 2]
 
@@ -116,4 +117,48 @@ def test_copies_share_prefixes_with_their_like_only() -> None:
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
 def test_a_factor_that_is_none_is_refused_at_once(factor: float) -> None:
     with pytest.raises(ConfigError, match="Expected a number, more than 0"):
-        scaled([], factor)
+        scale_rate([], factor)
+
+
+SYSTEM = 1000
+SHARED = SYSTEM // BLOCK_TOKENS
+TEXT = f"conversations:rate=2,turns=5,system={SYSTEM},isl=160,osl=320,think=10,duration=400"
+
+
+def by_conversation(trace: list[TracedRequest]) -> list[list[TracedRequest]]:
+    found = defaultdict(list)
+    for each in trace:
+        found[each.block_hashes[SHARED] // PLACES].append(each)
+    return list(found.values())
+
+
+def test_every_turn_begins_with_the_whole_turn_before_it_and_its_answer() -> None:
+    for turns in by_conversation(list(synthetic(TEXT))):
+        for before, after in pairwise(turns):
+            assert after.prompt_tokens == before.prompt_tokens + 320 + 160
+            assert after.block_hashes[: len(before.block_hashes)] == before.block_hashes
+            assert after.arrival_s >= before.arrival_s + 320 / 50
+
+
+def test_conversations_share_the_system_prompt_and_nothing_else() -> None:
+    conversations = [
+        {block for turn in turns for block in turn.block_hashes}
+        for turns in by_conversation(list(synthetic(TEXT)))
+    ]
+    for one, other in pairwise(conversations):
+        assert one & other == set(range(SHARED))
+
+
+def test_only_full_blocks_have_ids() -> None:
+    assert all(len(each.block_hashes) == each.prompt_tokens // BLOCK_TOKENS for each in synthetic(TEXT))
+
+
+def test_there_are_as_many_conversations_and_turns_as_were_asked_for() -> None:
+    text = "conversations:rate=5,turns=4,think=1,osl=10,duration=2000"
+    conversations = by_conversation(list(synthetic(text)))
+    assert len(conversations) == pytest.approx(10_000, rel=0.05)
+    assert mean(map(len, conversations)) == pytest.approx(4, rel=0.05)
+
+
+def test_without_a_rate_nothing_comes() -> None:
+    assert list(synthetic("conversations:rate=0")) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.lab.profiling.load.answers import AnswerStream, RequestFailed, refusal
+from dynaplan.lab.profiling.load.completions import AnswerStream, RequestFailed, refusal
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 

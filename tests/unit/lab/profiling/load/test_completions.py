@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.engines.timing_model.tokens import count_tokens
-from dynaplan.lab.profiling.load.answers import Answer, RequestFailed
-from dynaplan.lab.profiling.load.completions import CompletionClient, open_session
+from dynaplan.lab.profiling.load.completions import Answer, CompletionClient, RequestFailed, open_session
 from dynaplan.lab.profiling.load.prompts import PromptPool
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}

@@ -10,8 +10,7 @@ import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.profiling.load import generator
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed
-from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, CompletionClient, RequestFailed
 from dynaplan.lab.profiling.load.generator import LoadGenerator
 from dynaplan.lab.profiling.load.prompts import PromptPool
 from tests.fakes.polling import eventually
@@ -83,7 +82,7 @@ async def test_each_client_has_one_request_open_and_sends_the_next_after_it() ->
 async def test_a_client_that_fails_does_not_ask_in_a_busy_loop_and_ends_at_once_when_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(generator, "FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(generator, "FIRST_RETRY_S", 3600.0)
     service = Service()
     service.fails = True
     service.may_answer.set()

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dynaplan.lab.profiling.load.answers import Answer, AnswerStream
-from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, CompletionClient
 from dynaplan.lab.profiling.load.meters import DecodeMeter, are_side_by_side, measure_prefill, shared_itl_ms
 from dynaplan.lab.profiling.load.prompts import PromptPool
-from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.util.errors import PermanentError
 
 PROMPTS = PromptPool(is_text=False)

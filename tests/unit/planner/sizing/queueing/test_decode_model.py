@@ -8,7 +8,7 @@ import pytest
 from dynaplan.engines.timing_model.settings import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.model import Demand
 from dynaplan.planner.sizing.queueing.decode_model import DecodeBatch
 from dynaplan.planner.sizing.queueing.workload import WorkerKind, answers_of, prompts_of
 

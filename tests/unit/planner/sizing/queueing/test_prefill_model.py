@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dynaplan.planner.forecasting.dispersion import dispersions_of
+from dynaplan.planner.forecasting.arrivals import dispersions_of
 from dynaplan.planner.sizing.queueing.prefill_model import PrefillWaiting
 from dynaplan.planner.sizing.queueing.workload import prompts_of
 from tests.unit.planner.sizing.queueing.test_decode_model import DEMAND, KIND

@@ -1,0 +1,147 @@
+"""The live planner in virtual time: its own loop, its own ``decide``, and the service as its deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from dynaplan.config.settings.forecasting import Forecast
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.load_sample import Sample
+from dynaplan.planner.forecasting.forecaster import forecast
+from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
+from dynaplan.planner.model import Decision, Load, Observation, PlannerState
+from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
+from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.sizing.demand_forecast import forecast_traffic
+from dynaplan.simulation.service import SimulatedService
+
+
+class BlockingForecaster(Protocol):
+    """A method of forecasting that is not the core's own."""
+
+    def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+        """Forecast a curve ``steps`` intervals ahead; ``is_count``: the values are numbers of requests."""
+        ...
+
+    def close(self) -> None:
+        """End: no more forecasts will be asked for."""
+        ...
+
+
+OnDecision = Callable[[PlannerState, Observation, Decision, PlannerState], None]
+"""Called with each decision: the state before it, its observation, the decision, and the state after it."""
+
+
+class PlannerPolicy:
+    """Plans as the live planner does: its loop, its ``decide``, and the acknowledgement of its decisions.
+
+    It is the ``PlannedDeployment`` of that loop; ``begin`` comes before all else. ``before`` is the traffic
+    of a warm-up trace. Forecasts are made by ``method``, or by the core's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: PlannerSettings,
+        model: SlaModel | None = None,
+        *,
+        before: Sequence[IntervalLoad] = (),
+        method: BlockingForecaster | None = None,
+        on_decision: OnDecision | None = None,
+    ) -> None:
+        self.name = name
+        self.interval_s = settings.metric_pulling_interval_s
+        self.why = ""
+        self._settings = settings
+        self._method = method
+        self._on_decision = on_decision
+        self._cycle = PlanningCycle(settings, model)
+        self._history = TrafficHistory(settings.adjustment_interval_s, before)
+        self._service: SimulatedService
+        self._desired = DesiredCounts()
+        self._observed_s = 0.0
+
+    def begin(self, service: SimulatedService) -> None:
+        """Begin with the workers of the service as the first decision."""
+        wanted = service.pools.wanted
+        self._service = service
+        self._desired = DesiredCounts(wanted.prefill, wanted.decode, 0, 0)
+        self._cycle.begin(service.now_s)
+        self._observed_s = service.now_s
+
+    def evaluate(self, service: SimulatedService) -> None:
+        """Make a metric pull, and at the end of an interval a decision."""
+        _run_without_waiting(self._cycle.tick(self))
+
+    def close(self) -> None:
+        """End the processes that compute forecasts, if there are any."""
+        if self._method:
+            self._method.close()
+
+    def now_s(self) -> float:
+        return self._service.now_s
+
+    async def desired(self) -> DesiredCounts:
+        """Return the desired counts, which are acknowledged as soon as every wanted worker serves."""
+        if self._service.pools.is_carried_out():
+            self._desired = replace(self._desired, scaled_decision_id=self._desired.decision_id)
+        return self._desired
+
+    async def pull_traffic(self) -> None:
+        """Have the service count the arrivals since the last pull; the first pull ends no time."""
+        if self._service.now_s > self._observed_s:
+            self._service.meter.pull()
+
+    async def pull_load(self) -> Sample:
+        return self._service.sample()
+
+    async def observe(self, load: Load) -> Observation:
+        """Return the observation of the interval, with the forecast where targets are planned for."""
+        service, settings = self._service, self._settings
+        observation = Observation(service.now_s, service.pools.counts(), self._desired, load)
+        if not settings.is_by_targets:
+            return observation
+        traffic = service.meter.traffic(service.now_s - self._observed_s)
+        self._observed_s = service.now_s
+        self._history.add(traffic)
+        startup_s = startup_time_s(settings, service.settings.startup_s.values())
+        expected = await forecast_traffic(self._history, self._forecast, startup_s, settings)
+        return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)
+
+    def record(
+        self, before: PlannerState, observation: Observation, decision: Decision, after: PlannerState
+    ) -> None:
+        """Hand the decision to whoever wants to know."""
+        if self._on_decision:
+            self._on_decision(before, observation, decision, after)
+
+    async def apply(self, decision: Decision) -> bool:
+        """Ask the service for the desired counts."""
+        desired, last = decision.desired, self._desired
+        self._desired = replace(
+            last,
+            num_prefill_workers=desired.prefill,
+            num_decode_workers=desired.decode,
+            decision_id=last.next_decision_id,
+        )
+        self.why = decision.reason
+        self._service.scale(desired)
+        return True
+
+    async def _forecast(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+        if self._method:
+            return self._method(history, steps, is_count=is_count)
+        return forecast(history, steps, settings=self._settings, is_count=is_count)
+
+
+def _run_without_waiting(step: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end; nothing in virtual time waits, so no event loop is needed."""
+    try:
+        step.send(None)
+    except StopIteration:
+        return
+    step.close()
+    raise RuntimeError("a simulated deployment does not wait")

@@ -1,1 +1,0 @@
-"""Connectors: they carry the planner's decisions to the systems that start and stop workers."""

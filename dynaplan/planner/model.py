@@ -1,0 +1,410 @@
+"""The values of a decision: traffic and load observed, demand forecast, sizes, the decision and its record.
+
+All are frozen. What ``decisions.jsonl`` holds is read and written here: ``DecisionRecord``, ``PlannerState``,
+``Observation``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.gateway.traffic import Lengths, Traffic, _lengths_of
+from dynaplan.planner.bursts.memory import BurstMemory
+from dynaplan.util.typed import check_types
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a decision: the numbers before and after it, and why. "Unchanged" is a result too."""
+
+    stage: str
+    before: Targets
+    after: Targets
+    why: str
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Requests per second, and their lengths.
+
+    ``prefix_hit_rate`` is the part of the prompts' tokens (0 to 1) that need not be computed.
+    ``burstiness`` is the variance of the number of arrivals over its mean: 1 for independent clients
+    (Poisson), 0 for a metronome. ``dispersions`` are the same at several time scales, each with the
+    length of its windows in s, the shortest first; none where they are not known.
+    """
+
+    requests_per_s: float
+    isl: Lengths
+    osl: Lengths
+    prefix_hit_rate: float = 0.0
+    burstiness: float = 1.0
+    dispersions: tuple[tuple[float, float], ...] = ()
+
+    def scaled(self, factor: float) -> Demand:
+        """Return the demand with ``factor`` times the requests per second, of which as many come together.
+
+        Of arrivals that are left out at random what exceeds the variance of independent ones shrinks with
+        their number (thinning), so that one request in a long time is in no burst.
+        """
+        dispersions = tuple(
+            (scale_s, max(0.0, 1 + (index - 1) * factor)) for scale_s, index in self.dispersions
+        )
+        return replace(self, requests_per_s=self.requests_per_s * factor, dispersions=dispersions)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The forecast of one coming interval: its requests, and their mean lengths; None is "not known".
+
+    ``ahead`` counts intervals after the newest measured one; ``why`` names the method. ``doubt`` is the
+    mean absolute error, in requests, of earlier forecasts as far ahead, ``surprise`` the requests by which
+    the load has exceeded them lately, but for as many as may miss; 0: not known.
+    """
+
+    requests: float | None = None
+    isl_tokens: float | None = None
+    osl_tokens: float | None = None
+    ahead: int = 1
+    doubt: float = 0.0
+    surprise: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """The forecast of the traffic of some coming intervals, the soonest first.
+
+    ``isl`` and ``osl`` are the histograms of recent requests, None where there were none; ``dispersion`` and
+    ``prefix_hit_rate`` as in ``Traffic``, ``dispersions`` as in ``Demand``, averaged over the last minutes.
+    """
+
+    interval_s: float
+    expected: tuple[Expected, ...] = ()
+    isl: Lengths | None = None
+    osl: Lengths | None = None
+    dispersion: float | None = None
+    prefix_hit_rate: float | None = None
+    dispersions: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Foresight:
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        expected = tuple(Expected(**each) for each in document["expected"])
+        dispersions = tuple((float(each[0]), float(each[1])) for each in document.get("dispersions", ()))
+        parts = {"expected": expected, "dispersions": dispersions, **_lengths_of(document)}
+        return cls(**{**document, **parts})
+
+
+UNLIMITED = Targets(10**9, 10**9)
+"""The numbers of workers where nobody has set a maximum."""
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """The bounds of the numbers of workers: GPUs in all, GPUs of one worker, minimums and maximums.
+
+    An aggregated service has no prefill workers: its minimum of them is 0. ``most`` goes before ``least``.
+    """
+
+    max_gpus: int = 8
+    prefill_gpus: int = 1
+    decode_gpus: int = 1
+    least: Targets = field(default_factory=lambda: Targets(1, 1))
+    most: Targets = UNLIMITED
+
+    def cap(self, workers: Targets) -> Targets:
+        """Return the smaller number for each role: of these and of ``most``."""
+        return Targets(min(workers.prefill, self.most.prefill), min(workers.decode, self.most.decode))
+
+    def gpus(self, workers: Targets) -> int:
+        """Return the GPUs that these numbers of workers need."""
+        return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """Factors by which the engines differ from their profile. Their meaning depends on ``sizing``.
+
+    ``queueing``: how many times as long a step takes, of prefill and of decode (aggregated: decode only);
+    smoothed over intervals (``planner/sizing/corrections.py``). ``formula``: mean TTFT and mean ITL measured
+    over the profile's, waiting included, anew in each interval (``planner/sizing/formula.py``).
+    """
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """Requests that could have missed each target lately without breaking the promise.
+
+    Below 0, that many too many missed. The past fades: what is one ``slo-window`` old counts 37 %
+    (``planner/sizing/error_budget.py``). ``kept_s`` is the time since an interval last spent too much of it.
+    """
+
+    ttft_requests: float = 0.0
+    itl_requests: float = 0.0
+    kept_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The times that a number of workers gives a demand: at the targets' percentiles, and means; in ms.
+
+    ``prefill_utilisation`` is the part of its time in which a prefill (or aggregated) worker computes
+    prompts, ``kv_usage`` the mean part of the KV cache in use, ``batch`` the mean number of requests that
+    one worker decodes at once. ``overload`` says what does not fit; the times are then infinite.
+    """
+
+    ttft_ms: float
+    itl_ms: float
+    mean_ttft_ms: float
+    mean_itl_ms: float
+    prefill_utilisation: float
+    kv_usage: float
+    batch: float
+    overload: str = ""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """The workers that a demand needs, what is expected of them, and the steps of the trail.
+
+    ``prediction`` is None with ``sizing: formula``, which predicts nothing.
+    """
+
+    targets: Targets
+    steps: tuple[Step, ...] = field(default=())
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """The pulls of one interval, averaged. Numbers of workers are those at the last pull.
+
+    They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` tells how
+    the numbers of workers changed in the interval; "" when they did not.
+    """
+
+    pulls: int = 0
+    kv_usage: float | None = None
+    kv_missing: str = ""
+    prefill_queue: float | None = None
+    prefill_queue_first: float | None = None
+    prefill_queue_last: float | None = None
+    queue_missing: str = ""
+    prefill_workers: int = 0
+    decode_workers: int = 0
+    changed: str = ""
+    decode_asleep: int = 0
+    prefill_asleep: int = 0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One adjustment interval; ``at_s`` is monotonic seconds.
+
+    ``traffic`` and ``foresight`` are None for policies that do not plan for targets. ``startup_s`` is the
+    time of a worker from start to ready, the slower role's. ``unknown`` says why the fleet and the desired
+    counts could not be read, ``failure`` why the previous decision was not carried out; both are "" when
+    all is well. ``holds`` are those in force.
+    """
+
+    at_s: float
+    fleet: FleetCounts = field(default_factory=FleetCounts)
+    desired: DesiredCounts = field(default_factory=DesiredCounts)
+    load: Load = field(default_factory=Load)
+    unknown: str = ""
+    failure: str = ""
+    traffic: Traffic | None = None
+    foresight: Foresight | None = None
+    startup_s: float = 0.0
+    holds: RoleHolds = field(default_factory=RoleHolds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back; without holds or sleepers no key for them."""
+        document, holds = asdict(self), self.holds.to_json()
+        del document["holds"]
+        fleet, load = document["fleet"], document["load"]
+        for part, key in (
+            (fleet["prefill"], "asleep"),
+            (fleet["decode"], "asleep"),
+            (fleet["prefill"], "unmanaged"),
+            (fleet["decode"], "unmanaged"),
+            (load, "prefill_asleep"),
+            (load, "decode_asleep"),
+        ):
+            if not part[key]:
+                del part[key]
+        return {**document, "holds": holds} if holds else document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Observation:
+        """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
+        fleet, traffic, foresight = document["fleet"], document.get("traffic"), document.get("foresight")
+        return cls(
+            at_s=document["at_s"],
+            fleet=FleetCounts(
+                WorkerCounts(**fleet["prefill"]), WorkerCounts(**fleet["decode"]), fleet["gpus_total"]
+            ),
+            desired=DesiredCounts(**document["desired"]),
+            load=Load(**document["load"]),
+            unknown=document["unknown"],
+            failure=document["failure"],
+            traffic=Traffic.from_json(traffic) if traffic else None,
+            foresight=Foresight.from_json(foresight) if foresight else None,
+            startup_s=document.get("startup_s", 0.0),
+            holds=RoleHolds.from_json(document.get("holds", {})),
+        )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The numbers of workers asked for until now (``current``) and from now on (``desired``), with the trail.
+
+    ``prediction`` is what the model expects of ``desired``, where targets were planned for and it is known.
+    """
+
+    current: Targets
+    desired: Targets
+    steps: tuple[Step, ...] = ()
+    prediction: Prediction | None = None
+
+    @property
+    def is_change(self) -> bool:
+        """True when there is anything to carry out."""
+        return self.desired != self.current
+
+    @property
+    def reason(self) -> str:
+        """Why, in one line: the steps that changed something, or else the last one."""
+        changes = [step.why for step in self.steps if step.before != step.after]
+        return "; ".join(changes or [step.why for step in self.steps[-1:]])
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Decision:
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        steps = tuple(
+            Step(each["stage"], Targets(**each["before"]), Targets(**each["after"]), each["why"])
+            for each in document["steps"]
+        )
+        expected = document.get("prediction")
+        prediction = Prediction(**expected) if expected else None
+        return cls(Targets(**document["current"]), Targets(**document["desired"]), steps, prediction)
+
+
+@dataclass(frozen=True)
+class PlannerState:
+    """All memory between two decisions.
+
+    ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
+    ``pending_id`` is the decision that was not acknowledged at the last look, -1 for none, and
+    ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
+    profile. ``error_budget`` is what may still miss. ``wanted`` are the numbers of workers that the targets
+    asked for in the last intervals, the newest last.
+    """
+
+    decode_grace_left: int = 0
+    pending_id: int = -1
+    pending_since_s: float = 0.0
+    corrections: Corrections = field(default_factory=Corrections)
+    error_budget: ErrorBudget = field(default_factory=ErrorBudget)
+    wanted: tuple[Targets, ...] = ()
+    bursts: BurstMemory = field(default_factory=BurstMemory)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back."""
+        document = asdict(replace(self, bursts=BurstMemory()))
+        del document["bursts"]
+        return {**document, **self.bursts.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
+        """Read the form of ``to_json``; KeyError or TypeError for another."""
+        own = dict(document)
+        bursts = {name: own.pop(name, {}) for name in ("standing", "hedge")}
+        return cls(
+            **{
+                **own,
+                "corrections": Corrections(**document.get("corrections", {})),
+                "error_budget": ErrorBudget(**document.get("error_budget", {})),
+                "wanted": tuple(Targets(**each) for each in document.get("wanted", ())),
+                "bursts": BurstMemory.from_json(bursts),
+            }
+        )
+
+    def note_pending(self, desired: DesiredCounts, at_s: float) -> PlannerState:
+        """Return the state after a look at ``at_s`` at which decision is pending."""
+        if not desired.is_pending:
+            return replace(self, pending_id=-1, pending_since_s=0.0)
+        if desired.decision_id == self.pending_id:
+            return self
+        return replace(self, pending_id=desired.decision_id, pending_since_s=at_s)
+
+    def after_interval(self) -> PlannerState:
+        """Return the state with one interval of grace used up."""
+        return replace(self, decode_grace_left=max(0, self.decode_grace_left - 1))
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """One interval as it is written down: enough to decide it again, and to explain it.
+
+    ``wall_time`` is ISO 8601 with its offset. ``decide(settings, state, observation)`` gives ``(next_state,
+    decision)``.
+    """
+
+    wall_time: str
+    settings: PlannerSettings
+    state: PlannerState
+    observation: Observation
+    decision: Decision
+    next_state: PlannerState = field(default_factory=PlannerState)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back; the settings' fingerprint is added."""
+        return {
+            "wall_time": self.wall_time,
+            "fingerprint": fingerprint(self.settings),
+            "settings": self.settings.to_options(),
+            "state": self.state.to_json(),
+            "observation": self.observation.to_json(),
+            "decision": asdict(self.decision),
+            "next_state": self.next_state.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DecisionRecord:
+        """Read the form of ``to_json``; raises KeyError, TypeError or ConfigError when it is not one."""
+        record = cls(
+            wall_time=document["wall_time"],
+            settings=PlannerSettings.from_options(_known_options(document["settings"])),
+            state=PlannerState.from_json(document["state"]),
+            observation=Observation.from_json(document["observation"]),
+            decision=Decision.from_json(document["decision"]),
+            next_state=PlannerState.from_json(document["next_state"]),
+        )
+        check_types(record)
+        return record
+
+
+REMOVED_OPTIONS = frozenset({"adaptive-interval", "recommend-every", "shadow"})
+"""Options of earlier versions, which their records name: none of them changes what an interval decides."""
+
+
+def _known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in recorded.items() if name not in REMOVED_OPTIONS}
+
+
+def fingerprint(settings: PlannerSettings) -> str:
+    """Return twelve hexadecimal digits that differ whenever an option differs."""
+    text = json.dumps(settings.to_options(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

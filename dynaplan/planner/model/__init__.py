@@ -1,1 +1,0 @@
-"""The words of a scaling decision: what is observed, what is decided, how many workers are wanted."""

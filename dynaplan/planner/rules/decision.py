@@ -1,0 +1,295 @@
+"""The planner's decision as a function: the live planner, replay, simulation and tests call this one.
+
+Holds are its last step, whatever the policy: bounds that a person has set. A hold goes before thresholds,
+targets, minimums and guards. One that keeps or adds workers takes room in the GPU budget from the other role,
+down to that role's minimum or its own hold; where even that is not enough the hold is kept and the budget is
+exceeded, as ``dynaplan scale`` may. One that keeps a role small leaves its room to the other.
+
+``preview_decision`` is an estimate of the next decision on numbers of workers that a person asked for: with
+the load of the last recorded interval, spread over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dynaplan.config.settings.planner import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
+from dynaplan.fleet.counts import Targets, WorkerCounts
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, PlannerState, Prediction, Step
+from dynaplan.planner.rules import guards
+from dynaplan.planner.rules.load_policy import Situation, Stage, scale_down, scale_up
+from dynaplan.planner.rules.sla_policy import SlaModel, limits_of, plan_for_targets
+from dynaplan.planner.sizing.limits import fit_budget, raise_to
+
+Gate = Callable[[Situation], tuple[bool, str]]
+"""Tells whether the stages after it may run, and why."""
+
+
+def decide(
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    model: SlaModel | None = None,
+) -> tuple[PlannerState, Decision]:
+    """Return the desired numbers of workers after one adjustment interval, and the state for the next one.
+
+    Total: any observation has a decision, and the unknown changes nothing.
+
+    Policy ``sla``: the workers that the coming traffic needs to meet the targets. Starting workers count as
+    there, so that only ``environment: virtual`` waits at the gate "pending". Removals: ``scale_down.py``.
+
+    Policy ``load``: thresholds alone (``load_policy.py``), at most one worker of each role. They run only
+    while no decision is being carried out (gate "pending", at most ``scaling-timeout``) and if the numbers
+    of workers stayed the same all through the interval (gate "steady"). A worker leaves when the signal is
+    below its lower threshold and no guard objects (``guards.py``): minimum, floor, grace (decode, 3
+    intervals after an addition) and consolidation. Removing comes before adding and prefill before decode,
+    so prefill gets the budget first.
+
+    Policy ``both``: the size of policy ``sla`` is the floor. Where there are fewer workers they are added,
+    and thresholds wait for the effect. Otherwise thresholds add and remove as with ``load``, any worker
+    above the floor, whichever of the two added it; the targets remove none unless the GPU budget has no room
+    for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
+    thresholds only add.
+
+    Holds of persons always come last (``apply_holds``).
+    """
+    noted = state.note_pending(observation.desired, observation.at_s)
+    situation = Situation(settings, noted, observation, current_targets(observation))
+    targets = situation.current
+    prediction = None
+    is_known, why = _is_known(situation)
+    steps = [Step("known", targets, targets, why)]
+    if is_known and settings.waits_with_targets:
+        is_known, why = _is_settled(situation)
+        steps += [Step("pending", targets, targets, why)]
+    if is_known and settings.is_by_targets:
+        situation, planned, prediction = _plan_for_targets(situation, model)
+        steps += planned
+        targets = planned[-1].after
+    if is_known and settings.policy != "sla":
+        steps += _apply_thresholds(situation, targets)
+    if is_known:
+        steps += apply_holds(settings, observation, situation.current, steps[-1].after)
+    desired = steps[-1].after
+    decision = Decision(
+        situation.current, desired, tuple(steps), prediction if desired == situation.floor else None
+    )
+    return _next_state(situation, decision), decision
+
+
+def _plan_for_targets(
+    situation: Situation, model: SlaModel | None
+) -> tuple[Situation, list[Step], Prediction | None]:
+    """Plan for the targets; with the policy ``both`` the size is the floor, and no worker leaves here."""
+    current, settings = situation.current, situation.settings
+    if model is None:
+        raise ValueError(f"policy {settings.policy} without a model of the engines")
+    asleep = _asleep(situation.observation, current)
+    awake = Targets(current.prefill - asleep.prefill, current.decode - asleep.decode)
+    state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, awake)
+    steps = list(sizing.steps)
+    if asleep != Targets():
+        planned = Targets(sizing.targets.prefill + asleep.prefill, sizing.targets.decode + asleep.decode)
+        why = f"asleep {asleep} (`dynaplan wake`)"
+        steps = [
+            Step("awake", current, awake, f"planned without what sleeps: {why}"),
+            *steps,
+            Step("asleep", sizing.targets, planned, f"beside these stays {why}"),
+        ]
+        sizing = replace(sizing, targets=planned)
+    if settings.policy == "both":
+        limits = replace(limits_of(settings, situation.observation, current), least=sizing.targets)
+        after = fit_budget(raise_to(current, sizing.targets), limits) or sizing.targets
+        steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
+    return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
+
+
+def _asleep(observation: Observation, current: Targets) -> Targets:
+    """Return the sleeping workers that are no capacity: they are neither planned with nor removed.
+
+    Not the last of a role, which the next request wakes.
+    """
+    fleet = observation.fleet
+    return Targets(
+        min(fleet.prefill.asleep, max(0, current.prefill - 1)),
+        min(fleet.decode.asleep, max(0, current.decode - 1)),
+    )
+
+
+def _apply_thresholds(situation: Situation, targets: Targets) -> list[Step]:
+    """Run the gates, and then the threshold stages, from these targets on."""
+    steps = []
+    for name, gate in GATES.items():
+        is_open, why = gate(situation)
+        steps.append(Step(name, targets, targets, why))
+        if not is_open:
+            return steps
+    if targets != situation.current:
+        return [*steps, Step("floor raised", targets, targets, "the thresholds wait for its effect")]
+    for name, stage in _stages(situation).items():
+        after, why = stage(situation, targets)
+        steps.append(Step(name, targets, after, why))
+        targets = after
+    return steps
+
+
+def state_without_change(state: PlannerState) -> PlannerState:
+    """Return the state after a decision made in ``state`` that was not carried out: one interval passed."""
+    return state.after_interval()
+
+
+def current_targets(observation: Observation) -> Targets:
+    """Return the desired counts, and the present workers of a role without a desired count."""
+    desired, fleet = observation.desired, observation.fleet
+    return Targets(
+        desired.num_prefill_workers if desired.num_prefill_workers >= 0 else fleet.prefill.present,
+        desired.num_decode_workers if desired.num_decode_workers >= 0 else fleet.decode.present,
+    )
+
+
+def _next_state(situation: Situation, decision: Decision) -> PlannerState:
+    """Return the next state: grace after an added decode worker, else one interval of grace less.
+
+    Grace lasts for the documented number of intervals after the one that added a decode worker; the
+    original's is one interval short. An interval that changes nothing counts too; one in which a decision
+    was still being carried out does not.
+    """
+    state, observation = situation.state, situation.observation
+    if guards.is_waiting(situation.settings, state, observation.desired, observation.at_s):
+        return state
+    if decision.desired.decode > decision.current.decode:
+        return replace(state, decode_grace_left=NEW_DECODE_WORKER_GRACE_PERIOD)
+    return state.after_interval()
+
+
+def _is_known(situation: Situation) -> tuple[bool, str]:
+    if situation.observation.unknown:
+        return False, f"no data: change nothing, because {situation.observation.unknown}"
+    return True, "the fleet and the desired counts are known"
+
+
+def _is_settled(situation: Situation) -> tuple[bool, str]:
+    desired, state, at_s = situation.observation.desired, situation.state, situation.observation.at_s
+    if not desired.is_pending:
+        return True, "no decision is being carried out"
+    waited_s = at_s - state.pending_since_s
+    if guards.is_waiting(situation.settings, state, desired, at_s):
+        return False, f"decision {desired.decision_id} is still being carried out, for {waited_s:.0f} s now"
+    return (
+        True,
+        f"decision {desired.decision_id} was not acknowledged for {waited_s:.0f} s: going on without it",
+    )
+
+
+def _is_steady(situation: Situation) -> tuple[bool, str]:
+    changed = situation.observation.load.changed
+    if changed:
+        return False, f"the workers changed in this interval ({changed}): no adjustments will be made"
+    return True, "the same workers were there all through the interval"
+
+
+GATES: dict[str, Gate] = {"pending": _is_settled, "steady": _is_steady}
+"""Gates before every threshold, in order; the first closed one ends the decision."""
+
+_STAGES: dict[str, tuple[Role, Stage]] = {
+    "prefill scale down": (Role.PREFILL, scale_down(Role.PREFILL)),
+    "decode scale down": (Role.DECODE, scale_down(Role.DECODE)),
+    "prefill scale up": (Role.PREFILL, scale_up(Role.PREFILL)),
+    "decode scale up": (Role.DECODE, scale_up(Role.DECODE)),
+}
+"""Threshold stages in order: removing before adding, prefill before decode."""
+
+
+def _stages(situation: Situation) -> dict[str, Stage]:
+    return {
+        name: stage
+        for name, (role, stage) in _STAGES.items()
+        if role is Role.DECODE or situation.is_disaggregated
+    }
+
+
+def apply_holds(
+    settings: PlannerSettings, observation: Observation, current: Targets, wanted: Targets
+) -> list[Step]:
+    """Return the step from the ``wanted`` numbers to those within the holds; none where nothing is held.
+
+    A deployment without prefill workers (``current`` has none) ignores a hold of them.
+    """
+    holds = observation.holds.beside(current)
+    if not holds.by_role:
+        return []
+    after = _fit_holds(settings, observation, holds, current, wanted)
+    return [Step("held", wanted, after, _describe_holds(holds, wanted, after))]
+
+
+def _fit_holds(
+    settings: PlannerSettings, observation: Observation, holds: RoleHolds, current: Targets, wanted: Targets
+) -> Targets:
+    bounded = holds.bounded(wanted)
+    if not any(bounded.of(role) > wanted.of(role) for role in SCALED_ROLES):
+        return bounded
+    limits = limits_of(settings, observation, current)
+    least = Targets(min(limits.least.prefill, bounded.prefill), min(limits.least.decode, bounded.decode))
+    least = holds.bounded(least)
+    return fit_budget(bounded, replace(limits, least=least)) or least
+
+
+def _describe_holds(holds: RoleHolds, wanted: Targets, after: Targets) -> str:
+    parts = []
+    for role in SCALED_ROLES:
+        hold, before, now = holds.of(role), wanted.of(role), after.of(role)
+        not_wanted = f", instead of {before}" if before != now else ""
+        if hold:
+            parts.append(f"{role.value} is {hold}{not_wanted}")
+        elif not_wanted:
+            parts.append(f"the GPU budget then has room for {role.value} {now}{not_wanted}")
+    return "; ".join(parts)
+
+
+def preview_decision(
+    last: DecisionRecord, workers: Targets, holds: RoleHolds, model: SlaModel | None
+) -> Decision:
+    """Return the decision on these numbers of workers, all of them ready, after the one in ``last``."""
+    seen = last.observation
+    fleet = replace(
+        seen.fleet,
+        prefill=_ready(seen.fleet.prefill, workers.prefill),
+        decode=_ready(seen.fleet.decode, workers.decode),
+    )
+    observation = replace(
+        seen,
+        at_s=seen.at_s + last.settings.adjustment_interval_s,
+        fleet=fleet,
+        desired=DesiredCounts(workers.prefill, workers.decode, 0, 0),
+        load=_spread_load(seen.load, workers),
+        failure="",
+        holds=holds,
+    )
+    return decide(last.settings, last.next_state, observation, model)[1]
+
+
+def has_data(observation: Observation) -> bool:
+    """Tell whether the planner knew enough in that interval to tell of the next one."""
+    return not observation.unknown
+
+
+def _ready(counts: WorkerCounts, workers: int) -> WorkerCounts:
+    return WorkerCounts(ready=workers, gpus=counts.gpus, startup_s=counts.startup_s)
+
+
+def _spread_load(load: Load, workers: Targets) -> Load:
+    """Return the same load over these workers; the prefill queue is that of all of them already."""
+    usage = load.kv_usage
+    if usage is not None and workers.decode:
+        usage = usage * load.decode_workers / workers.decode
+    return replace(
+        load,
+        kv_usage=usage,
+        prefill_workers=workers.prefill,
+        decode_workers=workers.decode,
+        changed="",
+    )

@@ -1,0 +1,50 @@
+"""What a recording recommends: the cheapest that kept the promise, and no change without a reason."""
+
+import pytest
+
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.lab.simulate.simulation import candidates_beside, compare_results, describe_change
+from dynaplan.simulation.outcome import Outcome, Slo
+from dynaplan.simulation.run import Result
+
+PROMISED = SlaTargets(500, 50, 95, 95)
+
+
+def result(policy: str, in_time: int, gpus: float) -> Result:
+    """An hour of a hundred requests, so many of them within both targets."""
+    outcome = Outcome(Slo(500, 50), requests=100, ttft_met=in_time, itl_met=100, both_met=in_time)
+    return Result(policy, outcome, gpus, 3600.0, 3600.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("others", "policy"),
+    [
+        ([result("sla", 99, 5.0), result("best-static:2,2", 96, 4.0)], "best-static:2,2"),
+        ([result("sla", 94, 4.0)], "sla"),
+        ([result("sla", 71, 4.0)], "load"),
+    ],
+    ids=["the cheapest that keeps it", "the nearest to it", "no change for a point"],
+)
+def test_a_broken_promise_is_answered_by(others, policy):
+    assert compare_results([result("load", 70, 4.0), *others], PROMISED).policy == policy
+
+
+@pytest.mark.parametrize(("gpus", "policy"), [(3.7, "sla"), (3.9, "load"), (4.5, "load")])
+def test_a_kept_promise_is_only_left_for_more_than_a_twentieth_of_the_gpus(gpus, policy):
+    results = [result("load", 97, 4.0), result("sla", 96, gpus), result("best-static:1,1", 60, 2.0)]
+    assert compare_results(results, PROMISED).policy == policy
+
+
+def test_it_says_what_to_set_and_what_is_gained():
+    results = [result("load", 70, 4.0), result("sla", 99, 5.0)]
+    assert compare_results(results, PROMISED).words == (
+        "set --Planner.policy=sla: 99.0% in time with 5.0 GPUs, where load had 70.0% in time with 4.0 GPUs. "
+        "It keeps the promise"
+    )
+    assert describe_change("best-static:2,1") == "stop scaling and keep 2 prefill and 1 decode workers"
+    assert describe_change("best-static:3") == "stop scaling and keep 3 workers"
+
+
+def test_the_own_policy_is_the_first_that_is_tried_and_stands_once():
+    assert candidates_beside("sla") == ("sla", "load", "best-static")
+    assert candidates_beside("both") == ("both", "load", "sla", "best-static")
