@@ -144,13 +144,13 @@ def command(
 def origins(options: SimulateOptions) -> list[str]:
     """Return what is said of estimated profiles, each once."""
     from dynaplan.config.settings.worker import SimOptions
-    from dynaplan.engines import registry
+    from dynaplan.engines.sim.profiles import timing_origin
     from dynaplan.fleet.desired_counts import SCALED_ROLES
     from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
-    words = map(registry.timing_origin, engines)
+    words = map(timing_origin, engines)
     return [f"The profile is {each}." for each in dict.fromkeys(words) if each]
 
 

@@ -1,6 +1,6 @@
 """The part of an engine's API that a frontend must know: fields of requests with bounds, signs of a death.
 
-Each engine declares its own as data (``engines/apis``). A field that is not bounded may cost an
+Each engine declares its own as data (``engine_apis.py``). A field that is not bounded may cost an
 engine its life or its other requests their time; see the lists for what was seen to do so.
 """
 

@@ -1,14 +1,36 @@
-"""Ports to an engine: what runs it, what it answers, what it prefills for others."""
+"""Ports to an engine: what runs it, what it answers, what it prefills for others, and its surroundings."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dynaplan.engines.kv_events.wire import Change
+from dynaplan.engines.kv_events import Change
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.http_routes import Route
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """The surroundings of one worker's engine.
+
+    ``role`` is ``decode`` (aggregated workers too) or ``prefill``. ``address`` is the base URL of the
+    worker's own HTTP server. ``token`` is the bearer token of the frontends, and the engine's API key.
+    ``gpus`` is the worker's ``resources.gpu``: a whole number, or a fraction of one GPU. ``scratch_dir`` is
+    a directory in memory, the same for all workers of the deployment; a worker's own files there begin with
+    ``{worker_name}.`` and are removed when it is gone. ``tells_blocks``: the engine is to tell the worker
+    which KV blocks it stores and removes.
+    """
+
+    worker_name: str
+    role: str = "decode"
+    address: str = ""
+    token: str = field(default="", repr=False)
+    gpus: float = 0
+    scratch_dir: str = ""
+    tells_blocks: bool = False
 
 
 class HandOver(Protocol):

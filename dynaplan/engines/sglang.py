@@ -14,8 +14,11 @@ from pathlib import Path
 
 from dynaplan.config.engine_flags import engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.config.parallelism import DATA, TENSOR, parallel_size, tensor_parallel_size
-from dynaplan.engines.common.block_events import publishing
-from dynaplan.engines.common.kinds import (
+from dynaplan.engines.model_files import public_name
+from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.server.block_events import publishing
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import (
     Ask,
     EngineKind,
     LaunchLine,
@@ -27,11 +30,7 @@ from dynaplan.engines.common.kinds import (
     loopback_transport,
     under_one_name,
 )
-from dynaplan.engines.common.model_files import public_name
-from dynaplan.engines.common.server_engine import ServerEngine
-from dynaplan.engines.common.signals import SignalNames
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine, HandOver
+from dynaplan.engines.server.metrics import SignalNames
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
 

@@ -19,8 +19,10 @@ import dynaplan
 from dynaplan.config.engine_flags import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.config.parallelism import DATA, TENSOR, data_parallel_size, parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
-from dynaplan.engines.common.block_events import publishing
-from dynaplan.engines.common.kinds import (
+from dynaplan.engines.port import Engine, EngineContext
+from dynaplan.engines.server.block_events import publishing
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import (
     EngineKind,
     LaunchLine,
     Options,
@@ -33,10 +35,7 @@ from dynaplan.engines.common.kinds import (
     real_gpus,
     sequential,
 )
-from dynaplan.engines.common.server_engine import ServerEngine
-from dynaplan.engines.common.signals import SignalNames
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine
+from dynaplan.engines.server.metrics import SignalNames
 from dynaplan.store.instances import host_of, is_loopback
 from dynaplan.util.errors import ConfigError
 

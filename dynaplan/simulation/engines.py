@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest
+from dynaplan.engines.timing_model.model import EngineModel, EngineRequest
 from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
 OnRequest = Callable[[str, float], None]

@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.engines import trtllm
-from dynaplan.engines.common.kinds import sequential
-from dynaplan.engines.common.server_client import _object
-from dynaplan.engines.common.signals import read_signals
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.llamacpp.desk import SlotDesk
-from dynaplan.engines.llamacpp.kind import SIGNALS as LLAMACPP
-from dynaplan.engines.llamacpp.slots import SlotFiles, SlotPool
+from dynaplan.engines.llamacpp.launch import SIGNALS as LLAMACPP
+from dynaplan.engines.llamacpp.slots import SlotDesk, SlotFiles, SlotPool
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.client import _object
+from dynaplan.engines.server.kind import sequential
+from dynaplan.engines.server.metrics import read_signals
 from dynaplan.engines.sglang import SIGNALS as SGLANG
 from dynaplan.engines.sim.api import read_request
 from dynaplan.engines.vllm import ASK_TO_HOLD, SIGNALS, make

@@ -8,8 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.engines.kv_events.block_translation import BlockTranslation
-from dynaplan.engines.kv_events.wire import (
+from dynaplan.engines.kv_events import (
     LARGEST_HASH,
     Cleared,
     KvEvent,
@@ -18,6 +17,7 @@ from dynaplan.engines.kv_events.wire import (
     kv_payload,
     read_kv_payload,
 )
+from dynaplan.engines.server.block_events import BlockTranslation
 from dynaplan.events.engine_batches import read_engine_events
 from dynaplan.events.envelope import payload_reader, written
 from tests.attack.fuzzing import anything, bytes_of, mutated, total

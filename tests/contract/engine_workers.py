@@ -19,8 +19,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine
+from dynaplan.engines.port import Engine, EngineContext
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 
 TOKEN = "secret"

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError
 from tests.contract.engine_workers import KINDS, Kind, Worker, raw_post, starting

@@ -10,9 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.engines import registry
-from dynaplan.engines.common import holds
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines import holds, registry
+from dynaplan.engines.port import EngineContext
 from dynaplan.engines.sim.kv_transfer import HeldPrompts
 from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.events.prefill_requests import RemotePrefillRequest

@@ -13,12 +13,11 @@ import aiohttp
 import pytest
 import zmq
 
-from dynaplan.engines.common import block_events
-from dynaplan.engines.common.block_events import BlockEvents, publishing
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
-from dynaplan.engines.kv_events.wire import Change, Cleared
-from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.engines.kv_events import CachedBlocks, Change, Cleared
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server import block_events
+from dynaplan.engines.server.block_events import BlockEvents, publishing
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.tokens import tokenize
 from dynaplan.events import event_connections
 from dynaplan.events.engine_batches import END_OF_REPLAY
@@ -317,7 +316,7 @@ async def heard(published: FakeEngine, follower: Follower, number: int) -> None:
 
 def expected() -> CachedBlocks:
     """What the whole recording leaves, message by message."""
-    from dynaplan.engines.kv_events.block_translation import BlockTranslation
+    from dynaplan.engines.server.block_events import BlockTranslation
     from dynaplan.events.engine_batches import read_engine_events
 
     translation, cache = BlockTranslation(), CachedBlocks()

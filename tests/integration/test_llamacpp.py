@@ -17,11 +17,11 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
-from dynaplan.engines.common import server_engine
-from dynaplan.engines.common.child import EngineChild
-from dynaplan.engines.context import EngineContext
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
-from dynaplan.engines.llamacpp.kind import command
+from dynaplan.engines.llamacpp.launch import command
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server import engine as server_engine
+from dynaplan.engines.server.child import EngineChild
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.port_leases import PortLease
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
@@ -312,7 +312,7 @@ CUT = """
 import asyncio, sys
 import aiohttp
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 
 async def main():
     engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
@@ -442,7 +442,7 @@ async def test_the_program_ends_with_a_worker_that_is_killed(tiny_gguf: Path) ->
 ORPHAN = """
 import asyncio, sys
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 
 async def main():
     engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
@@ -526,7 +526,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.engines.common.watch.READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dynaplan.engines.server.watchdog.READ_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     dying = asyncio.create_task(worker.engine.died())
     os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)

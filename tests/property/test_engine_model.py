@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dynaplan.engines.timing_model.kv_blocks import chain_hashes
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest, RequestState, StepResult
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import (
+    EngineModel,
+    EngineRequest,
+    EngineSettings,
+    RequestState,
+    StepResult,
+)
 from dynaplan.engines.timing_model.timing import StepTiming
 
 BLOCK_TOKENS = 4

@@ -82,7 +82,7 @@ class CommandSettings(Settings):
 class ModelSettings(Settings):
     """The model, and how much of it a request may use. The defaults are the simulated engine's.
 
-    ``context_tokens`` 0 is what fits: see ``engines/timing_model/settings.py``.
+    ``context_tokens`` 0 is what fits: see ``engines/timing_model/model.py``.
     """
 
     model: str = option(

@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.engines.common.kinds import Ask, Options, Prefilling, prefill_body
-from dynaplan.engines.common.server_engine import ServerEngine
-from dynaplan.engines.common.signals import Signals
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.llamacpp.desk import HAND_OFF, SlotDesk
-from dynaplan.engines.llamacpp.kind import KIND
-from dynaplan.engines.llamacpp.options import check_fields, read_options
-from dynaplan.engines.llamacpp.slots import UNUSED_S, SlotFiles, SlotPool
-from dynaplan.engines.port import Engine, HandOver
+from dynaplan.engines.llamacpp.launch import KIND, check_fields, read_options
+from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_S, SlotDesk, SlotFiles, SlotPool
+from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import Ask, Options, Prefilling, prefill_body
+from dynaplan.engines.server.metrics import Signals
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.clock import SystemClock

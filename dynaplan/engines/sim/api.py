@@ -4,22 +4,63 @@ Every answer is the same text, a sentence that says what this is and then filler
 four characters: one piece is one token, as the tokenizer counts. The filler starts at a place that the prompt
 decides, so answers to different prompts differ, and the same prompt gets the same answer from every worker.
 A streamed token is one event; the pieces are JSON-encoded once, and the rest of the event once per request.
+
+A prompt may end with the beginning of its own answer, which the engine continues. A real model continues any
+text. This one has one answer for each prompt, so it looks for the place where the prompt ends and the answer
+begins: a chat says it (``continue_final_message``), and in a completion's text the answer is known by its
+first words.
 """
 
 from __future__ import annotations
 
 import json
+import string
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dynaplan.engines.sim.begun_answers import INTRODUCTION, split
-from dynaplan.engines.timing_model.draws import uniform_draws
-from dynaplan.engines.timing_model.tokens import BYTES_PER_TOKEN, prompt_token_ids, tokenize
+from dynaplan.engines.timing_model.tokens import (
+    BYTES_PER_TOKEN,
+    begun_answer,
+    continues,
+    prompt_token_ids,
+    text_prompt,
+    tokenize,
+)
 from dynaplan.util.documents import shown
 from dynaplan.util.errors import UserError
 from dynaplan.util.sockets import is_own_address
+from dynaplan.util.splitmix import uniform_draws
+
+INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
+"""The beginning of every answer."""
+
+LEAST_CHARACTERS = 4
+"""Characters of the introduction, one token, by which a beginning of an answer is known."""
+
+_FILLER = frozenset(string.ascii_lowercase + " ")
+
+
+def split(body: Mapping[str, Any], *, is_chat: bool) -> tuple[str, str] | None:
+    """Split a prompt into the text before its answer and the answer's beginning; None when it has none."""
+    if is_chat:
+        return begun_answer(body.get("messages")) if continues(body) else None
+    prompt = text_prompt(body, is_chat=False)
+    at = _beginning(prompt) if isinstance(prompt, str) else 0
+    return (prompt[:at], prompt[at:]) if at and isinstance(prompt, str) else None
+
+
+def _beginning(prompt: str) -> int:
+    """Return the place in the prompt where an answer of this engine begins; 0 or less for none."""
+    whole = prompt.rfind(INTRODUCTION)
+    if whole > 0 and _FILLER.issuperset(prompt[whole + len(INTRODUCTION) :]):
+        return whole
+    for length in range(len(INTRODUCTION), LEAST_CHARACTERS - 1, -1):
+        if prompt.endswith(INTRODUCTION[:length]):
+            return len(prompt) - length
+    return 0
+
 
 FILLER_TEXT = (
     "amber birch cedar delta ember fjord grove haven inlet jetty kelp lagoon meadow north ocean pebble "

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dynaplan.engines.kv_events.wire import Change, Removed, Stored
-from dynaplan.engines.timing_model.block_hashes import own_hashes
+from dynaplan.engines.kv_events import Change, Removed, Stored
+from dynaplan.engines.timing_model.kv_blocks import own_hashes
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
-from dynaplan.engines.common.holds import Holds
-from dynaplan.engines.timing_model.hand_off import hand_off_s
+from dynaplan.engines.holds import Holds
+from dynaplan.engines.timing_model.timing import hand_off_s
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

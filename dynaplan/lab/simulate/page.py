@@ -12,7 +12,7 @@ from typing import Any
 import dynaplan
 from dynaplan.config.settings.routing import DisaggregationSettings
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines import registry
+from dynaplan.engines.sim.profiles import profile_name
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.drawing.panels import WIDTH, Lane, TimeAxis, draw, readable
 from dynaplan.lab.drawing.svg import STYLE, colour_class
@@ -67,7 +67,7 @@ def _file(name: str) -> str:
 
 def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     workers = "prefill and decode workers" if options.is_disaggregated else "aggregated workers"
-    profile = registry.engine_profile(SimOptions.from_options(options.engine))
+    profile = profile_name(SimOptions.from_options(options.engine))
     yield "Trace", options.trace + (f", {options.rate_scale:g} times" if options.rate_scale != 1 else "")
     yield "Profile", profile
     yield "GPUs", f"{options.gpus}, {workers}"

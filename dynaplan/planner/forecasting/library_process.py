@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.engines.common.child import SECRETS
+from dynaplan.engines.server.child import SECRETS
 from dynaplan.util.errors import TemporaryError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import timing_for
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import FITTED
 from dynaplan.planner.profiles.lookup import open_profile
 from dynaplan.planner.profiles.tables import tables_of

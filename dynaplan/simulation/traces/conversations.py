@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 
-from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.traces.distributions import exponential
+from dynaplan.util.splitmix import uniform_draws
 
 BLOCK_TOKENS = 16
 """The tokens of a block, as engines have them."""

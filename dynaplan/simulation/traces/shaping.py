@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.util.errors import ConfigError
+from dynaplan.util.splitmix import uniform_draws
 
 SPREAD_S = 5.0
 """Seconds over which the copies of a request are spread: they stand for other users, not for one user's

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.traces.bursts import BURSTS, Arrivals, Numbers
 from dynaplan.simulation.traces.conversations import PARAMETERS, conversations
 from dynaplan.simulation.traces.distributions import exponential, lengths, normal
 from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.util.splitmix import uniform_draws
 
 CELL_S = 0.1
 """The length of a cell of time in which the rate is taken as constant, in seconds."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dynaplan.config.frontend import routes_by_events
 from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, engine_of
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.kv_events.wire import CARD_KEY, FOLLOWS
+from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
+from dynaplan.engines.port import EngineContext
 from dynaplan.store.instances import PREFILL_LANE, host_of, is_loopback
 from dynaplan.worker.engine_worker.kv_events import KvEventPublisher
 from dynaplan.worker.engine_worker.prefill_puller import PrefillPuller

@@ -9,7 +9,7 @@ from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.config.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
 from dynaplan.config.stock import OURS
-from dynaplan.engines.llamacpp.options import HANDLED
+from dynaplan.engines.llamacpp.launch import HANDLED
 from dynaplan.util.errors import ConfigError
 
 

@@ -14,10 +14,9 @@ from typing import get_type_hints
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.engines.common.model_files import MODEL_KINDS
-from dynaplan.engines.common.requirements import REQUIREMENTS, check_installed
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine
+from dynaplan.engines.model_files import MODEL_KINDS
+from dynaplan.engines.port import Engine, EngineContext
+from dynaplan.engines.requirements import REQUIREMENTS, check_installed
 from dynaplan.util.errors import ConfigError
 
 CONTEXT = EngineContext("ns_VllmWorker")
@@ -43,7 +42,7 @@ def test_every_engine_is_imported_where_none_of_their_packages_is() -> None:
     program = f"""import sys
 {blocked}
 from importlib import import_module
-from dynaplan.registry import CHECKS, ENGINES
+from dynaplan.engines.registry import CHECKS, ENGINES
 for name, module in ENGINES.items():
     assert callable(import_module(f"dynaplan.engines.{{module}}").make), name
     assert callable(import_module(f"dynaplan.engines.{{CHECKS[name]}}").check), name
@@ -59,13 +58,13 @@ def test_the_type_checker_compares_every_engine_with_the_port(module: str) -> No
 
 
 def test_an_engine_is_imported_only_when_it_is_chosen() -> None:
-    check = "from dynaplan import wiring; registry.check_engine('sim', {}, 1)"
+    check = "from dynaplan.engines import registry; registry.check_engine('sim', {}, 1)"
     program = f"import sys; {check}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     modules = set(done.stdout.split())
-    assert "dynaplan.engines.sim.checking" in modules
+    assert "dynaplan.engines.sim.profiles" in modules
     assert "aiohttp" not in modules, "serve, which checks, needs no HTTP"
     assert not modules & {f"dynaplan.engines.{name}" for name in REQUIREMENTS}
 

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from dynaplan.engines import sglang
-from dynaplan.engines.common import child
-from dynaplan.engines.common.child import EngineChild
-from dynaplan.engines.common.signals import read_signals
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server import child
+from dynaplan.engines.server.child import EngineChild
+from dynaplan.engines.server.metrics import read_signals
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError
 from tests.fakes.engine_server import COMMAND

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from dynaplan.engines import trtllm
-from dynaplan.engines.common.signals import Signals, read_signals
-from dynaplan.engines.common.watch import EngineWatch
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.metrics import Signals, read_signals
+from dynaplan.engines.server.watchdog import EngineWatch
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import TemporaryError
 from tests.fakes.clock import ManualClock

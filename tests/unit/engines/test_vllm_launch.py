@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dynaplan.engines import vllm
-from dynaplan.engines.common.kinds import LaunchLine
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.kind import LaunchLine
 from dynaplan.util.errors import ConfigError
 
 TOKEN = "the-worker-token"

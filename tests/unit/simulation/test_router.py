@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynaplan.engines.timing_model.hand_off import hand_off_s
+from dynaplan.engines.timing_model.timing import hand_off_s
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role

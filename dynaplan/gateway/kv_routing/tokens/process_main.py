@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from dynaplan.engines.timing_model.block_hashes import TOKEN_BYTES, packed_block_hashes
+from dynaplan.engines.timing_model.kv_blocks import TOKEN_BYTES, packed_block_hashes
 from dynaplan.process.parent_death import die_with_parent
 
 QUESTION = struct.Struct("<IIB")

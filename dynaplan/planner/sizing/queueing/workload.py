@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.planner.forecasting.lengths import Points, points_of
 from dynaplan.planner.model.traffic import Demand

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaplan.engines.kv_events.wire import Change, Removed, Stored
+from dynaplan.engines.kv_events import Change, Removed, Stored
 from dynaplan.engines.sim.block_changes import BlockChanges
-from dynaplan.engines.timing_model.block_hashes import block_hashes, own_hashes
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.kv_blocks import block_hashes, own_hashes
+from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 
 TIMING = StepTiming(lambda tokens: 5.0 + tokens, lambda decodes, kv: 2.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.gpu_start_lock import start_gate
+from dynaplan.engines.server.start_lock import start_gate
 from dynaplan.process import port_leases
 from dynaplan.process.node_directory import open_node_directory, try_lock
 from dynaplan.process.port_leases import PortLease, lease_ports
@@ -34,7 +34,7 @@ sys.stdin.read()
 HOLD_GATE = """
 import asyncio, sys
 from pathlib import Path
-from dynaplan.engines.gpu_start_lock import start_gate
+from dynaplan.engines.server.start_lock import start_gate
 async def main():
     async with start_gate(["GPU-b", "GPU-a"], Path(sys.argv[1])):
         print("in", flush=True)

@@ -7,8 +7,8 @@ from statistics import mean, stdev
 
 import pytest
 
-from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.simulation.traces.distributions import exponential, lengths, normal, pareto
+from dynaplan.util.splitmix import uniform_draws
 
 
 def test_means_and_spreads_are_those_asked_for() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
