@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dynaplan.config.settings.engines import LlamaCppOptions, OtherServerOptions, VllmOptions
 from dynaplan.config.settings.fields import NO_EFFECT, Option, Options, options_of
-from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings, RoutingSettings
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.routing import DisaggregationSettings, RoutingSettings
-from dynaplan.config.settings.service_args import Resources, ServiceArgs
-from dynaplan.config.settings.worker import CommandSettings, EngineOptions, SimulationOptions, WorkerSettings
-from dynaplan.config.stock import OURS
+from dynaplan.config.settings.worker import (
+    CommandSettings,
+    EngineOptions,
+    Resources,
+    ServiceArgs,
+    SimulationOptions,
+    WorkerSettings,
+)
+from dynaplan.config.stock import OURS, LlamaCppOptions, OtherServerOptions, VllmOptions
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "configuration.md"
 

@@ -104,7 +104,7 @@ def command(
     Times are virtual: minutes of a trace take a second.
     """
     from dynaplan.graph.config import find_config_file
-    from dynaplan.graph.importing import shipped_graphs
+    from dynaplan.graph.loading import shipped_graphs
     from dynaplan.lab.simulate.recommending import tried_beside
     from dynaplan.lab.simulate.simulation import run_recommended, run_simulations, service_settings, warnings
     from dynaplan.lab.simulate.table import notes, rows
@@ -289,7 +289,7 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
-    from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+    from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
     from dynaplan.fleet.counts import Targets
 
     if text is None:

@@ -36,8 +36,8 @@ from dynaplan.config.service_config import (
     served_model_name,
 )
 from dynaplan.config.settings.fields import kebab
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.servers import ETCD, NATS
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, ProcessSettings, engine_of
 from dynaplan.engines import registry

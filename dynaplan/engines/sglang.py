@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynaplan.config.engine_flags import engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.config.parallelism import DATA, TENSOR, parallel_size, tensor_parallel_size
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import Engine, EngineContext, HandOver
@@ -31,6 +30,7 @@ from dynaplan.engines.server.kind import (
     under_one_name,
 )
 from dynaplan.engines.server.metrics import SignalNames
+from dynaplan.engines.server.options import engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
 

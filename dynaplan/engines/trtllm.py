@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.engine_flags import engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.config.parallelism import DATA, TENSOR, tensor_parallel_size
 from dynaplan.engines.port import Engine, EngineContext, HandOver
 from dynaplan.engines.server.engine import ServerEngine
@@ -32,6 +31,7 @@ from dynaplan.engines.server.kind import (
     under_one_name,
 )
 from dynaplan.engines.server.metrics import SignalNames
+from dynaplan.engines.server.options import engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError, TemporaryError
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.config.engine_flags import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.config.parallelism import DATA, TENSOR, data_parallel_size, parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
 from dynaplan.engines.port import Engine, EngineContext
@@ -36,6 +35,7 @@ from dynaplan.engines.server.kind import (
     sequential,
 )
 from dynaplan.engines.server.metrics import SignalNames
+from dynaplan.engines.server.options import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.store.instances import host_of, is_loopback
 from dynaplan.util.errors import ConfigError
 

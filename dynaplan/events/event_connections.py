@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynaplan.config.settings.events import HOST_VARIABLE, event_plane, is_original, max_age_s
 from dynaplan.config.settings.servers import (
+    HOST_VARIABLE,
     NATS,
+    event_plane,
+    is_original,
     is_without_nats,
+    max_age_s,
 )
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.store.instances import is_loopback

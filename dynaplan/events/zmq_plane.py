@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakSet
 
-from dynaplan.config.settings.events import MAX_AGE_S
+from dynaplan.config.settings.servers import MAX_AGE_S
 from dynaplan.events.event_channels import EventChannel, channels_prefix
 from dynaplan.events.inbox import EventCounts, EventInbox
 from dynaplan.events.port import EventPublisher, EventSubscription

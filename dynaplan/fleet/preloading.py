@@ -17,7 +17,7 @@ FIRST = (
     "dynaplan.worker.life",
     "dynaplan.worker.routers",
     "dynaplan.worker.hosting",
-    "dynaplan.graph.graph",
+    "dynaplan.graph.loading",
     "dynaplan.planner.service",
     "dynaplan.services",
     "nats",

@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config import certificates
-from dynaplan.config.settings.events import COMPAT_VARIABLE
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.config.settings.servers import clients_variables
-from dynaplan.config.settings.tls import CA_VARIABLE, TlsSettings
+from dynaplan.config.settings.servers import CA_VARIABLE, COMPAT_VARIABLE, TlsSettings, clients_variables
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.fleet import gpu_stock, local_host
 from dynaplan.fleet.deployments import port_holder

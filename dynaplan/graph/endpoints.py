@@ -11,7 +11,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, overload
 
-from dynaplan.graph.errors import InterfaceError
+from dynaplan.util.errors import GraphError
+
+
+class LinkError(GraphError, ValueError):
+    """``link()`` was asked for an edge that the services' dependencies do not allow."""
+
+
+class InterfaceError(GraphError, TypeError):
+    """A service does not implement its interface, or a decorator got an argument that it cannot use."""
+
+
+class UnboundDependency(GraphError, AttributeError):
+    """A dependency of an instance was used, but no client was bound to it: it is not linked."""
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

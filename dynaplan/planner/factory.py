@@ -11,8 +11,7 @@ from dynaplan.config import certificates
 from dynaplan.graph.lifecycle import Role
 
 if TYPE_CHECKING:
-    from dynaplan.config.settings.forecasting import ForecastSettings
-    from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.config.settings.planner import ForecastSettings, PlannerSettings
     from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.counts import FleetCounts
     from dynaplan.gateway.traced_requests import TracedRequest
@@ -162,7 +161,7 @@ def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster
 
     ConfigError when the library that ``load_predictor`` needs is not installed.
     """
-    from dynaplan.config.settings.forecasting import OUTSIDE_PREDICTORS
+    from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS
 
     if settings.load_predictor in OUTSIDE_PREDICTORS:
         from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster, check_installed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import reconcile

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.gateway.kv_routing.kv_index import KvIndex
 from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
 from dynaplan.gateway.prefill.disaggregation import directed_prefill

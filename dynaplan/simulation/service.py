@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming, hand_off_s

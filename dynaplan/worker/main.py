@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config import certificates
-from dynaplan.config.settings.events import COMPAT_VARIABLE
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.config.settings.servers import lease_ttl_s
+from dynaplan.config.settings.servers import COMPAT_VARIABLE, lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.graph.lifecycle import EXIT_NEVER, Role
 from dynaplan.process.logfile import LogFile, configure_logging
@@ -219,7 +218,7 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
-    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.loading import load_graph
 
     return load_graph(options["graph"], Path.cwd()).service(options["service-name"])
 
@@ -271,7 +270,7 @@ async def _runtime(
 
 
 def _fill_context(service: Service[Any], runtime: WorkerRuntime, options: Mapping[str, str]) -> None:
-    from dynaplan.graph.context import dynamo_context
+    from dynaplan.graph.service import dynamo_context
 
     dynamo_context.update(
         service_name=service.name,

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.config.settings.forecasting import PREDICTORS, ForecastSettings
+from dynaplan.config.settings.planner import PREDICTORS, ForecastSettings
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
 from dynaplan.planner.forecasting.series import joined, measured

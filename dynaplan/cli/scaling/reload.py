@@ -28,7 +28,7 @@ from dynaplan.util.masking import mask_secrets
 from dynaplan.util.tables import text_table
 
 if TYPE_CHECKING:
-    from dynaplan.config.deadline import PrefillDeadline
+    from dynaplan.config.frontend import PrefillDeadline
     from dynaplan.config.overrides import Sections
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.launch import Launch, Reload
@@ -107,7 +107,7 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
     What the new settings of ``config`` leave out has its usual value.
     """
     from dynaplan.config.settings.fields import options_of
-    from dynaplan.config.settings.routing import DisaggregationSettings
+    from dynaplan.config.settings.frontend import DisaggregationSettings
 
     usual: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
     unsaid = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
@@ -139,7 +139,7 @@ def _read_again(launch: Launch, config_file: str | None, overrides: Sequence[str
     from dynaplan.cli.starting.serve import described, found_file, warn
     from dynaplan.fleet.launch import Reload
     from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
-    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.loading import load_graph
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.environ.pop(DEPLOYMENT_CONFIG_VARIABLE, None)
@@ -171,15 +171,15 @@ def _check_same_services(old: GraphSpec, new: GraphSpec) -> None:
 
 
 def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChange, ...]:
-    from dynaplan.config.deadline import OF_PLANNER
+    from dynaplan.config.frontend import OF_PLANNER
     from dynaplan.config.service_config import section_options
     from dynaplan.config.settings.fields import options_of
-    from dynaplan.config.settings.routing import DisaggregationSettings, RoutingSettings
+    from dynaplan.config.settings.frontend import DisaggregationSettings, RoutingSettings
     from dynaplan.config.settings.worker import engine_of
     from dynaplan.config.stock import agreed_with
-    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.config import resolve_graph
     from dynaplan.graph.lifecycle import Role
-    from dynaplan.graph.resolve import resolve_graph
+    from dynaplan.graph.loading import load_graph
 
     graph = launch.graph
     decode = graph.of_role(Role.DECODE)

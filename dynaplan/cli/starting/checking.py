@@ -15,7 +15,7 @@ from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
-    from dynaplan.graph.graph import Graph
+    from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec, ServiceSpec
 
 Options = Mapping[str, Any]
@@ -48,7 +48,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     """
     from dynaplan.config.overrides import merge_sections
     from dynaplan.engines import registry
-    from dynaplan.graph.validation import real_engine
+    from dynaplan.graph.config import real_engine
 
     located: Sections = {}
     for service in graph.services():

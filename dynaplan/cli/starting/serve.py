@@ -34,7 +34,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
-    from dynaplan.graph.graph import Graph
+    from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec
     from dynaplan.process.holding import HolderLink
 
@@ -270,10 +270,8 @@ def described(
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
     from dynaplan.cli.starting.checking import locate_models
-    from dynaplan.graph.config import read_config
-    from dynaplan.graph.graph import load_graph
-    from dynaplan.graph.resolve import resolve_graph
-    from dynaplan.graph.validation import unused_common, validate_config
+    from dynaplan.graph.config import read_config, resolve_graph, unused_common, validate_config
+    from dynaplan.graph.loading import load_graph
 
     loaded = load_graph(graph, directory)
     config = read_config(found_file(config_file, directory, loaded), overrides)

@@ -1,17 +1,140 @@
-"""The planner's options: the names and defaults of the load planner's documentation, and a few of our own."""
+"""The planner's options: the names and defaults of the load planner's documentation, and a few of our own.
+
+The planner's section has three parts: what is promised and how workers are counted for it (``SlaSettings``),
+how the load is forecast (``ForecastSettings``), and all else (``PlannerSettings``, which has them all).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, kebab, option
-from dynaplan.config.settings.forecasting import ForecastSettings
-from dynaplan.config.settings.routing import ROUTERS, ComponentSettings
+from dynaplan.config.settings.fields import NO_EFFECT, READ, WRITTEN, Settings, kebab, option
+from dynaplan.config.settings.frontend import ROUTERS, ComponentSettings
 from dynaplan.config.settings.servers import MessagingSettings
-from dynaplan.config.settings.sla import SlaSettings
 from dynaplan.util.errors import ConfigError
+
+SIZINGS = ("queueing", "formula")
+"""Ways of sizing: the queueing model, or the formulas of Dynamo's planner."""
+
+
+@dataclass(frozen=True)
+class SlaSettings(Settings):
+    """Every option of sizing for targets, by the original's names and defaults, and a few of our own."""
+
+    SECTION: ClassVar[str] = "Planner"
+
+    ttft_ms: float = option(500.0, "Time to the first token that is promised, ms", above=0)
+    itl_ms: float = option(50.0, "Time between tokens that is promised, ms", above=0)
+    ttft_percentile: float = option(95.0, "Per cent of the requests that get the TTFT", above=0, below=100)
+    itl_percentile: float = option(95.0, "Per cent of the requests that get the ITL", above=0, below=100)
+    slo_window_s: float = option(
+        3600.0, "Seconds over which the percentiles are promised; 0: in every interval", least=0
+    )
+    isl_tokens: int = option(3000, "Length of prompts until one has been seen", least=1)
+    osl_tokens: int = option(500, "Length of answers until one has been seen", least=1)
+    profile_results_dir: str = option(
+        "profiling_results", "Directory of the engine's profile, or the name of a shipped one", path=READ
+    )
+    no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
+    sizing: str = option("queueing", "How workers are counted", choices=SIZINGS)
+    learnt_floor: bool = option(
+        False, "Keep as many workers as would have kept the promise over the last `slo-window`: for bursts"
+    )
+    hedge: bool = option(
+        True,
+        "Stand still or follow the forecast, whichever would have kept the promise with fewer GPUs over the "
+        "last `slo-window`: for bursts, with `prefill-deadline`",
+    )
+    scale_down_headroom: float = option(
+        0.15, "Part by which demand could grow before a worker that is removed were missed", least=0
+    )
+
+    def targets(self) -> SlaTargets:
+        """Return the promised times, in ms, with the percentages of requests that get them."""
+        return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)
+
+
+@dataclass(frozen=True)
+class SlaTargets:
+    """The promise: TTFT and ITL in ms, and the per cent of the requests that get each.
+
+    The ITL of a request is the mean over its tokens after the first. ``ttft_spare`` and ``itl_spare`` are
+    parts of the requests (0 to 1) that may miss on top, because fewer did before: see ``ErrorBudget``.
+    """
+
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    ttft_percentile: float = 95.0
+    itl_percentile: float = 95.0
+    ttft_spare: float = 0.0
+    itl_spare: float = 0.0
+
+    @property
+    def ttft_rest(self) -> float:
+        """Part of the requests, 0 to 1, whose TTFT may exceed the target."""
+        return 1 - self.ttft_percentile / 100 + self.ttft_spare
+
+    @property
+    def itl_rest(self) -> float:
+        """Part of the requests, 0 to 1, whose ITL may exceed the target."""
+        return 1 - self.itl_percentile / 100 + self.itl_spare
+
+
+PREDICTORS = ("constant", "arima", "kalman", "prophet", "auto")
+"""The values of ``load-predictor``. The first four are the original's."""
+
+OUTSIDE_PREDICTORS = ("arima", "prophet")
+"""The predictors that a library computes in a process of its own; the core computes the others."""
+
+HISTORY_INTERVALS = 500
+"""The number of newest intervals of a history that are used; older ones need not be kept."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expected value of one curve; never negative, never NaN.
+
+    ``method`` is what computed it: with the predictor ``auto`` the one that was chosen, and the last value's
+    (``constant``) where another one failed or is warming up; ``why`` says so. Not ``is_known`` means that
+    nothing was ever measured: the value is 0 then and says nothing. ``typical_error`` is how far the method
+    was off on average over the recent past, as many intervals ahead as now; 0 where it is not known.
+    ``outcomes`` are what came beyond such forecasts, and what came, in each interval, the newest last.
+    """
+
+    value: float
+    method: str
+    why: str
+    is_known: bool = True
+    typical_error: float = 0.0
+    outcomes: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ForecastSettings(Settings):
+    """Every option of forecasting, by the original's names.
+
+    The variances of the Kalman filter are per interval, in the square of the curve's unit (of its logarithm
+    with ``load_predictor_log1p``).
+    """
+
+    SECTION: ClassVar[str] = "Planner"
+
+    load_predictor: str = option("auto", "How the load is forecast", choices=PREDICTORS)
+    load_predictor_log1p: bool = option(False, "Forecast the logarithm of the load: for load that multiplies")
+    load_predictor_warmup_trace: str | None = option(
+        None, "A trace file that the history begins with", path=READ
+    )
+    load_predictor_deadline_s: float = option(
+        10.0, "Seconds that arima and prophet may take; then the last value stands in", above=0
+    )
+    prophet_window_size: int = option(50, "Intervals that prophet looks back", least=2)
+    kalman_q_level: float = option(1.0, "Variance by which the load's level moves in an interval", least=0)
+    kalman_q_trend: float = option(0.1, "Variance by which the load's trend moves in an interval", least=0)
+    kalman_r: float = option(10.0, "Variance of one measurement", above=0)
+    kalman_min_points: int = option(5, "Measurements before which the last one is the forecast", least=1)
+
 
 NEW_DECODE_WORKER_GRACE_PERIOD = 3
 """Intervals without removal after one that added a decode worker: it has to fill its KV cache first."""

@@ -1,19 +1,70 @@
-"""The servers that the processes of a deployment share, as their environment names them.
+"""What the processes of a deployment share, as their environment names it: servers, events and TLS.
 
 ``DYN_DISCOVERY_BACKEND`` chooses the key-value store, and other variables say where it is: ``ETCD_ENDPOINTS``
 and ``ETCD_AUTH_*``, ``NATS_SERVER`` and ``NATS_AUTH_*``, ``DYN_FILE_KV``, or ``POD_NAMESPACE``.
+``DYN_EVENT_PLANE`` says how events travel.
+
+TLS is that of the ports that other hosts reach. Its files belong to a host and not to a graph, so they are
+options of commands, and no keys of a YAML file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
-from dynaplan.config.settings.fields import Settings, option
-from dynaplan.config.settings.tls import VARIABLES as TLS_VARIABLES
+from dynaplan.config.settings.fields import READ, Options, Settings, option, options_of
 from dynaplan.util.documents import shown, whole_number
 from dynaplan.util.errors import ConfigError, nearest
 from dynaplan.util.masking import mask_secrets
+
+
+@dataclass(frozen=True)
+class TlsSettings(Settings):
+    """The PEM files of TLS; None for clear text, and for the authorities that the system trusts."""
+
+    READS_TEXT = True
+
+    tls_cert: str | None = option(
+        None,
+        "Certificate of this host, with its chain: the public port and `--advertise-host` speak https",
+        path=READ,
+    )
+    tls_key: str | None = option(None, "The certificate's private key", path=READ)
+    tls_ca: str | None = option(
+        None,
+        "Certificates of the authorities that vouch for other hosts' components",
+        path=READ,
+        shown="the system's",
+    )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+        """Read the variables; raises ConfigError for one file of certificate and key without the other."""
+        given = {name: environ[variable] for name, variable in TLS_VARIABLES.items() if environ.get(variable)}
+        return cls.from_options(given, TLS_VARIABLES)
+
+    def check(self, given: frozenset[str] = frozenset()) -> None:
+        """Raise ConfigError for one of certificate and key without the other."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            has, lacks = ("tls-cert", "tls-key") if self.tls_cert else ("tls-key", "tls-cert")
+            raise ConfigError(
+                f"--{has} is given without --{lacks}",
+                hint=f"Certificate and key belong together; {TLS_VARIABLES[lacks]} names the other one, too.",
+            )
+
+
+TLS_OPTIONS: Options = options_of(TlsSettings)
+
+TLS_VARIABLES: Mapping[str, str] = {
+    "tls-cert": "DYNAPLAN_TLS_CERT",
+    "tls-key": "DYNAPLAN_TLS_KEY",
+    "tls-ca": "DYNAPLAN_TLS_CA",
+}
+"""Option -> the variable by which a deployment's processes have it."""
+
+CA_VARIABLE = TLS_VARIABLES["tls-ca"]
 
 
 @dataclass(frozen=True)
@@ -141,3 +192,64 @@ def unusual_store(environ: Mapping[str, str]) -> str:
     found = server_addresses(environ)
     place = mask_secrets(found.get(found["store"], ""))
     return "" if found["store"] == ETCD else f"{found['store']}, {place}"
+
+
+PLANE_VARIABLE = "DYN_EVENT_PLANE"
+MAX_AGE_VARIABLE = "DYN_NATS_STREAM_MAX_AGE"
+
+HOST_VARIABLE = "DYNAPLAN_ADVERTISE_HOST"
+"""The name or address by which other hosts reach this one, as ``--advertise-host``; for ZMQ, too."""
+
+
+COMPAT_VARIABLE = "DYNAPLAN_COMPAT"
+"""The original whose modules can be imported, and whose events are spoken; empty for none. A deployment's
+processes inherit it."""
+
+ZMQ = "zmq"
+PLANES = (NATS, ZMQ)
+
+MAX_AGE_S = 3600.0
+"""Time for which events are kept, unless ``DYN_NATS_STREAM_MAX_AGE`` says another."""
+
+_ORIGINAL = "dynamo"
+
+
+def event_plane(environ: Mapping[str, str]) -> str:
+    """Return how events travel: ``nats`` or ``zmq``; unless it is said, by NATS where there is a NATS server.
+
+    Raises ConfigError for any other word.
+    """
+    text = environ.get(PLANE_VARIABLE, "").strip()
+    word = text.lower()
+    if word and word not in PLANES:
+        raise ConfigError(
+            f"{PLANE_VARIABLE} is {text!r}: there is no such event plane", hint=nearest(word, PLANES)
+        )
+    return word or (NATS if environ.get(NATS_VARIABLE) else ZMQ)
+
+
+def checked_event_plane(environ: Mapping[str, str]) -> str:
+    """Return ``event_plane``, once all that the environment says of events is right; raises ConfigError."""
+    max_age_s(environ)
+    is_original(environ)
+    return event_plane(environ)
+
+
+def max_age_s(environ: Mapping[str, str]) -> float:
+    """Return the time in seconds for which events are kept; raises ConfigError for what is none."""
+    text = environ.get(MAX_AGE_VARIABLE, "")
+    try:
+        seconds = float(text or MAX_AGE_S)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < 1e9:
+        raise ConfigError(f"{MAX_AGE_VARIABLE} is {text!r}", hint="Expected seconds, at least 1, as in 3600.")
+    return seconds
+
+
+def is_original(environ: Mapping[str, str]) -> bool:
+    """Tell whether events have the original's subjects and forms; raises ConfigError for an unknown word."""
+    text = environ.get(COMPAT_VARIABLE, "").strip()
+    if text.lower() not in ("", _ORIGINAL):
+        raise ConfigError(f"{COMPAT_VARIABLE} is {text!r}", hint=f"Expected {_ORIGINAL}, or nothing.")
+    return bool(text)

@@ -17,7 +17,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dynaplan.config.engine_flags import FlagStyle, engine_flags
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OURS, WORKER, names_of
 from dynaplan.engines.llamacpp.child import set_field
@@ -36,6 +35,7 @@ from dynaplan.engines.server.kind import (
     under_one_name,
 )
 from dynaplan.engines.server.metrics import SignalNames
+from dynaplan.engines.server.options import FlagStyle, engine_flags
 from dynaplan.util.errors import ConfigError, nearest
 
 SLOT_TOKENS = 4096

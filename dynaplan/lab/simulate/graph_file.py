@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.util.errors import ConfigError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Slo

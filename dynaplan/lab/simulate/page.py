@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 import dynaplan
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import profile_name
 from dynaplan.graph.lifecycle import Role

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.simulation.run import Result
 

@@ -9,13 +9,11 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from dynaplan.config.deadline import DEADLINE, PrefillDeadline, prefill_deadline
+from dynaplan.config.frontend import DEADLINE, PrefillDeadline, prefill_deadline
 from dynaplan.config.planner import settings_of
 from dynaplan.config.service_config import kebab_keys
-from dynaplan.config.settings.forecasting import OUTSIDE_PREDICTORS, Forecast
-from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.routing import ROUTERS
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.frontend import ROUTERS
+from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import measured_size, profile_name, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaplan.config.settings.forecasting import Forecast, ForecastSettings
+from dynaplan.config.settings.planner import Forecast, ForecastSettings
 from dynaplan.planner.forecasting.forecaster import forecast
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, Forecast, ForecastSettings
+from dynaplan.config.settings.planner import HISTORY_INTERVALS, Forecast, ForecastSettings
 from dynaplan.planner.forecasting.forecaster import last_known
 from dynaplan.planner.forecasting.libraries import MODULES
 from dynaplan.planner.forecasting.library_process import ForecastingProcess

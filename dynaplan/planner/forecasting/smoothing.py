@@ -20,7 +20,7 @@ An interval without data only predicts. Both are poor after a step: a trend take
 
 from __future__ import annotations
 
-from dynaplan.config.settings.forecasting import ForecastSettings
+from dynaplan.config.settings.planner import ForecastSettings
 from dynaplan.planner.forecasting.series import Series, carried_on
 
 LEVEL_GAIN = 0.3

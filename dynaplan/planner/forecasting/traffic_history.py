@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
+from dynaplan.config.settings.planner import HISTORY_INTERVALS
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.dispersion import Dispersions, averaged_with, dispersions_of
 from dynaplan.planner.forecasting.series import joined

@@ -51,7 +51,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model.sizing import Corrections, Sizing, WorkerLimits

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.model.sizing import Prediction, Sizing, WorkerLimits
 from dynaplan.planner.model.targets import Step

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from dynaplan.cli.compat import ORIGINAL_COMMANDS, run_original
 from dynaplan.cli.main import group
-from dynaplan.config.settings.events import COMPAT_VARIABLE
-from dynaplan.graph.compat import FOLDER
+from dynaplan.config.settings.servers import COMPAT_VARIABLE
+from dynaplan.graph.loading import FOLDER
 from dynaplan.util.errors import ConfigError
 
 

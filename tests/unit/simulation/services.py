@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.router import SimulatedRouting

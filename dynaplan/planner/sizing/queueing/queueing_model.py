@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.engines.timing_model.timing import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.model.sizing import Prediction

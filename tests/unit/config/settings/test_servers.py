@@ -1,4 +1,4 @@
-"""The store that a deployment uses, as its environment names it."""
+"""Servers, the event plane and TLS of a deployment, as its environment names them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import pytest
 
 from dynaplan.config.settings.servers import (
     BACKEND_VARIABLE,
+    CA_VARIABLE,
+    TLS_VARIABLES,
+    TlsSettings,
+    checked_event_plane,
     clients_variables,
+    event_plane,
+    is_original,
     is_without_nats,
     lease_ttl_s,
+    max_age_s,
     says_where,
     server_addresses,
     shared_backend,
@@ -117,3 +124,68 @@ def test_a_lease_ttl_that_is_no_whole_number_from_5_to_30_is_refused(text: str) 
 
 def test_commands_beside_serve_learn_the_lease_ttl() -> None:
     assert clients_variables({"ETCD_LEASE_TTL": "5", "HOME": "/"}) == {"ETCD_LEASE_TTL": "5"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "plane"),
+    [
+        ({}, "zmq"),
+        ({"NATS_SERVER": ""}, "zmq"),
+        ({"NATS_SERVER": "nats://x"}, "nats"),
+        ({"NATS_SERVER": "nats://x", "DYN_EVENT_PLANE": " ZMQ "}, "zmq"),
+        ({"DYN_EVENT_PLANE": "nats"}, "nats"),
+    ],
+)
+def test_events_travel_by_nats_where_there_is_one_unless_it_is_said(
+    environ: dict[str, str], plane: str
+) -> None:
+    assert event_plane(environ) == plane
+    assert checked_event_plane(environ) == plane
+
+
+@pytest.mark.parametrize(
+    ("environ", "fault"),
+    [
+        ({"DYN_EVENT_PLANE": "nat"}, "DYN_EVENT_PLANE is 'nat'"),
+        ({"DYN_NATS_STREAM_MAX_AGE": "1h"}, "DYN_NATS_STREAM_MAX_AGE is '1h'"),
+        ({"DYN_NATS_STREAM_MAX_AGE": "0"}, "is '0'"),
+        ({"DYN_NATS_STREAM_MAX_AGE": "nan"}, "is 'nan'"),
+        ({"DYNAPLAN_COMPAT": "dynamite"}, "DYNAPLAN_COMPAT is 'dynamite'"),
+    ],
+)
+def test_what_is_wrong_is_named(environ: dict[str, str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        checked_event_plane(environ)
+
+
+def test_events_are_kept_for_an_hour_unless_it_is_said() -> None:
+    assert [max_age_s({}), max_age_s({"DYN_NATS_STREAM_MAX_AGE": "60"})] == [3600.0, 60.0]
+
+
+def test_the_originals_form_is_asked_for() -> None:
+    assert [is_original({}), is_original({"DYNAPLAN_COMPAT": "Dynamo"})] == [False, True]
+
+
+def test_each_option_has_a_variable() -> None:
+    assert TLS_VARIABLES == {
+        "tls-cert": "DYNAPLAN_TLS_CERT",
+        "tls-key": "DYNAPLAN_TLS_KEY",
+        "tls-ca": "DYNAPLAN_TLS_CA",
+    }
+    assert CA_VARIABLE == "DYNAPLAN_TLS_CA"
+
+
+def test_without_the_variables_everything_is_in_clear() -> None:
+    assert TlsSettings.from_environment({}) == TlsSettings()
+    assert TlsSettings.from_environment(dict.fromkeys(TLS_VARIABLES.values(), "")) == TlsSettings()
+
+
+def test_the_variables_name_the_files() -> None:
+    environ = {"DYNAPLAN_TLS_CERT": "/c.pem", "DYNAPLAN_TLS_KEY": "/c.key", "DYNAPLAN_TLS_CA": "/ca.pem"}
+    assert TlsSettings.from_environment(environ) == TlsSettings("/c.pem", "/c.key", "/ca.pem")
+
+
+@pytest.mark.parametrize(("has", "lacks"), [("tls-cert", "tls-key"), ("tls-key", "tls-cert")])
+def test_certificate_and_key_belong_together(has: str, lacks: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{has} is given without --{lacks}"):
+        TlsSettings.from_environment({TLS_VARIABLES[has]: "/file.pem"})

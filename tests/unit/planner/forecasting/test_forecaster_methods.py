@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dynaplan.config.settings.forecasting import ForecastSettings
-from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import ForecastSettings, PlannerSettings
 from dynaplan.planner.forecasting.backtest import loss, score
 from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
 from dynaplan.planner.forecasting.selection import FEWEST_COMPARED, choose

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.config.settings.forecasting import Forecast, ForecastSettings
+from dynaplan.config.settings.planner import Forecast, ForecastSettings
 from dynaplan.planner.factory import make_forecaster
 from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster
 from dynaplan.process.process_table import group_members

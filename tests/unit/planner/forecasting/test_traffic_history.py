@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
+from dynaplan.config.settings.planner import HISTORY_INTERVALS
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.traffic_history import FEWEST_FOR_HITS, HALF_LIFE_S, TrafficHistory
 from dynaplan.planner.forecasting.warm_start import IntervalLoad

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import load_profile, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings

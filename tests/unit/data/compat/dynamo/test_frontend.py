@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dynaplan.graph.compat import compat_environment
+from dynaplan.graph.loading import compat_environment
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from tests.unit.planner.sizing.queueing.test_decode_model import DEMAND, KIND

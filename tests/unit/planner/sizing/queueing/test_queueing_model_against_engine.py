@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import timing_for
 from dynaplan.engines.timing_model.model import EngineSettings

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.config.engine_flags import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
-from dynaplan.config.settings.engines import LlamaCppOptions
 from dynaplan.config.settings.fields import options_of
-from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.config.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
-from dynaplan.config.stock import OURS
+from dynaplan.config.stock import OURS, LlamaCppOptions
 from dynaplan.engines.llamacpp.launch import HANDLED
+from dynaplan.engines.server.options import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.util.errors import ConfigError
 
 
