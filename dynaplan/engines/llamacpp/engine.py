@@ -11,8 +11,9 @@ from dynaplan.engines.llamacpp.launch import KIND, check_fields, read_options
 from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_S, SlotDesk, SlotFiles, SlotPool
 from dynaplan.engines.port import Engine, EngineContext, HandOver
 from dynaplan.engines.server.engine import ServerEngine
-from dynaplan.engines.server.kind import Ask, Options, Prefilling, prefill_body
-from dynaplan.engines.server.metrics import Signals
+from dynaplan.engines.server.kind import Ask, prefill_body
+from dynaplan.engines.server.metrics import EngineMetrics
+from dynaplan.engines.server.options import Options
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.clock import SystemClock
@@ -42,7 +43,7 @@ class LlamaCppEngine(ServerEngine):
     """
 
     def __init__(self, options: Options, context: EngineContext) -> None:
-        super().__init__(replace(KIND, prefilling=Prefilling(self._run_prefill)), options, context)
+        super().__init__(KIND, options, context)
         self._checked = checked = read_options(options, context.gpus)
         is_prefill = context.role == "prefill"
         self._takes_hand_offs = checked.takes_hand_offs and not is_prefill
@@ -92,7 +93,7 @@ class LlamaCppEngine(ServerEngine):
         await self._watch.requests()
         return {"id": self._checked.name, "max_model_len": self._context_tokens}
 
-    async def _read(self) -> Signals:
+    async def _read(self) -> EngineMetrics:
         signals = await super()._read()
         slots = await self._desk.look()
         block_tokens = self._checked.block_tokens

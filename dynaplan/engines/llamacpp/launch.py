@@ -23,19 +23,18 @@ from dynaplan.engines.llamacpp.child import set_field
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.requirements import check_installed
-from dynaplan.engines.server.kind import (
-    EXIT_USAGE,
-    EngineKind,
-    LaunchLine,
+from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.options import (
+    FlagStyle,
     Options,
     check_common,
     check_no_data_parallel,
+    engine_flags,
     hub_token,
     real_gpus,
     under_one_name,
 )
-from dynaplan.engines.server.metrics import SignalNames
-from dynaplan.engines.server.options import FlagStyle, engine_flags
 from dynaplan.util.errors import ConfigError, nearest
 
 SLOT_TOKENS = 4096
@@ -286,7 +285,7 @@ EXIT_TRY_AGAIN = 1
 VERBOSITY = 1
 """llama.cpp's level for errors: two warnings come with every prompt that was prefilled elsewhere."""
 
-SIGNALS = SignalNames(
+METRIC_NAMES = MetricNames(
     running=("llamacpp:requests_processing",),
     waiting=("llamacpp:requests_deferred",),
     generated=("llamacpp:tokens_predicted_total",),
@@ -307,28 +306,6 @@ SIGNALS = SignalNames(
         "llamacpp:n_busy_slots_per_decode",
     ),
 )
-
-
-def check(options: Options, gpus: float) -> None:
-    """Raise ConfigError for a wrong option, and when neither the package nor the program is installed."""
-    checked = read_options(options, gpus)
-    check_installed("llamacpp", {"llama-server": checked.server})
-
-
-def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-    """Build the command line of the named llama-server, else of our program, else of PATH's llama-server."""
-    checked = read_options(options, context.gpus)
-    program = _program(checked.server)
-    # llama.cpp puts a file's name right behind the directory's.
-    slots = context.scratch_dir.rstrip("/") + "/" if context.scratch_dir else ""
-    if program:
-        argv = _server_words(program, checked, ports[0], slots)
-    else:
-        argv = _child_words(checked, ports[0], slots)
-    key = {"LLAMA_API_KEY": context.token} if context.token else {}
-    # Else a crash would start a debugger on the process, if there is one.
-    backtrace = {"GGML_NO_BACKTRACE": os.environ.get("GGML_NO_BACKTRACE", "1")}
-    return LaunchLine(argv, {**key, **backtrace, **checked.environment})
 
 
 def _program(named: str) -> str:
@@ -361,15 +338,42 @@ def _server_words(program: str, options: LlamaOptions, port: int, slots: str) ->
     )
 
 
-KIND = EngineKind(
-    name="llamacpp",
-    command=command,
-    check=check,
-    signals=SIGNALS,
-    metrics_timeout_s=4.0,
-    term_grace_s=5.0,  # idle, it ends in milliseconds
-    stalls_on_term=True,
-    address_in_use=("couldn't bind HTTP server socket",),
-    request_slots=lambda options: read_options(options, 0).slots,
-    measures_memory=False,
-)
+class LlamaCppKind(EngineKind):
+    """A llama.cpp server, of the xllamacpp package or llama-server."""
+
+    name = "llamacpp"
+    metric_names = METRIC_NAMES
+    metrics_timeout_s = 4.0
+    term_grace_s = 5.0  # idle, it ends in milliseconds
+    stalls_on_term = True
+    address_in_use = ("couldn't bind HTTP server socket",)
+    measures_memory = False
+    prefills = True
+
+    def check(self, options: Options, gpus: float) -> None:
+        """Raise ConfigError for a wrong option, and when neither the package nor the program is installed."""
+        checked = read_options(options, gpus)
+        check_installed("llamacpp", {"llama-server": checked.server})
+
+    def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+        """Build the command line of llama-server where it is named, else of our program.
+
+        Without the xllamacpp package it is PATH's llama-server."""
+        checked = read_options(options, context.gpus)
+        program = _program(checked.server)
+        # llama.cpp puts a file's name right behind the directory's.
+        slots = context.scratch_dir.rstrip("/") + "/" if context.scratch_dir else ""
+        if program:
+            argv = _server_words(program, checked, ports[0], slots)
+        else:
+            argv = _child_words(checked, ports[0], slots)
+        key = {"LLAMA_API_KEY": context.token} if context.token else {}
+        # Else a crash would start a debugger on the process, if there is one.
+        backtrace = {"GGML_NO_BACKTRACE": os.environ.get("GGML_NO_BACKTRACE", "1")}
+        return LaunchLine(argv, {**key, **backtrace, **checked.environment})
+
+    def request_slots(self, options: Options) -> int:
+        return read_options(options, 0).slots
+
+
+KIND = LlamaCppKind()

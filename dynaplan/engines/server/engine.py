@@ -17,11 +17,12 @@ from dynaplan.engines.port import BlocksChanged, EngineContext, HandOver
 from dynaplan.engines.server.block_events import BlockEvents
 from dynaplan.engines.server.child import EngineChild, exit_words, is_up
 from dynaplan.engines.server.client import ServerClient
-from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine, Options, lora_names, real_gpus
-from dynaplan.engines.server.metrics import Signals, read_signals
+from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
+from dynaplan.engines.server.options import Options, lora_names, real_gpus
 from dynaplan.engines.server.sleep import Sleep
 from dynaplan.engines.server.start_lock import start_gate
-from dynaplan.engines.server.watchdog import EngineWatch
+from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.node_directory import node_dir
@@ -57,9 +58,9 @@ class ServerEngine:
         self._blocks: BlockEvents | None = None
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
-        self._sleep = Sleep(kind.wake, self._client)
+        self._sleep = Sleep(kind.wake_paths, self._client)
         hang_timeout_s = WorkerSettings.from_options(options).hang_timeout_s
-        self._watch = EngineWatch(
+        self._watch = EngineWatchdog(
             self._read,
             SystemClock(),
             hang_timeout_s,
@@ -71,7 +72,7 @@ class ServerEngine:
     def tell_blocks(self, changed: BlocksChanged) -> bool:
         """Call back with what the engine publishes of its blocks, unless it cannot, or the user has it."""
         try:
-            why = self._kind.hides_blocks(self._options)
+            why = self._kind.no_kv_events_reason(self._options)
             if not why:
                 self._blocks = BlockEvents(self._context, changed)
         except ConfigError as error:
@@ -112,7 +113,7 @@ class ServerEngine:
         context = self._model.get("max_model_len") or options.get(kind.context_option)
         block = self._watch.signals.block_tokens or options.get("block-size")
         own_template = options.get("chat-template")
-        own = "" if kind.takes_any_name else self._model.get("id")
+        own = "" if kind.accepts_any_model else self._model.get("id")
         names = (own, options.get("served-model-name"), self._model.get("id"), options.get("model"))
         model = next((str(name) for name in names if name), "")
         return {
@@ -138,7 +139,7 @@ class ServerEngine:
 
     async def requests(self) -> int:
         """Count its requests now; raises TemporaryError when the engine cannot be asked."""
-        if not self._kind.tells_requests:
+        if not self._kind.reports_requests:
             raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.requests()
 
@@ -178,13 +179,13 @@ class ServerEngine:
 
         Raises PermanentError when the engine refuses the request (4xx), TemporaryError when it fails.
         """
-        prefilling = self._kind.prefilling
-        if prefilling is None or self._lease is None:
+        lease = self._lease
+        if not self._kind.prefills or lease is None:
             raise PermanentError(f"{self._kind.name} does not prefill for others")
 
         async def hand_over_and_hold(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
             """Hold first: the release may come before the decode side's answer to the hand-over."""
-            if prefilling.holds:
+            if self._kind.holds_hand_offs:
                 self._holds.hold(request.request_id)
             try:
                 await hand_over(fields, cached_tokens)
@@ -195,12 +196,17 @@ class ServerEngine:
         if self._watch.signals.is_asleep:
             await self.wake()
         ask = partial(self._ask, trace=request.trace)
-        await prefilling.run(request, hand_over_and_hold, ask, self._lease.ports)
+        await self._run_prefill(request, hand_over_and_hold, ask, lease.ports)
+
+    async def _run_prefill(
+        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+    ) -> None:
+        await self._kind.prefill(request, hand_over, ask, ports)
 
     @property
     def awaits_release(self) -> bool:
         """True where the engine keeps a prompt's KV entries after the prefill."""
-        return self._kind.prefilling is not None and self._kind.prefilling.holds
+        return self._kind.prefills and self._kind.holds_hand_offs
 
     def release(self, request_id: str) -> None:
         """Let go of that hand-off: the decode side has taken it, or never will."""
@@ -278,10 +284,10 @@ class ServerEngine:
             return {}
         return models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
 
-    async def _read(self) -> Signals:
+    async def _read(self) -> EngineMetrics:
         kind = self._kind
         text = await self._client.text(kind.metrics_path, kind.metrics_timeout_s)
-        return await self._sleep.added_to(read_signals(text, kind.signals))
+        return await self._sleep.added_to(read_metrics(text, kind.metric_names))
 
     async def _ask(
         self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str]

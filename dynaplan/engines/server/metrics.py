@@ -14,7 +14,7 @@ Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class SignalNames:
+class MetricNames:
     """One engine's names for the signals. An empty tuple: the engine has no such metric.
 
     Counts and counters are summed over label sets (several engines behind one port); of ``kv_usage`` the
@@ -59,7 +59,7 @@ class SignalNames:
 
 
 @dataclass(frozen=True)
-class Signals:
+class EngineMetrics:
     """One reading. ``kv_usage`` and ``prefix_hit_rate`` are fractions from 0 to 1.
 
     ``kv_active`` and ``kv_total`` are blocks, or tokens where the engine counts tokens; ``block_tokens`` is
@@ -102,7 +102,7 @@ class Signals:
 Labelled = tuple[Mapping[str, str], float]
 
 
-def read_signals(text: str, names: SignalNames) -> Signals:
+def read_metrics(text: str, names: MetricNames) -> EngineMetrics:
     """Read the signals in a ``/metrics`` text; a missing one is 0. Never raises, whatever the text is."""
     found = _samples(text, names.wanted)
     missing: list[str] = []
@@ -122,7 +122,7 @@ def read_signals(text: str, names: SignalNames) -> Signals:
     states = [sample for name in names.sleep_state for sample in found.get(name, ())]
     generated = next((_sum(found[name]) for name in names.generated if name in found), 0.0)
     besides = sum(_sum(found.get(name, ())) for name in names.waiting_besides)
-    return Signals(
+    return EngineMetrics(
         running=int(_sum(first("running", names.running))),
         waiting=int(_sum(first("waiting", names.waiting)) + besides),
         kv_usage=kv_usage,
@@ -175,7 +175,7 @@ def _sum(samples: Iterable[Labelled]) -> float:
     return max(0.0, math.fsum(_values(samples)))
 
 
-def _cache_size(info: Sequence[Labelled], names: SignalNames) -> tuple[int, int]:
+def _cache_size(info: Sequence[Labelled], names: MetricNames) -> tuple[int, int]:
     """Count the blocks of all engines together, and the tokens of one block; 0 for a missing label."""
     blocks = block_tokens = 0
     for labels, _ in info:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dynaplan.engines.server.client import ServerClient
-from dynaplan.engines.server.kind import Waking
-from dynaplan.engines.server.metrics import Signals
+from dynaplan.engines.server.metrics import EngineMetrics
 from dynaplan.util.errors import TemporaryError
 
 log = logging.getLogger(__name__)
@@ -20,24 +19,38 @@ PAUSED_TIMEOUT_S = 2.0
 """Seconds that the engine may take to say whether it is paused."""
 
 
+@dataclass(frozen=True)
+class WakePaths:
+    """The paths by which a sleeping engine is woken and a paused one goes on; both are posted to.
+
+    ``paused_path`` answers a GET with ``{"is_paused": true}``. An engine that lacks a path (404) says by
+    ``hint`` what its server needs.
+    """
+
+    wake_path: str
+    resume_path: str
+    paused_path: str
+    hint: str
+
+
 class Sleep:
     """Asks one engine whether it is paused, which its metrics do not tell, and wakes it."""
 
-    def __init__(self, waking: Waking | None, client: ServerClient) -> None:
+    def __init__(self, waking: WakePaths | None, client: ServerClient) -> None:
         self._waking = waking
         self._client = client
         self._is_pause_told: bool | None = None if waking else False
         self._is_paused = False
         self._is_in_metrics = False
 
-    async def added_to(self, signals: Signals) -> Signals:
+    async def added_to(self, signals: EngineMetrics) -> EngineMetrics:
         """Return the signals, asleep also when the engine is paused; one without that path is not asked."""
         self._is_in_metrics = signals.is_asleep
         if self._is_pause_told is not False:
             await self._ask()
         return replace(signals, is_asleep=signals.is_asleep or self._is_paused)
 
-    async def wake(self, signals: Signals) -> str:
+    async def wake(self, signals: EngineMetrics) -> str:
         """Wake the engine; return the reason why it cannot be woken, or empty."""
         if self._waking is None or not signals.is_asleep:
             return ""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from dynaplan.engines.server.metrics import Signals
+from dynaplan.engines.server.metrics import EngineMetrics
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import TemporaryError
@@ -26,7 +26,7 @@ More time passes between two polls only when this process itself stood still.
 """
 
 
-class EngineWatch:
+class EngineWatchdog:
     """Reads an engine's signals once a second, from ``start`` to ``stop``.
 
     ``read`` asks the engine; any exception means that the engine did not answer. The engine is hung when for
@@ -37,7 +37,7 @@ class EngineWatch:
 
     def __init__(
         self,
-        read: Callable[[], Awaitable[Signals]],
+        read: Callable[[], Awaitable[EngineMetrics]],
         clock: Clock,
         hang_timeout_s: float,
         request_slots: int = 0,
@@ -49,7 +49,7 @@ class EngineWatch:
         self._hang_timeout_s = hang_timeout_s
         self._request_slots = request_slots
         self._waits_for_others = waits_for_others
-        self._signals = Signals()
+        self._signals = EngineMetrics()
         self._judged_progress: tuple[float, ...] = ()
         self._stuck_s = 0.0
         self._polled_s = clock.now_s()
@@ -58,7 +58,7 @@ class EngineWatch:
         self._polling: asyncio.Task[None] | None = None
 
     @property
-    def signals(self) -> Signals:
+    def signals(self) -> EngineMetrics:
         """The last reading; all 0 before the first."""
         return self._signals
 
@@ -123,14 +123,14 @@ class EngineWatch:
         if 0 < self._hang_timeout_s <= self._stuck_s:
             self._hung.set()
 
-    async def _fresh(self) -> Signals:
+    async def _fresh(self) -> EngineMetrics:
         async with asyncio.timeout(READ_TIMEOUT_S):
             signals = await self._read()
         self._signals = signals
         self._tell_missing(signals)
         return signals
 
-    def _tell_missing(self, signals: Signals) -> None:
+    def _tell_missing(self, signals: EngineMetrics) -> None:
         """Log each missing signal once, as soon as the engine has any."""
         is_silent = not signals.samples and not any(signals.progress) and not signals.running
         new = set() if is_silent else set(signals.missing) - self._told_missing

@@ -113,7 +113,7 @@ CHECK_CLIENTS_S = 0.25
 
 
 class SimEngine:
-    """``dynaplan.engines.port.Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
+    """An ``Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
 
     Others take its hand-offs at the worker's own HTTP server; the role is only told in the card. Raises
     ConfigError for a wrong option.

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -404,9 +405,9 @@ async def test_one_that_ignores_sigterm_is_killed_with_its_core(
 
 
 def _impatient(engine: ServerEngine) -> Any:
-    from dataclasses import replace
-
-    return replace(engine._kind, term_grace_s=0.05)
+    kind = copy(engine._kind)
+    kind.term_grace_s = 0.05
+    return kind
 
 
 async def test_stopping_one_that_never_started_or_twice_does_not_raise(make: Make, start: Start) -> None:

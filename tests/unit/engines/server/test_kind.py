@@ -17,8 +17,9 @@ import yaml
 from dynaplan.engines import sglang, trtllm, vllm
 from dynaplan.engines.llamacpp import launch as llamacpp
 from dynaplan.engines.port import EngineContext
-from dynaplan.engines.server.kind import EngineKind, LaunchLine, cached_tokens_of, lora_names
-from dynaplan.engines.server.metrics import Signals, read_signals
+from dynaplan.engines.server.kind import EngineKind, LaunchLine, cached_tokens_of
+from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
+from dynaplan.engines.server.options import lora_names
 from dynaplan.util.errors import ConfigError
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines"
@@ -266,7 +267,7 @@ def test_a_part_of_a_gpu_gets_that_part_of_its_memory_unless_told_otherwise(name
 # -- metrics -------------------------------------------------------------------------------------------
 
 RECORDED = {
-    "sglang": Signals(
+    "sglang": EngineMetrics(
         running=5,
         waiting=3,
         kv_usage=0.42,
@@ -277,7 +278,7 @@ RECORDED = {
         generated=40,
         samples={"sglang:time_to_first_token_seconds_sum": 0.1},
     ),
-    "trtllm": Signals(
+    "trtllm": EngineMetrics(
         running=5,
         waiting=3,
         kv_usage=0.375,
@@ -293,7 +294,7 @@ RECORDED = {
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_signal_is_found_in_the_recorded_metrics(name: str) -> None:
-    signals = read_signals((FIXTURES / name / "metrics.txt").read_text(), CASES[name].kind.signals)
+    signals = read_metrics((FIXTURES / name / "metrics.txt").read_text(), CASES[name].kind.metric_names)
     samples = {sample: signals.samples[sample] for sample in RECORDED[name].samples}
     assert samples == pytest.approx(RECORDED[name].samples)
     assert replace(signals, samples=RECORDED[name].samples) == RECORDED[name]

@@ -7,13 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.engines.server.kind import Waking
-from dynaplan.engines.server.metrics import Signals, read_signals
-from dynaplan.engines.server.sleep import Sleep
-from dynaplan.engines.vllm import SIGNALS
+from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
+from dynaplan.engines.server.sleep import Sleep, WakePaths
+from dynaplan.engines.vllm import METRIC_NAMES
 from dynaplan.util.errors import TemporaryError
 
-WAKING = Waking("/wake_up", "/resume", "/is_paused", "Set the mode.")
+WAKING = WakePaths("/wake_up", "/resume", "/is_paused", "Set the mode.")
 
 
 class Client:
@@ -38,7 +37,7 @@ class Client:
         return self.status
 
 
-def sleep_of(client: Client, waking: Waking | None = WAKING) -> Sleep:
+def sleep_of(client: Client, waking: WakePaths | None = WAKING) -> Sleep:
     return Sleep(waking, cast(Any, client))
 
 
@@ -51,66 +50,66 @@ def metrics(awake: int, discarded: int = 0) -> str:
 
 
 def test_the_metrics_tell_sleep_and_whether_the_weights_are_there() -> None:
-    assert not read_signals("", SIGNALS).is_asleep
-    assert not read_signals(metrics(awake=1), SIGNALS).is_asleep
-    asleep = read_signals(metrics(awake=0), SIGNALS)
+    assert not read_metrics("", METRIC_NAMES).is_asleep
+    assert not read_metrics(metrics(awake=1), METRIC_NAMES).is_asleep
+    asleep = read_metrics(metrics(awake=0), METRIC_NAMES)
     assert (asleep.is_asleep, asleep.has_weights) == (True, True)
-    assert not read_signals(metrics(awake=0, discarded=1), SIGNALS).has_weights
+    assert not read_metrics(metrics(awake=0, discarded=1), METRIC_NAMES).has_weights
 
 
 async def test_an_engine_without_the_path_is_asked_once_whether_it_is_paused() -> None:
     client = Client(paused=None)
     sleep = sleep_of(client)
     for _ in range(3):
-        assert not (await sleep.added_to(Signals())).is_asleep
+        assert not (await sleep.added_to(EngineMetrics())).is_asleep
     assert client.asked == ["/is_paused"]
-    assert not (await sleep_of(client, None).added_to(Signals())).is_asleep
+    assert not (await sleep_of(client, None).added_to(EngineMetrics())).is_asleep
     assert len(client.asked) == 1
 
 
 async def test_a_paused_engine_sleeps_until_it_says_otherwise_and_is_resumed() -> None:
     client = Client(paused={"is_paused": True})
     sleep = sleep_of(client)
-    assert (await sleep.added_to(Signals())).is_asleep
+    assert (await sleep.added_to(EngineMetrics())).is_asleep
     client.paused = None
-    signals = await sleep.added_to(Signals())
+    signals = await sleep.added_to(EngineMetrics())
     assert signals.is_asleep
     assert await sleep.wake(signals) == ""
     client.paused = {"is_paused": False}
-    assert not (await sleep.added_to(Signals())).is_asleep
+    assert not (await sleep.added_to(EngineMetrics())).is_asleep
     assert client.commands == ["/resume"]
 
 
 async def test_an_engine_that_sleeps_says_that_it_is_paused_too_and_is_woken_not_resumed() -> None:
     client = Client(paused={"is_paused": True})
     sleep = sleep_of(client)
-    assert await sleep.wake(await sleep.added_to(Signals(is_asleep=True))) == ""
+    assert await sleep.wake(await sleep.added_to(EngineMetrics(is_asleep=True))) == ""
     assert client.commands == ["/wake_up"]
-    assert await sleep.wake(await sleep.added_to(Signals())) == ""
+    assert await sleep.wake(await sleep.added_to(EngineMetrics())) == ""
     assert client.commands == ["/wake_up", "/resume"]
 
 
 @pytest.mark.parametrize("answer", ["", "[", "[" * 100_000, "5", '{"is_paused": "yes"}', "null"])
 async def test_an_answer_that_is_none_is_no_pause(answer: str) -> None:
-    assert not (await sleep_of(Client(paused=answer)).added_to(Signals())).is_asleep
+    assert not (await sleep_of(Client(paused=answer)).added_to(EngineMetrics())).is_asleep
 
 
 @pytest.mark.parametrize(
     ("signals", "status", "reason"),
     [
-        (Signals(), 200, ""),
-        (Signals(is_asleep=True), 200, ""),
-        (Signals(is_asleep=True), 404, "It has no /wake_up. Set the mode."),
-        (Signals(is_asleep=True), 500, "/wake_up of the engine answered 500."),
-        (Signals(is_asleep=True), 0, "it does not answer"),
-        (Signals(is_asleep=True, has_weights=False), 200, "It sleeps without its weights (level 2)"),
+        (EngineMetrics(), 200, ""),
+        (EngineMetrics(is_asleep=True), 200, ""),
+        (EngineMetrics(is_asleep=True), 404, "It has no /wake_up. Set the mode."),
+        (EngineMetrics(is_asleep=True), 500, "/wake_up of the engine answered 500."),
+        (EngineMetrics(is_asleep=True), 0, "it does not answer"),
+        (EngineMetrics(is_asleep=True, has_weights=False), 200, "It sleeps without its weights (level 2)"),
     ],
 )
-async def test_waking_tells_why_it_was_in_vain(signals: Signals, status: int, reason: str) -> None:
+async def test_waking_tells_why_it_was_in_vain(signals: EngineMetrics, status: int, reason: str) -> None:
     client = Client(status=status)
     assert (await sleep_of(client).wake(signals)).startswith(reason)
     assert bool(client.commands) == (signals.is_asleep and signals.has_weights)
 
 
 async def test_an_engine_that_never_sleeps_is_not_woken() -> None:
-    assert await sleep_of(Client(), None).wake(Signals(is_asleep=True)) == ""
+    assert await sleep_of(Client(), None).wake(EngineMetrics(is_asleep=True)) == ""

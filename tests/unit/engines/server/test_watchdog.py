@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.engines.server.metrics import Signals
-from dynaplan.engines.server.watchdog import EngineWatch
+from dynaplan.engines.server.metrics import EngineMetrics
+from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.util.errors import TemporaryError
 from tests.fakes.clock import ManualClock
 
@@ -17,11 +17,11 @@ class Engine:
     """Tells what it is set to; ``read`` fails while it ``is_silent``."""
 
     def __init__(self) -> None:
-        self.signals = Signals()
+        self.signals = EngineMetrics()
         self.is_silent = False
         self.reads = 0
 
-    async def read(self) -> Signals:
+    async def read(self) -> EngineMetrics:
         self.reads += 1
         if self.is_silent:
             raise ConnectionRefusedError("nobody listens")
@@ -31,7 +31,7 @@ class Engine:
         self.signals = replace(self.signals, progress=(self.signals.progress[0] + 1.0,))
 
 
-BUSY = Signals(running=2, waiting=1, progress=(10.0,))
+BUSY = EngineMetrics(running=2, waiting=1, progress=(10.0,))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def clock() -> ManualClock:
 
 
 async def pass_time(
-    watch: EngineWatch, clock: ManualClock, seconds: int, each: Callable[[], None] = lambda: None
+    watch: EngineWatchdog, clock: ManualClock, seconds: int, each: Callable[[], None] = lambda: None
 ) -> bool:
     """Poll once a second for so long; whether the engine was found to be hung."""
     hung = asyncio.create_task(watch.hung())
@@ -62,7 +62,7 @@ async def pass_time(
 async def test_running_requests_without_progress_are_a_hang_after_the_timeout(
     engine: Engine, clock: ManualClock
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
     assert not await pass_time(watch, clock, 30)  # the first reading differs from no reading
     assert await pass_time(watch, clock, 1)
@@ -70,13 +70,13 @@ async def test_running_requests_without_progress_are_a_hang_after_the_timeout(
 
 
 async def test_a_busy_engine_whose_counters_move_is_never_hung(engine: Engine, clock: ManualClock) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
     assert not await pass_time(watch, clock, 1000, engine.work)
 
 
 async def test_one_step_in_every_timeout_is_progress_enough(engine: Engine, clock: ManualClock) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
 
     def work_slowly() -> None:
@@ -87,39 +87,39 @@ async def test_one_step_in_every_timeout_is_progress_enough(engine: Engine, cloc
 
 
 async def test_an_idle_engine_is_never_hung(engine: Engine, clock: ManualClock) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
-    engine.signals = Signals(progress=(10.0,))
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
+    engine.signals = EngineMetrics(progress=(10.0,))
     assert not await pass_time(watch, clock, 1000)
 
 
 async def test_requests_that_only_wait_for_others_are_no_hang(engine: Engine, clock: ManualClock) -> None:
     """A decode engine waits for the KV entries of a prefill that somebody else computes."""
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30, waits_for_others=True)
-    engine.signals = Signals(waiting=3, progress=(10.0,))
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30, waits_for_others=True)
+    engine.signals = EngineMetrics(waiting=3, progress=(10.0,))
     assert not await pass_time(watch, clock, 1000)
 
 
 async def test_requests_that_wait_while_nothing_runs_and_nobody_else_works_for_them_are_a_hang(
     engine: Engine, clock: ManualClock
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
-    engine.signals = Signals(waiting=3, progress=(10.0,))
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
+    engine.signals = EngineMetrics(waiting=3, progress=(10.0,))
     assert await pass_time(watch, clock, 31)
 
 
 async def test_an_engine_that_tells_no_progress_is_hung_only_when_it_does_not_answer(
     engine: Engine, clock: ManualClock
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
-    engine.signals = Signals(running=2)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
+    engine.signals = EngineMetrics(running=2)
     assert not await pass_time(watch, clock, 1000)
 
 
-@pytest.mark.parametrize("signals", [BUSY, Signals()])
+@pytest.mark.parametrize("signals", [BUSY, EngineMetrics()])
 async def test_an_engine_that_does_not_answer_is_hung(
-    engine: Engine, clock: ManualClock, signals: Signals
+    engine: Engine, clock: ManualClock, signals: EngineMetrics
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     engine.signals = signals
     await watch.poll()
     engine.is_silent = True
@@ -130,7 +130,7 @@ async def test_an_engine_that_does_not_answer_is_hung(
 async def test_a_single_answer_of_an_idle_engine_ends_the_suspicion(
     engine: Engine, clock: ManualClock
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     engine.is_silent = True
     assert not await pass_time(watch, clock, 29)
     engine.is_silent = False
@@ -140,7 +140,7 @@ async def test_a_single_answer_of_an_idle_engine_ends_the_suspicion(
 
 
 async def test_a_timeout_of_0_means_never(engine: Engine, clock: ManualClock) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=0)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=0)
     engine.is_silent = True
     assert not await pass_time(watch, clock, 1000)
 
@@ -148,7 +148,7 @@ async def test_a_timeout_of_0_means_never(engine: Engine, clock: ManualClock) ->
 async def test_time_in_which_the_worker_itself_stood_still_is_not_the_engines(
     engine: Engine, clock: ManualClock
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
     await watch.poll()
     clock.advance(3600)
@@ -156,7 +156,7 @@ async def test_time_in_which_the_worker_itself_stood_still_is_not_the_engines(
 
 
 async def test_a_failing_poll_keeps_the_last_load(engine: Engine, clock: ManualClock) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30, request_slots=8)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30, request_slots=8)
     engine.signals = replace(BUSY, samples={"e:tokens_total": 3.0})
     await watch.poll()
     engine.is_silent = True
@@ -166,7 +166,7 @@ async def test_a_failing_poll_keeps_the_last_load(engine: Engine, clock: ManualC
 
 
 async def test_requests_are_counted_anew_at_every_question(engine: Engine, clock: ManualClock) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     assert await watch.requests() == 0
     engine.signals = BUSY
     assert await watch.requests() == 3
@@ -178,7 +178,7 @@ async def test_requests_are_counted_anew_at_every_question(engine: Engine, clock
 async def test_asking_for_the_requests_does_not_hide_progress_from_the_watch(
     engine: Engine, clock: ManualClock
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
     for _ in range(100):
         engine.work()
@@ -187,7 +187,7 @@ async def test_asking_for_the_requests_does_not_hide_progress_from_the_watch(
 
 
 async def test_polling_goes_on_once_a_second_until_it_is_stopped(engine: Engine, clock: ManualClock) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=3)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=3)
     engine.signals = BUSY
     begin_s = clock.time_s
     watch.start()
@@ -203,9 +203,9 @@ async def test_polling_goes_on_once_a_second_until_it_is_stopped(engine: Engine,
 async def test_a_signal_that_this_version_lacks_is_told_once(
     engine: Engine, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
     caplog.set_level(logging.WARNING)
-    engine.signals = Signals(missing=("kv_usage (e:usage)",))  # an engine that tells nothing yet
+    engine.signals = EngineMetrics(missing=("kv_usage (e:usage)",))  # an engine that tells nothing yet
     await watch.poll()
     assert caplog.messages == []
     engine.signals = replace(engine.signals, running=1)
@@ -218,7 +218,7 @@ async def test_a_signal_that_this_version_lacks_is_told_once(
 async def test_an_engine_that_sleeps_is_not_hung_whatever_requests_it_has(
     engine: Engine, clock: ManualClock
 ) -> None:
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=5)
+    watch = EngineWatchdog(engine.read, clock, hang_timeout_s=5)
     engine.signals = replace(BUSY, is_asleep=True)
     assert not await pass_time(watch, clock, 60)
     assert watch.load().is_asleep
