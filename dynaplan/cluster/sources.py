@@ -46,7 +46,7 @@ def of_graph(
         find_config_file,
         read_config,
         resolve_graph,
-        unused_common,
+        unused_common_overrides,
         validate_config,
     )
     from dynaplan.graph.loading import load_graph
@@ -55,7 +55,7 @@ def of_graph(
     loaded = load_graph(graph, directory)
     path = find_config_file(config_file, directory, loaded) if config_file else None
     config = read_config(path, overrides)
-    warnings = validate_config(loaded, config) + unused_common(config, overrides)
+    warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
     spec = resolve_graph(loaded, config, namespace)
     counts = {service.role: service.workers for service in spec.services}
     startup_s = _startup_s(spec, config)

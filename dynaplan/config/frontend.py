@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 DEADLINE = "prefill-deadline"
 
-OF_PLANNER = ("policy", "ttft", DEADLINE)
+DEADLINE_OPTIONS = ("policy", "ttft", DEADLINE)
 """Options of the Planner that frontends read where no section of theirs sets a deadline."""
 
 
@@ -51,7 +51,7 @@ def prefill_deadline(said: DisaggregationSettings, planner: Mapping[str, Any]) -
     from dynaplan.config.settings.planner import PlannerSettings  # much, and workers have no use for it
 
     given = kebab_keys(planner)
-    plan = PlannerSettings.from_options({name: given[name] for name in OF_PLANNER if name in given})
+    plan = PlannerSettings.from_options({name: given[name] for name in DEADLINE_OPTIONS if name in given})
     if plan.prefill_deadline_ms is not None:
         return PrefillDeadline(plan.prefill_deadline_ms, f"Planner.{DEADLINE}")
     return PrefillDeadline(plan.ttft_ms, "Planner.ttft") if plan.is_by_targets else PrefillDeadline()
@@ -60,7 +60,7 @@ def prefill_deadline(said: DisaggregationSettings, planner: Mapping[str, Any]) -
 SECTIONS = ("Frontend", "Router", "Processor", DECODE_COMPONENT)
 """The sections with options of a Frontend, the strongest first."""
 
-PROMISE = ("policy", "ttft", "itl")
+TARGET_OPTIONS = ("policy", "ttft", "itl")
 """Options of the Planner that say what it promises: frontends count the requests that missed it."""
 
 NAMES = ("served-model-name", "model")
@@ -101,7 +101,9 @@ def read_settings(
     )
 
 
-def deadline_in(config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]) -> PrefillDeadline:
+def configured_deadline(
+    config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]
+) -> PrefillDeadline:
     """Return the deadline that frontends of this configuration dispatch queued prompts by; ConfigError.
 
     ``planner`` are the options of its Planner.
@@ -120,7 +122,7 @@ def routes_by_events(own: Mapping[str, Any]) -> bool:
     return settings.router == "kv" and settings.kv_events
 
 
-def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
+def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
     """The settings of this process: its own section first, then those of Router, Processor and the worker."""
     from dynaplan.config.settings.planner import PlannerSettings
 
@@ -132,11 +134,13 @@ def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
     gathered = [(SECTIONS[0], own), *sections, (COMMON, common)]
     settings = read_settings(gathered, os.environ, frontends, planner)
     if settings.disaggregation.is_on:
-        log.info("queued prompts are computed %s", deadline_in({**config, SECTIONS[0]: dict(own)}, planner))
-    return replace(settings, promised_ms=promised_in(planner))
+        log.info(
+            "queued prompts are computed %s", configured_deadline({**config, SECTIONS[0]: dict(own)}, planner)
+        )
+    return replace(settings, promised_ms=promised_times(planner))
 
 
-def promised_in(planner: Mapping[str, Any]) -> tuple[float, float] | None:
+def promised_times(planner: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the TTFT and ITL, in ms, that a Planner with these options promises; None for thresholds.
 
     Raises ConfigError.
@@ -144,5 +148,5 @@ def promised_in(planner: Mapping[str, Any]) -> tuple[float, float] | None:
     from dynaplan.config.settings.planner import PlannerSettings
 
     given = kebab_keys(planner)
-    plan = PlannerSettings.from_options({name: given[name] for name in PROMISE if name in given})
+    plan = PlannerSettings.from_options({name: given[name] for name in TARGET_OPTIONS if name in given})
     return (plan.ttft_ms, plan.itl_ms) if plan.is_by_targets else None

@@ -144,7 +144,7 @@ VLLM_OTHERS = (
 )  # fmt: skip
 """vLLM's further options: known by name, checked by vLLM."""
 
-VLLM_GONE: Mapping[str, str] = {
+VLLM_REMOVED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "block-manager", "calculate-kv-scales", "disable-async-output-proc",
@@ -182,7 +182,7 @@ _OTHERS: Options = {
     **{name: Option("An option of vLLM", name=name) for name in VLLM_OTHERS},
     **{
         name: Option("An option of vLLM of 2025", name=name, gone={"vllm": why})
-        for name, why in VLLM_GONE.items()
+        for name, why in VLLM_REMOVED.items()
     },
 }
 
@@ -193,7 +193,7 @@ WORKER: Options = {
 }
 """The keys of decode and of prefill workers: the original's services share one parser."""
 
-OURS = frozenset(
+DYNAPLAN_OPTIONS = frozenset(
     (
         *options_of(WorkerSettings, CommandSettings, SimulationOptions),
         *options_of(RoutingSettings, DisaggregationSettings, ComponentSettings),
@@ -204,16 +204,16 @@ OURS = frozenset(
 """Keys of a worker's section that no engine gets as a flag."""
 
 
-def names_of(engine: str) -> dict[str, tuple[str, ...]]:
+def engine_names(engine: str) -> dict[str, tuple[str, ...]]:
     """Options that this engine has under names of its own, and these."""
     return {name: each.names[engine] for name, each in WORKER.items() if engine in each.names}
 
 
-def gone_from(engine: str) -> dict[str, str]:
+def removed_from(engine: str) -> dict[str, str]:
     """Options that this engine does not take, and what came of each."""
     return {name: each.gone[engine] for name, each in WORKER.items() if engine in each.gone}
 
 
-def agreed_with(engine: str) -> tuple[str, ...]:
+def matching_options(engine: str) -> tuple[str, ...]:
     """Options that decode and prefill workers of this engine must have in common."""
     return tuple(name for name, each in WORKER.items() if engine in each.agreed)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dynaplan.engines.gguf import least_bytes
+from dynaplan.engines.gguf import min_file_bytes
 from dynaplan.util.errors import ConfigError
 
 GGUF_FILE = "a GGUF file"
@@ -129,7 +129,7 @@ def _check_gguf(model: str, path: Path) -> None:
 
 def _check_whole(model: str, path: Path) -> None:
     """Raise ConfigError when the file ends before its tensors do, as after a broken download."""
-    needed, size = least_bytes(path), path.stat().st_size
+    needed, size = min_file_bytes(path), path.stat().st_size
     if size < needed:
         fault = f"is cut off: it has {size:,} bytes, and its tensors end at {needed:,}"
         raise _wrong(model, fault, "Copy it, or pull it, again.")

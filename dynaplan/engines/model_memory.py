@@ -104,13 +104,13 @@ def longest_context(kv_bytes: float, token_bytes: float) -> int:
     return max(0, int(kv_bytes / token_bytes)) // 256 * 256 if token_bytes > 0 else 0
 
 
-EXACT = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2moe", "qwen2_moe"}) | frozenset(
-    {"qwen3", "qwen3moe", "qwen3_moe", "olmo2", "granite", "starcoder2"}
-)
+FULL_ATTENTION_ARCHITECTURES = frozenset(
+    {"llama", "mistral", "mixtral", "qwen2", "qwen2moe", "qwen2_moe"}
+) | frozenset({"qwen3", "qwen3moe", "qwen3_moe", "olmo2", "granite", "starcoder2"})
 """Architectures that are known to keep the KV entries of every token in every layer, and nothing else."""
 
-MOST_LAYERS = 1024
-LARGEST = 2**24
+MAX_LAYERS = 1024
+MAX_DIMENSION = 2**24
 """The largest number of heads, dimensions or layers that is taken for one."""
 
 _GGUF_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
@@ -134,7 +134,7 @@ def gguf_shape(path: Path) -> KvShape | None:
     if not per_layer or not key_dim or not value_dim:
         return None
     others = ("attention.sliding_window", "attention.kv_lora_rank", "ssm.state_size")
-    is_exact = str(name) in EXACT and not any(key(each) for each in others)
+    is_exact = str(name) in FULL_ATTENTION_ARCHITECTURES and not any(key(each) for each in others)
     return KvShape(per_layer, key_dim, value_dim, 0, _positive(key("context_length")), is_exact)
 
 
@@ -155,11 +155,11 @@ def hf_shape(directory: Path, tensor_parallel: int = 1) -> KvShape | None:
     KV heads that do not divide by ``tensor_parallel`` GPUs are kept more than once; MLA's latent vector is
     kept on each.
     """
-    config = _object(directory / "config.json")
+    config = _read_object(directory / "config.json")
     if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
         config = config["text_config"]
     layers, heads = _positive(config.get("num_hidden_layers")), _positive(config.get("num_attention_heads"))
-    if not 0 < layers <= MOST_LAYERS or not heads:
+    if not 0 < layers <= MAX_LAYERS or not heads:
         return None
     kv_heads = _positive(config.get("num_key_value_heads")) or heads
     dim = _positive(config.get("head_dim")) or _positive(config.get("hidden_size")) // heads
@@ -168,7 +168,7 @@ def hf_shape(directory: Path, tensor_parallel: int = 1) -> KvShape | None:
     if not dim and not latent:
         return None
     has_window = bool(config.get("sliding_window")) and config.get("use_sliding_window", True)
-    is_exact = str(config.get("model_type")) in EXACT and not has_window and not latent
+    is_exact = str(config.get("model_type")) in FULL_ATTENTION_ARCHITECTURES and not has_window and not latent
     kept = max(kv_heads, tensor_parallel)
     trained = _positive(config.get("max_position_embeddings"))
     return KvShape((kept,) * layers, dim, dim, latent * tensor_parallel, trained, is_exact)
@@ -176,7 +176,7 @@ def hf_shape(directory: Path, tensor_parallel: int = 1) -> KvShape | None:
 
 def hf_weights_bytes(directory: Path) -> int:
     """Return the size of the weights in bytes: as the index tells it, else of the files; 0 without any."""
-    total = _object(directory / "model.safetensors.index.json").get("metadata")
+    total = _read_object(directory / "model.safetensors.index.json").get("metadata")
     if isinstance(total, Mapping) and _positive(total.get("total_size"), 2**63):
         return _positive(total.get("total_size"), 2**63)
     for pattern in ("model*.safetensors", "*.safetensors", "*.bin"):
@@ -188,7 +188,7 @@ def hf_weights_bytes(directory: Path) -> int:
     return 0
 
 
-def _object(path: Path) -> Mapping[str, Any]:
+def _read_object(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -196,15 +196,15 @@ def _object(path: Path) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _positive(value: Any, most: int = LARGEST) -> int:
+def _positive(value: Any, maximum: int = MAX_DIMENSION) -> int:
     """Return a whole number from 1 on; 0 for anything else."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    return int(value) if is_number and 0 < value <= most else 0
+    return int(value) if is_number and 0 < value <= maximum else 0
 
 
 def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
     """Return one number for each layer, of one for all or of one for each; empty when it is neither."""
-    if not 0 < layers <= MOST_LAYERS:
+    if not 0 < layers <= MAX_LAYERS:
         return ()
     if isinstance(value, tuple):
         return tuple(map(_positive, value)) if len(value) == layers else ()
@@ -213,10 +213,16 @@ def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
 
 Options = Mapping[str, Any]
 
-REDUCING = ("quantization", "cpu-offload-gb", "hf-overrides", "load-format", "kv-cache-memory-bytes")
+MEMORY_REDUCING_OPTIONS = (
+    "quantization",
+    "cpu-offload-gb",
+    "hf-overrides",
+    "load-format",
+    "kv-cache-memory-bytes",
+)
 """Options of vLLM with which it may take less than the model's files say."""
 
-USUAL_FRACTION = 0.9
+DEFAULT_MEMORY_FRACTION = 0.9
 """The part of a GPU's memory that vLLM, and about that SGLang, takes unless told otherwise."""
 
 
@@ -227,18 +233,18 @@ def memory_need(engine: str, options: Options, gpus: float) -> MemoryNeed | None
         return None
     path = Path(model).expanduser()
     if kind == GGUF_FILE:
-        return _of_llamacpp(path, options, gpus)
-    return _of_directory(engine, path, options, gpus) if kind == DIRECTORY and path.is_dir() else None
+        return _llamacpp_need(path, options, gpus)
+    return _hf_need(engine, path, options, gpus) if kind == DIRECTORY and path.is_dir() else None
 
 
-def _fraction(options: Options, gpus: float) -> float:
+def _memory_fraction(options: Options, gpus: float) -> float:
     """Return the part of its GPUs' memory that a worker may take; a share of a GPU is a part of it."""
     names = ("gpu-memory-utilization", "mem-fraction-static")
     given = next((options[name] for name in names if options.get(name) is not None), None)
-    return float(given) if isinstance(given, int | float) else USUAL_FRACTION * min(1.0, gpus)
+    return float(given) if isinstance(given, int | float) else DEFAULT_MEMORY_FRACTION * min(1.0, gpus)
 
 
-def _of_llamacpp(path: Path, options: Options, gpus: float) -> MemoryNeed | None:
+def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | None:
     """llama.cpp allocates and clears the KV entries of all slots when it starts."""
     from dynaplan.engines.llamacpp.launch import read_options
 
@@ -259,7 +265,7 @@ def _of_llamacpp(path: Path, options: Options, gpus: float) -> MemoryNeed | None
     )
 
 
-def _of_directory(engine: str, path: Path, options: Options, gpus: float) -> MemoryNeed | None:
+def _hf_need(engine: str, path: Path, options: Options, gpus: float) -> MemoryNeed | None:
     """vLLM refuses to start without room for one request of the longest context; others only slow down."""
     shape = hf_shape(path, tensor_parallel_size(options, gpus))
     context, weights_bytes = options.get("max-model-len"), hf_weights_bytes(path)
@@ -268,7 +274,14 @@ def _of_directory(engine: str, path: Path, options: Options, gpus: float) -> Mem
         return None
     copies = data_parallel_size(options)
     value_bytes = 1.0 if "8" in str(options.get("kv-cache-dtype") or "") else 2.0
-    is_certain = engine == "vllm" and shape.is_exact and is_given and not any(map(options.get, REDUCING))
+    is_certain = (
+        engine == "vllm"
+        and shape.is_exact
+        and is_given
+        and not any(map(options.get, MEMORY_REDUCING_OPTIONS))
+    )
     tokens = int(context) if is_given and context else shape.trained_tokens
     token_bytes = shape.bytes_per_token(value_bytes, value_bytes) * copies
-    return MemoryNeed(weights_bytes * copies, token_bytes, tokens, 1, is_certain, _fraction(options, gpus))
+    return MemoryNeed(
+        weights_bytes * copies, token_bytes, tokens, 1, is_certain, _memory_fraction(options, gpus)
+    )

@@ -20,7 +20,7 @@ class EngineContext:
     worker's own HTTP server. ``token`` is the bearer token of the frontends, and the engine's API key.
     ``gpus`` is the worker's ``resources.gpu``: a whole number, or a fraction of one GPU. ``scratch_dir`` is
     a directory in memory, the same for all workers of the deployment; a worker's own files there begin with
-    ``{worker_name}.`` and are removed when it is gone. ``tells_blocks``: the engine is to tell the worker
+    ``{worker_name}.`` and are removed when it is gone. ``publishes_blocks``: the engine is to tell the worker
     which KV blocks it stores and removes.
     """
 
@@ -30,7 +30,7 @@ class EngineContext:
     token: str = field(default="", repr=False)
     gpus: float = 0
     scratch_dir: str = ""
-    tells_blocks: bool = False
+    publishes_blocks: bool = False
 
 
 class HandOver(Protocol):
@@ -101,7 +101,7 @@ class PrefillingEngine(Protocol):
     """The side of an engine that computes prompts for other workers."""
 
     @property
-    def awaits_release(self) -> bool:
+    def waits_for_release(self) -> bool:
         """True when a hand-off is held until ``release``, False when the engine sees that it was taken."""
         ...
 
@@ -124,7 +124,7 @@ class PrefillingEngine(Protocol):
 class CachingEngine(Protocol):
     """The side of an engine that tells which KV blocks it holds."""
 
-    def tell_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         """Call back with every change of the blocks, from the start on; False when the engine does not tell.
 
         To be called once, before ``start``.

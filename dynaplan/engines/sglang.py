@@ -15,7 +15,7 @@ from pathlib import Path
 from dynaplan.config.parallelism import DATA, TENSOR, parallel_size, tensor_parallel_size
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import Engine, EngineContext, HandOver
-from dynaplan.engines.server.block_events import publishing
+from dynaplan.engines.server.block_events import publisher_config
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
@@ -25,11 +25,11 @@ from dynaplan.engines.server.options import (
     command_words,
     engine_flags,
     flag_style,
-    gone_options,
     hub_token,
     loopback_transport,
     memory_fraction,
-    under_one_name,
+    merge_synonyms,
+    removed_options,
 )
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
@@ -123,11 +123,11 @@ class SglangKind(EngineKind):
                 hint="Set conditional-disagg: false, and max-prefill-queue-size high enough never to be "
                 "reached.",
             )
-        under_one_name(options, STYLE.renamed)
+        merge_synonyms(options, STYLE.renamed)
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line. ``ports``: HTTP, NCCL, and for a prefill worker the bootstrap server's."""
-        for option, why in gone_options(options, STYLE).items():
+        for option, why in removed_options(options, STYLE).items():
             log.warning("SGLang does not take %s, it has no effect: %s", option, why)
         files = _key_file(context)
         argv = (
@@ -212,7 +212,11 @@ def _key_file(context: EngineContext) -> Mapping[Path, str]:
 
 def _telling(context: EngineContext) -> Sequence[str]:
     """Return the flag by which SGLang publishes its KV blocks."""
-    return engine_flags({"kv-events-config": publishing(context)}, STYLE) if context.tells_blocks else ()
+    return (
+        engine_flags({"kv-events-config": publisher_config(context)}, STYLE)
+        if context.publishes_blocks
+        else ()
+    )
 
 
 def _environment(options: Options) -> Mapping[str, str]:

@@ -26,10 +26,10 @@ from dynaplan.engines.server.options import (
     command_words,
     engine_flags,
     flag_style,
-    gone_options,
     hub_token,
     memory_fraction,
-    under_one_name,
+    merge_synonyms,
+    removed_options,
 )
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError, TemporaryError
@@ -128,13 +128,13 @@ class TrtllmKind(EngineKind):
         tensor_parallel_size(options, gpus)
         check_no_data_parallel(options, "trtllm")
         _extra(options)
-        under_one_name(options, STYLE.renamed)
+        merge_synonyms(options, STYLE.renamed)
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line, and the file of LLM API options for what is no flag."""
         import yaml
 
-        for option, why in gone_options(options, STYLE).items():
+        for option, why in removed_options(options, STYLE).items():
             log.warning("TensorRT-LLM does not take %s, it has no effect: %s", option, why)
         directory = Path(context.scratch_dir or tempfile.gettempdir())
         file = directory / f"{context.worker_name}.trtllm.yaml"

@@ -19,7 +19,7 @@ import dynaplan
 from dynaplan.config.parallelism import DATA, TENSOR, data_parallel_size, parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
 from dynaplan.engines.port import Engine, EngineContext, HandOver
-from dynaplan.engines.server.block_events import publishing
+from dynaplan.engines.server.block_events import publisher_config
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_first
 from dynaplan.engines.server.metrics import MetricNames
@@ -31,11 +31,11 @@ from dynaplan.engines.server.options import (
     drain_deadline_s,
     engine_flags,
     flag_style,
-    gone_options,
     hub_token,
     loopback_transport,
     memory_fraction,
     real_gpus,
+    removed_options,
 )
 from dynaplan.engines.server.sleep import WakePaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -230,7 +230,7 @@ class VllmKind(EngineKind):
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line and environment of one vLLM server."""
-        for option, why in gone_options(options, FLAGS).items():
+        for option, why in removed_options(options, FLAGS).items():
             log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
         model, gpus = str(options["model"]), context.gpus
         program = command_words(options.get("vllm-command"), "vllm-command") or default_program()
@@ -243,8 +243,8 @@ class VllmKind(EngineKind):
         size = tensor_parallel_size(options, gpus)
         if size > 1:
             argv += ["--tensor-parallel-size", str(size)]
-        if context.tells_blocks:
-            telling = publishing(context) | {"enable_kv_cache_events": True}
+        if context.publishes_blocks:
+            telling = publisher_config(context) | {"enable_kv_cache_events": True}
             argv += engine_flags({"kv-events-config": telling}, FlagStyle())
         fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
         if fraction is not None:

@@ -11,8 +11,8 @@ from dynaplan.config.settings.servers import (
     HOST_VARIABLE,
     NATS,
     event_plane,
+    has_no_nats,
     is_original,
-    is_without_nats,
     max_age_s,
 )
 from dynaplan.config.settings.worker import ProcessSettings
@@ -36,7 +36,7 @@ async def connect_messenger(
     ``max_reconnects`` is the option ``nats-max-reconnects``. Raises QueueUnavailable when the server does not
     answer, and in a deployment that has none.
     """
-    if is_without_nats(environ):
+    if has_no_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server: its graph has no prefill queue")
     from dynaplan.store.nats_connection import NatsMessenger
 
@@ -60,7 +60,7 @@ async def connect_events(
     """
     age_s, original = max_age_s(environ), is_original(environ)
     if event_plane(environ) == NATS:
-        if is_without_nats(environ):
+        if has_no_nats(environ):
             raise QueueUnavailable("this deployment has no NATS server for events")
         from dynaplan.events.nats_plane import NatsEventPlane
         from dynaplan.events.wires import OriginalWire, SeedWire

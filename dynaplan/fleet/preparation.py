@@ -23,7 +23,7 @@ from typing import Any
 
 from dynaplan.config import certificates
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.config.settings.servers import CA_VARIABLE, COMPAT_VARIABLE, TlsSettings, clients_variables
+from dynaplan.config.settings.servers import CA_VARIABLE, COMPAT_VARIABLE, TlsSettings, client_environment
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.fleet import gpu_stock, local_host
 from dynaplan.fleet.deployments import port_holder
@@ -376,7 +376,7 @@ def _clients_environment() -> dict[str, str]:
         CA_VARIABLE,
     )
     own = {name: os.environ[name] for name in names if name in os.environ}
-    return own | clients_variables(os.environ)
+    return own | client_environment(os.environ)
 
 
 def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:

@@ -18,7 +18,7 @@ import click
 import zmq
 
 from dynaplan.config.service_config import section_options
-from dynaplan.config.settings.servers import unusual_store
+from dynaplan.config.settings.servers import describe_other_store
 from dynaplan.fleet import gpu_stock, local_host
 from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.banner import banner, page_line
@@ -165,7 +165,7 @@ class Serving:
         if not (self._prepared.held and self._prepared.held.adoptable):  # the user has seen it
             secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
             page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
-            say(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ), page))
+            say(banner(self._launch, self._prepared.is_simulated, describe_other_store(os.environ), page))
         shutdown = self._shutdown = Shutdown(
             arbiter,
             self._launch.graph,

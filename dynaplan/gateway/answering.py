@@ -183,7 +183,7 @@ async def beginning(
         if failure := failure_in(events):
             if failure.is_clients_fault:
                 raise failure.to_api_error()
-            raise WorkerDied(failure.message, is_connection_lost=api.tells_death(failure.message))
+            raise WorkerDied(failure.message, is_connection_lost=api.reports_death(failure.message))
         begun += events
         if counted(endpoint, begun) > 0 or len(begun) > LARGEST_BEGINNING_BYTES:
             return begun
@@ -279,7 +279,7 @@ async def _failed(exchange: Exchange, begun: BegunStream, failure: Failure) -> N
     Another worker can go on when this one has aborted the answer, as one does that must end, or is dead.
     """
     exchange.record.streamed(await begun.write(failure.good), exchange.call.endpoint)
-    death = WorkerDied(failure.message, is_connection_lost=exchange.api.tells_death(failure.message))
+    death = WorkerDied(failure.message, is_connection_lost=exchange.api.reports_death(failure.message))
     exchange.worker_died(death)
     if death.is_connection_lost or not failure.event:
         await _cut(exchange, begun, death, failure.event)

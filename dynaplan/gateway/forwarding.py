@@ -250,7 +250,7 @@ class Forwarder:
         """Raise WorkerDied when the engine is dead behind its server, or another attempt may end better."""
         if exchange.api.death_marks:
             message = (await read_whole(upstream)).decode(errors="replace")
-            if exchange.api.tells_death(message):
+            if exchange.api.reports_death(message):
                 raise WorkerDied("its engine is dead", is_connection_lost=True)
         if exchange.call.has_media and _NO_MEDIA in (await read_whole(upstream)):
             raise bad_request("The model here takes no such images, sounds or videos.", code="no_media")

@@ -16,7 +16,7 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
-from dynaplan.config.frontend import gathered_settings
+from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.engines import registry
 from dynaplan.fleet import local_host
@@ -80,7 +80,7 @@ async def start_frontend(runtime: WorkerRuntime) -> None:
     request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
-    frontend = FrontendServer(runtime, gathered_settings(runtime.settings))
+    frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings))
     await frontend.start()
     if runtime.owner:
         neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, local_host.process_watch)

@@ -98,7 +98,7 @@ STOCK_SERVICES = frozenset(
 """Names of our stock services and of Dynamo's. A YAML may have a section for one that the graph lacks."""
 
 FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
-NEARLY_THE_SAME = 0.85
+TYPO_SIMILARITY = 0.85
 """The similarity (difflib's ratio) from which an unknown option counts as a slip of a known one.
 
 It is high because an engine's new flags often resemble its old ones.
@@ -122,11 +122,11 @@ def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> li
         if name in services:
             warnings += _check_section(services[name], section, config)
         else:
-            warnings.append(_absent(name, services))
+            warnings.append(_unknown_section(name, services))
     return warnings
 
 
-def unused_common(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> list[str]:
+def unused_common_overrides(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> list[str]:
     """Return a warning for each override ``--Common.key=value`` that no section takes."""
     listed = {kebab(key) for section in config.values() for key in names_of_common(section)}
     taken = listed | {"served-model-name"}  # every service of the model takes it from Common unasked
@@ -137,7 +137,7 @@ def unused_common(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[s
     ]
 
 
-def _absent(name: str, services: Mapping[str, Any]) -> str:
+def _unknown_section(name: str, services: Mapping[str, Any]) -> str:
     """Return the warning for a section of a stock service that the graph lacks; raise for any other name."""
     if name in STOCK_SERVICES:
         return f"{name}: this graph has no such service; its section has no effect"
@@ -160,7 +160,7 @@ def _check_section(
             where = f"{name}.{key} (from {COMMON})" if key in common else f"{name}.{key}"
             option = service.options.get(kebab(key))
             if option is None and engine:
-                yield from _passed_on(where, key, engine, service.options)
+                yield from _pass_to_engine(where, key, engine, service.options)
             elif option is not None and option.engine not in ("", engine):
                 effect = f"{engine} gets it as it is" if engine else "it has no effect"
                 yield f"{where} is an option of {option.engine}; {effect}"
@@ -176,11 +176,11 @@ def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
     return "" if engine == SIMULATED else engine
 
 
-def _passed_on(where: str, key: str, engine: str, options: Options) -> Iterator[str]:
+def _pass_to_engine(where: str, key: str, engine: str, options: Options) -> Iterator[str]:
     """Yield a warning when an option that is passed on to the engine looks like a slip of a known one."""
     if not FLAG.fullmatch(key):
         raise ConfigError(f"{where}: not a name that an option of {engine} can have")
-    near = get_close_matches(kebab(key).lower(), options, 1, cutoff=NEARLY_THE_SAME)
+    near = get_close_matches(kebab(key).lower(), options, 1, cutoff=TYPO_SIMILARITY)
     if near:
         yield f"{where} is passed on to {engine} as it is; did you mean {near[0]}?"
 
@@ -291,7 +291,7 @@ def _namespace(services: list[Service[Any]], chosen: str | None) -> str:
 def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> ServiceSpec:
     if service.in_process_of:
         return ServiceSpec(service.name, service.role, in_process_of=service.in_process_of)
-    written = _without_nulls(config.get(service.name, {}).get(SERVICE_ARGS))
+    written = _drop_nulls(config.get(service.name, {}).get(SERVICE_ARGS))
     arguments = deep_merge(
         {
             "workers": service.config.workers,
@@ -311,7 +311,7 @@ def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> Ser
     )
 
 
-def _without_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
+def _drop_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
     """Drop the keys that are written without a value: they mean the same as keys that are not written."""
     return {key: value for key, value in (mapping or {}).items() if value is not None}
 

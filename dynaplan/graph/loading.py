@@ -22,7 +22,7 @@ from dynaplan.util.errors import ConfigError, GraphError, UserError, nearest
 
 APIS = ("dynamo",)
 
-FOLDER = Path(__file__).resolve().parents[1] / "data" / "compat"
+COMPAT_DIR = Path(__file__).resolve().parents[1] / "data" / "compat"
 """The folder that holds the modules, each API's in the package of its name."""
 
 
@@ -34,13 +34,13 @@ def enable_compat(environ: Mapping[str, str]) -> None:
     name = environ.get(COMPAT_VARIABLE, "")
     if name and name not in APIS:
         raise ConfigError(f"--compat {name}: there is no such API", hint=nearest(name, APIS))
-    if name and str(FOLDER) not in sys.path:
-        sys.path.insert(0, str(FOLDER))
+    if name and str(COMPAT_DIR) not in sys.path:
+        sys.path.insert(0, str(COMPAT_DIR))
 
 
 def compat_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a Python program of its own that imports the original's modules."""
-    path = os.pathsep.join(filter(None, [str(FOLDER), environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(COMPAT_DIR), environ.get("PYTHONPATH", "")]))
     return {**environ, COMPAT_VARIABLE: APIS[0], "PYTHONPATH": path}
 
 
@@ -59,9 +59,9 @@ def import_graph_module(name: str, working_dir: Path) -> ModuleType:
         module_name = module_name.removesuffix(".__init__")
     if str(working_dir) not in sys.path[:1]:
         sys.path.insert(0, str(working_dir))
-    with _readable_errors(module_name, working_dir):
+    with _graph_errors(module_name, working_dir):
         if file is None:
-            _uncover(module_name, working_dir)
+            _extend_package_path(module_name, working_dir)
         if file is None or _is_found_as(module_name, file):
             return importlib.import_module(module_name)
         return _load_file(module_name, file)
@@ -87,13 +87,13 @@ def _file_of(name: str, working_dir: Path) -> Path | None:
             )
         return path
     if name.endswith(".py") or "/" in name:
-        raise GraphError(f"{name}: no such file in {working_dir}", hint=_near_modules(name, working_dir))
+        raise GraphError(f"{name}: no such file in {working_dir}", hint=_nearest_modules(name, working_dir))
     path = working_dir.joinpath(*name.split("."))
     candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
     return next((each for each in candidates if each.is_file()), None)
 
 
-def _uncover(module_name: str, working_dir: Path) -> None:
+def _extend_package_path(module_name: str, working_dir: Path) -> None:
     """Let a package of the working directory have the modules of an installed one of the same name too.
 
     Otherwise a folder ``graphs`` of the user's own would hide the shipped graphs.
@@ -142,21 +142,21 @@ def _load_file(module_name: str, file: Path) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _readable_errors(module_name: str, working_dir: Path) -> Iterator[None]:
+def _graph_errors(module_name: str, working_dir: Path) -> Iterator[None]:
     try:
         yield
     except UserError:
         raise
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            hint = f"{_near_modules(module_name, working_dir)} (looked in {working_dir} and sys.path)"
+            hint = f"{_nearest_modules(module_name, working_dir)} (looked in {working_dir} and sys.path)"
             raise GraphError(f"No module named {module_name!r}", hint=hint) from error
-        raise _failed(module_name, error) from error
+        raise _import_error(module_name, error) from error
     except Exception as error:
-        raise _failed(module_name, error) from error
+        raise _import_error(module_name, error) from error
 
 
-def _failed(module_name: str, error: Exception) -> GraphError:
+def _import_error(module_name: str, error: Exception) -> GraphError:
     """Make the error, with the file and line at which the author's own code last ran."""
     frames = [
         frame
@@ -167,7 +167,7 @@ def _failed(module_name: str, error: Exception) -> GraphError:
     return GraphError(f"cannot import {module_name!r}: {type(error).__name__}: {error}", hint=where)
 
 
-def _near_modules(name: str, working_dir: Path) -> str:
+def _nearest_modules(name: str, working_dir: Path) -> str:
     """Return a hint with the module nearest to a mistyped one."""
     wanted = name.removesuffix(".py").replace("/", ".").strip(".")
     files = [*working_dir.glob("*.py"), *working_dir.glob("*/*.py")]
@@ -235,7 +235,7 @@ def load_graph(identifier: str, working_dir: Path) -> Graph:
     declared = _attribute(module, attributes[0]) if attributes else _root(module)
     for attribute in attributes[1:]:
         declared = _dependency(module, declared, attribute)
-    entry = _linked(declared, _stated(module))
+    entry = _copy_linked(declared, _counted_edges(module))
     file = Path(module.__file__).resolve() if module.__file__ else None
     graph = Graph(identifier, working_dir.resolve(), entry, file)
     _check_names(graph)
@@ -260,7 +260,7 @@ def _dependency(module: ModuleType, service: Service[Any], attribute: str) -> Se
             f'Attribute "{attribute}" is not a dependency of {service.name}.',
             hint=nearest(attribute, service.declared),
         )
-    target = _stated(module).get((service, attribute)) or service.dependencies.get(attribute)
+    target = _counted_edges(module).get((service, attribute)) or service.dependencies.get(attribute)
     return target or _not_servable(service, attribute)
 
 
@@ -269,7 +269,7 @@ def _root(module: ModuleType) -> Service[Any]:
     services = list({id(each): each for each in vars(module).values() if isinstance(each, Service)}.values())
     if not services:
         raise GraphError(f"No DynamoService instances found in module {module.__name__!r}")
-    stated = _stated(module)
+    stated = _counted_edges(module)
     targets = {id(target) for each in services for target in each.dependencies.values()}
     targets |= {id(target) for target in stated.values()}
     roots = sorted((each for each in services if id(each) not in targets), key=lambda each: each.name)
@@ -284,7 +284,7 @@ def _root(module: ModuleType) -> Service[Any]:
     return roots[0]
 
 
-def _stated(module: ModuleType) -> Edges:
+def _counted_edges(module: ModuleType) -> Edges:
     """Return the edges that count for a graph of this module, by the rules of ``Service.link``."""
     own = stated_links(module.__name__)
     named = [each for each in vars(module).values() if isinstance(each, Service)]
@@ -303,7 +303,7 @@ def _stated(module: ModuleType) -> Edges:
     return edges
 
 
-def _linked(entry: Service[Any], edges: Edges) -> Service[Any]:
+def _copy_linked(entry: Service[Any], edges: Edges) -> Service[Any]:
     """Copy the services that are reached from the entry, each with its linked dependencies."""
     in_edges = {id(source) for source, _ in edges} | {id(target) for target in edges.values()}
     copies = {id(entry): entry.copy()}
@@ -335,12 +335,12 @@ def _not_servable(service: Service[Any], attribute: str) -> NoReturn:
 
 def _check_names(graph: Graph) -> None:
     names = [service.name for service in graph.services()]
-    twice = _first_twice(names)
+    twice = _first_duplicate(names)
     if twice:
         raise GraphError(f"{graph.identifier} has two services named {twice}", hint="Rename one class.")
 
 
-def _first_twice(names: Iterable[str]) -> str:
+def _first_duplicate(names: Iterable[str]) -> str:
     seen: set[str] = set()
     for name in names:
         if name in seen:

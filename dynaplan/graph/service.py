@@ -269,7 +269,7 @@ class Service(Generic[T]):
         if not fitting:
             raise LinkError(
                 f"{target.name} does not fulfill any dependencies required by {self.name}",
-                hint=f"{self.name} depends on: {_listed(self.declared)}.",
+                hint=f"{self.name} depends on: {_target_names(self.declared)}.",
             )
         if len(fitting) > 1:
             raise LinkError(
@@ -363,7 +363,7 @@ def _role(name: str, component_type: str) -> Role:
         raise InterfaceError(f"{name}: unknown component_type {component_type!r}", hint=hint) from None
 
 
-def _listed(declared: Mapping[str, Dependency]) -> str:
+def _target_names(declared: Mapping[str, Dependency]) -> str:
     return ", ".join(each.target_class.__name__ for each in declared.values()) or "nothing"
 
 

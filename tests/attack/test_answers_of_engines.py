@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dynaplan.engines import trtllm, vllm
 from dynaplan.engines.llamacpp.launch import METRIC_NAMES as LLAMACPP
-from dynaplan.engines.llamacpp.slots import SlotDesk, SlotFiles, SlotPool
+from dynaplan.engines.llamacpp.slots import SlotAllocator, SlotFiles, SlotPool
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server.client import _object
 from dynaplan.engines.server.kind import EngineKind
@@ -140,18 +140,18 @@ class Server:
 @total
 @given(data=st.data())
 def test_any_description_of_slots_is_read_or_a_temporary_error(data: st.DataObject) -> None:
-    async def look() -> None:
+    async def refresh() -> None:
         server = Server(json_text(SLOTS, data.draw))
         pool, files = SlotPool(4, lambda: 0.0, 10), SlotFiles("", "w")
-        desk = SlotDesk(cast(Any, server), pool, files, 4, cast(Any, None))
+        allocator = SlotAllocator(cast(Any, server), pool, files, 4, cast(Any, None))
         try:
-            for slot in await desk.look():
+            for slot in await allocator.refresh():
                 assert {type(slot.number), type(slot.context_tokens), type(slot.used_tokens)} == {int}
                 assert type(slot.is_computing) is bool
         except TemporaryError as error:
             assert len(str(error)) < 1000
 
-    asyncio.run(look())
+    asyncio.run(refresh())
 
 
 @total

@@ -84,13 +84,13 @@ def event_costs(repeats: int) -> dict[str, list[float]]:
 def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     """The three stations of these messages, each with what the one before leaves."""
     from dynaplan.engines.kv_events import CachedBlocks, CacheSnapshot, kv_payload, read_kv_payload
-    from dynaplan.engines.server.block_events import BlockTranslation
+    from dynaplan.engines.server.block_events import BlockTranslator
     from dynaplan.events.engine_batches import read_engine_events
     from dynaplan.events.envelope import payload_reader, written
     from dynaplan.gateway.kv_routing.kv_following import KvFollowing
     from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
-    translation, cached, following = BlockTranslation(), CachedBlocks(), KvFollowing(KvIndex())
+    translation, cached, following = BlockTranslator(), CachedBlocks(), KvFollowing(KvIndex())
     following.present([1])
     for _ in following.replace(1, following.ask(1), CacheSnapshot(1, -1, ())):
         pass

@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_frees_the_kv_blocks_of_its_request(
 
 async def test_a_hand_off_whose_client_has_left_is_let_go(start_worker: StartWorker) -> None:
     prefill = await start_worker(speedup_ratio=0)
-    assert prefill.engine.awaits_release
+    assert prefill.engine.waits_for_release
     for request_id in ("r1", "r2", "r1"):  # r1 was delivered twice
         await prefilled(prefill, RemotePrefillRequest(request_id, body={"prompt": "x" * 400}))
     assert held_prompts(prefill) == 3

@@ -16,9 +16,9 @@ class PlainEngine:
     """``dynaplan.ports.Engine`` that answers on the worker's own server and holds nothing."""
 
     url = ""
-    awaits_release = False
+    waits_for_release = False
 
-    def tell_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         return False
 
     async def start(self) -> None: ...

@@ -16,7 +16,7 @@ import zmq
 from dynaplan.engines.kv_events import CachedBlocks, Change, Cleared
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import block_events
-from dynaplan.engines.server.block_events import BlockEvents, publishing
+from dynaplan.engines.server.block_events import BlockEvents, publisher_config
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.tokens import tokenize
 from dynaplan.events import event_connections
@@ -292,7 +292,7 @@ Make = Callable[..., Awaitable[tuple[FakeEngine, Follower]]]
 async def engine(runtime_dir: Path, stack: AsyncExitStack) -> Make:
     async def make(before: int = 0, **options: Any) -> tuple[FakeEngine, Follower]:
         context = EngineContext("ns_VllmWorker", scratch_dir=str(runtime_dir))
-        engine = FakeEngine(publishing(context), **options)
+        engine = FakeEngine(publisher_config(context), **options)
         stack.push_async_callback(engine.close)
         for frames in recorded()[:before]:
             engine.publish(frames)
@@ -316,10 +316,10 @@ async def heard(published: FakeEngine, follower: Follower, number: int) -> None:
 
 def expected() -> CachedBlocks:
     """What the whole recording leaves, message by message."""
-    from dynaplan.engines.server.block_events import BlockTranslation
+    from dynaplan.engines.server.block_events import BlockTranslator
     from dynaplan.events.engine_batches import read_engine_events
 
-    translation, cache = BlockTranslation(), CachedBlocks()
+    translation, cache = BlockTranslator(), CachedBlocks()
     for frames in recorded():
         cache.events(7, translation.changes(read_engine_events(frames[2])))
     return cache
@@ -382,7 +382,7 @@ async def test_what_was_heard_before_a_replay_that_begins_later_is_applied_in_it
 async def test_an_engine_that_sends_nothing_again_is_followed_from_where_it_is_heard(
     engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_events, "REPLAY_S", 0.1)
+    monkeypatch.setattr(block_events, "REPLAY_TIMEOUT_S", 0.1)
     published, follower = await engine(before=30)
     published._serving.cancel()
     await heard(published, follower, 30)

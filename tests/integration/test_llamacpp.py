@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
-from dynaplan.engines.llamacpp.launch import command
+from dynaplan.engines.llamacpp.launch import KIND
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import engine as server_engine
 from dynaplan.engines.server.child import EngineChild
@@ -124,7 +124,7 @@ async def test_the_decode_worker_computes_at_most_one_token_of_a_prompt_that_was
     await asyncio.gather(*(request(number) for number in range(8)))
     assert decode.engine.metrics()["dynaplan:remote_prefills_taken_total"] == 8
     assert decode.engine.metrics()["dynaplan:remote_prefill_fallbacks_total"] == 0
-    await eventually(lambda: decode.engine._pool.reserved == decode.engine._pool.leaving == 0)
+    await eventually(lambda: decode.engine._pool.reserved == decode.engine._pool.releasing == 0)
     assert files_in(tmp_path) == []
 
 
@@ -361,7 +361,7 @@ def child_of(tiny_gguf: Path, tmp_path: Path) -> Callable[..., EngineChild]:
 
     def spawn(model: Path = tiny_gguf, port: int = 1) -> EngineChild:
         options = {"model": str(model), "threads": 1, "threads-http": 8, "max-model-len": 512}
-        line = command(options, EngineContext("w", token=TOKEN), [port])
+        line = KIND.command(options, EngineContext("w", token=TOKEN), [port])
         return EngineChild.spawn(line.argv, line.environment)
 
     return spawn
@@ -526,7 +526,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.engines.server.watchdog.READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dynaplan.engines.server.watchdog.METRICS_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     dying = asyncio.create_task(worker.engine.died())
     os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)

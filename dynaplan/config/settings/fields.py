@@ -20,7 +20,7 @@ NO_EFFECT = "Of the original; has no effect"
 UNITS = ("_ms", "_s", "_tokens")
 """Units that fields' names end with. Users leave them out."""
 
-MOST = 1e300
+MAX_NUMBER = 1e300
 """The largest number that an option takes: one that a float holds."""
 
 READ, WRITTEN = "read", "written"
@@ -73,7 +73,7 @@ class Option(NamedTuple):
     @property
     def usually(self) -> str:
         """The default in words; empty where there is none."""
-        return self.shown or ("" if self.default in (None, "") else _word(self.default))
+        return self.shown or ("" if self.default in (None, "") else _default_text(self.default))
 
     @property
     def meaning(self) -> str:
@@ -93,7 +93,7 @@ class Option(NamedTuple):
     def read(self, value: Any, is_text: bool = False) -> Any:
         """The value as the option's type; None when it is not one. ``is_text``: numbers may come as text."""
         if is_text:
-            value = _of_text(value, self.kind)
+            value = _parse_text(value, self.kind)
         if self.choices and isinstance(value, str):
             value = kebab(value)
         if not _KINDS[self.kind][1](value) or (self.choices and value not in self.choices):
@@ -128,14 +128,14 @@ def options_of(*settings: Any) -> Options:
 
 @cache
 def _options_of(settings: type[Any]) -> Options:
-    return {key_of(each): _completed(each, settings) for each in _declared(settings)}
+    return {key_of(each): _complete(each, settings) for each in _option_fields(settings)}
 
 
-def _declared(settings: Any) -> tuple[Field[Any], ...]:
+def _option_fields(settings: Any) -> tuple[Field[Any], ...]:
     return tuple(each for each in fields(settings) if "option" in each.metadata)
 
 
-def _completed(setting: Field[Any], settings: type[Any]) -> Option:
+def _complete(setting: Field[Any], settings: type[Any]) -> Option:
     """The option with what its field and its dataclass say of it."""
     declared: Option = setting.metadata["option"]
     kind = declared.kind
@@ -181,11 +181,11 @@ class Settings:
             key = given[min(unknown)][0]
             raise ConfigError(f"{cls.SECTION} has no option {key!r}", hint=nearest(kebab(key), known))
         values = {
-            name: _checked(cls, known[name], (places or {}).get(name, key), value)
+            name: _read_checked(cls, known[name], (places or {}).get(name, key), value)
             for name, (key, value) in given.items()
             if name in known and value is not None
         }
-        keys = {each.name: key_of(each) for each in _declared(cls)}
+        keys = {each.name: key_of(each) for each in _option_fields(cls)}
         settings = cls(**{name: values[key] for name, key in keys.items() if key in values})
         settings.check(frozenset(values))
         return settings
@@ -195,11 +195,11 @@ class Settings:
 
     def to_options(self) -> dict[str, Any]:
         """Map every option that is set to its value, as ``from_options`` reads it."""
-        values = ((key_of(each), getattr(self, each.name)) for each in _declared(self))
+        values = ((key_of(each), getattr(self, each.name)) for each in _option_fields(self))
         return {name: value for name, value in values if value is not None}
 
 
-def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
+def _read_checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
     read = option.read(value)
     is_left_empty = read == "" and option.default in ("", None)
     is_blank = isinstance(read, str) and not read.strip() and not is_left_empty
@@ -209,7 +209,7 @@ def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> 
     return read
 
 
-def _of_text(value: Any, kind: type) -> Any:
+def _parse_text(value: Any, kind: type) -> Any:
     """Turn text into the value that it says, for an option that is no text; ``4.0`` is a whole number."""
     if isinstance(value, str) and kind in (bool, int, float):
         try:
@@ -219,7 +219,7 @@ def _of_text(value: Any, kind: type) -> Any:
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _word(value: Any) -> str:
+def _default_text(value: Any) -> str:
     """A default as users write it: ``true``, and ``600`` for 600.0."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -228,7 +228,7 @@ def _word(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= MOST
+    return is_number and abs(value) <= MAX_NUMBER
 
 
 _TRUTH = {"true": True, "false": False}

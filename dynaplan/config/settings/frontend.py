@@ -14,7 +14,7 @@ ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
 """The values of ``router``; what each does is in ``gateway/routing/choosing.py``."""
 
 
-USUAL_QUEUE, USUAL_LENGTH_TOKENS = 2, 1000
+DEFAULT_QUEUE_SIZE, DEFAULT_LOCAL_LENGTH_TOKENS = 2, 1000
 """``max-prefill-queue-size`` and ``max-local-prefill-length`` of Dynamo 0.2 to 0.3."""
 
 
@@ -92,7 +92,7 @@ class DisaggregationSettings(Settings):
     )
 
     @property
-    def longest_local_tokens(self) -> int:
+    def max_local_tokens(self) -> int:
         """Tokens of the longest prompt that the decode worker computes itself, with ``is_conditional``.
 
         By deadline none: a planner for targets counts every prompt for the prefill workers, and so it has
@@ -100,10 +100,10 @@ class DisaggregationSettings(Settings):
         """
         if self.max_local_prefill_length_tokens is not None:
             return self.max_local_prefill_length_tokens
-        return 0 if self.prefill_deadline_ms else USUAL_LENGTH_TOKENS
+        return 0 if self.prefill_deadline_ms else DEFAULT_LOCAL_LENGTH_TOKENS
 
     @property
-    def most_queued(self) -> float:
+    def max_queued(self) -> float:
         """Queued prompts from which on the decode worker computes prompts itself; infinite without a limit.
 
         A burst at one decode worker delays every token there. By deadline, prompts that are in time do not
@@ -112,7 +112,7 @@ class DisaggregationSettings(Settings):
         """
         if self.max_prefill_queue_size is not None:
             return self.max_prefill_queue_size
-        return math.inf if self.prefill_deadline_ms else USUAL_QUEUE
+        return math.inf if self.prefill_deadline_ms else DEFAULT_QUEUE_SIZE
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

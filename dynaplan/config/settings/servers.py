@@ -110,9 +110,9 @@ LEASE_TTL_VARIABLE = "ETCD_LEASE_TTL"
 LEASE_TTL_S = 10
 """Time to live of a lease: the registrations of a process that is silent for longer vanish."""
 
-SHORTEST_LEASE_TTL_S, LONGEST_LEASE_TTL_S = 5, 30
+MIN_LEASE_TTL_S, MAX_LEASE_TTL_S = 5, 30
 
-_OF_CLIENTS = (
+_CLIENT_PREFIXES = (
     BACKEND_VARIABLE,
     FILE_VARIABLE,
     ETCD_VARIABLE,
@@ -156,28 +156,28 @@ def lease_ttl_s(environ: Mapping[str, str]) -> int:
     """
     text = environ.get(LEASE_TTL_VARIABLE, "").strip()
     number = whole_number(text) if text else LEASE_TTL_S
-    if number is None or not SHORTEST_LEASE_TTL_S <= number <= LONGEST_LEASE_TTL_S:
+    if number is None or not MIN_LEASE_TTL_S <= number <= MAX_LEASE_TTL_S:
         raise ConfigError(
             f"{LEASE_TTL_VARIABLE} is {shown(text)}: expected whole seconds,"
-            f" from {SHORTEST_LEASE_TTL_S} to {LONGEST_LEASE_TTL_S}",
+            f" from {MIN_LEASE_TTL_S} to {MAX_LEASE_TTL_S}",
             hint=f"Unset it for {LEASE_TTL_S} s.",
         )
     return number
 
 
-def says_where(environ: Mapping[str, str]) -> bool:
+def has_store_address(environ: Mapping[str, str]) -> bool:
     """Tell whether the environment says where the chosen store is; raises ConfigError for no store."""
     return bool(environ.get(PLACES.get(store_backend(environ), "")))
 
 
-def is_without_nats(environ: Mapping[str, str]) -> bool:
+def has_no_nats(environ: Mapping[str, str]) -> bool:
     """Tell whether the deployment has no NATS server: the variable is there, and empty."""
     return environ.get(NATS_VARIABLE) == ""
 
 
-def clients_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which a client finds the servers, passwords and tokens included."""
-    return {name: value for name, value in environ.items() if name.startswith(_OF_CLIENTS)}
+    return {name: value for name, value in environ.items() if name.startswith(_CLIENT_PREFIXES)}
 
 
 def server_addresses(environ: Mapping[str, str]) -> dict[str, str]:
@@ -187,7 +187,7 @@ def server_addresses(environ: Mapping[str, str]) -> dict[str, str]:
     return {"store": backend, **{name: place for name, place in found.items() if place}}
 
 
-def unusual_store(environ: Mapping[str, str]) -> str:
+def describe_other_store(environ: Mapping[str, str]) -> str:
     """Return a store other than etcd, and where it is, for people; empty for etcd."""
     found = server_addresses(environ)
     place = mask_secrets(found.get(found["store"], ""))
@@ -211,7 +211,7 @@ PLANES = (NATS, ZMQ)
 MAX_AGE_S = 3600.0
 """Time for which events are kept, unless ``DYN_NATS_STREAM_MAX_AGE`` says another."""
 
-_ORIGINAL = "dynamo"
+_DYNAMO = "dynamo"
 
 
 def event_plane(environ: Mapping[str, str]) -> str:
@@ -250,6 +250,6 @@ def max_age_s(environ: Mapping[str, str]) -> float:
 def is_original(environ: Mapping[str, str]) -> bool:
     """Tell whether events have the original's subjects and forms; raises ConfigError for an unknown word."""
     text = environ.get(COMPAT_VARIABLE, "").strip()
-    if text.lower() not in ("", _ORIGINAL):
-        raise ConfigError(f"{COMPAT_VARIABLE} is {text!r}", hint=f"Expected {_ORIGINAL}, or nothing.")
+    if text.lower() not in ("", _DYNAMO):
+        raise ConfigError(f"{COMPAT_VARIABLE} is {text!r}", hint=f"Expected {_DYNAMO}, or nothing.")
     return bool(text)

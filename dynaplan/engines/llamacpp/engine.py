@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.engines.llamacpp.launch import KIND, check_fields, read_options
-from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_S, SlotDesk, SlotFiles, SlotPool
+from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_RESERVATION_S, SlotAllocator, SlotFiles, SlotPool
 from dynaplan.engines.port import Engine, EngineContext, HandOver
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, prefill_body
@@ -49,10 +49,10 @@ class LlamaCppEngine(ServerEngine):
         self._takes_hand_offs = checked.takes_hand_offs and not is_prefill
         clock = SystemClock()
         # A prefill worker gives back what it takes; only frontends can die over a reservation.
-        self._pool = SlotPool(checked.slots, clock.now_s, 0 if is_prefill else UNUSED_S)
+        self._pool = SlotPool(checked.slots, clock.now_s, 0 if is_prefill else UNUSED_RESERVATION_S)
         self._files = SlotFiles(context.scratch_dir, context.worker_name)
         self._holds = self._files.holds
-        self._desk = SlotDesk(self._client, self._pool, self._files, checked.slots, clock)
+        self._allocator = SlotAllocator(self._client, self._pool, self._files, checked.slots, clock)
         self._context_tokens = 0
 
     async def start(self) -> None:
@@ -62,7 +62,7 @@ class LlamaCppEngine(ServerEngine):
 
     def routes(self) -> Sequence[Route]:
         """The slots of a decode worker that takes hand-offs; the API is the engine's own."""
-        return self._desk.routes() if self._takes_hand_offs else ()
+        return self._allocator.routes() if self._takes_hand_offs else ()
 
     def card(self) -> Mapping[str, Any]:
         """Describe the model; ``reserves`` says that before each request a slot must be asked for."""
@@ -76,16 +76,16 @@ class LlamaCppEngine(ServerEngine):
 
     async def requests(self) -> int:
         """Count its requests, with those whose slot or prompt is not there yet."""
-        return await super().requests() + max(self._pool.waiting, self._desk.reserving)
+        return await super().requests() + max(self._pool.waiting, self._allocator.reserving)
 
     def metrics(self) -> Mapping[str, float]:
         """The engine's own samples, its KV usage, and what became of hand-offs."""
         ours: dict[str, float] = {"llamacpp:kv_cache_usage_ratio": self._watch.signals.kv_usage}
         if self._takes_hand_offs:
             ours["dynaplan:kv_slots_reserved"] = self._pool.reserved
-            ours["dynaplan:kv_slots_taken_back_total"] = self._pool.taken_back
-            ours["dynaplan:remote_prefills_taken_total"] = self._desk.restored
-            ours["dynaplan:remote_prefill_fallbacks_total"] = self._desk.not_restored
+            ours["dynaplan:kv_slots_taken_back_total"] = self._pool.reclaimed
+            ours["dynaplan:remote_prefills_taken_total"] = self._allocator.restored
+            ours["dynaplan:remote_prefill_fallbacks_total"] = self._allocator.not_restored
         return {**super().metrics(), **ours}
 
     async def _first_model(self) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ class LlamaCppEngine(ServerEngine):
 
     async def _read(self) -> EngineMetrics:
         signals = await super()._read()
-        slots = await self._desk.look()
+        slots = await self._allocator.refresh()
         block_tokens = self._checked.block_tokens
         all_tokens = sum(slot.context_tokens for slot in slots)
         used_tokens = [slot.used_tokens for slot in slots if slot.is_computing]
@@ -132,15 +132,15 @@ class LlamaCppEngine(ServerEngine):
             request = _with_prompt(request)
             body = prefill_body(request, n_predict=1, id_slot=slot, cache_prompt=True)
             await ask(request.path, body, request.request_id)
-            tokens = await self._desk.save(slot, name)
+            tokens = await self._allocator.save(slot, name)
             is_idle = True
         finally:
-            self._desk.give_back(owner, is_idle=is_idle)
+            self._allocator.release(owner, is_idle=is_idle)
         return tokens
 
     async def _end(self, grace_s: float) -> None:
         """Let go of everything; the files last, when no engine can read or write them any more."""
-        await self._desk.close()
+        await self._allocator.close()
         try:
             await super()._end(grace_s)
         finally:

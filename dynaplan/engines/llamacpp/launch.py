@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
-from dynaplan.config.stock import OURS, WORKER, names_of
+from dynaplan.config.stock import DYNAPLAN_OPTIONS, WORKER, engine_names
 from dynaplan.engines.llamacpp.child import set_field
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import EngineContext
@@ -32,12 +32,12 @@ from dynaplan.engines.server.options import (
     check_no_data_parallel,
     engine_flags,
     hub_token,
+    merge_synonyms,
     real_gpus,
-    under_one_name,
 )
 from dynaplan.util.errors import ConfigError, nearest
 
-SLOT_TOKENS = 4096
+DEFAULT_SLOT_TOKENS = 4096
 """The default context of one slot, in tokens."""
 
 HTTP_THREADS = 1024
@@ -55,7 +55,7 @@ SET_HERE = frozenset(
 """Options that dynaplan sets: without them the engine could not be reached, or its load not be read."""
 
 
-class Knob(NamedTuple):
+class TranslatedOption(NamedTuple):
     """One option: the field of xllamacpp's ``CommonParams`` (dotted), and llama-server's flag.
 
     Where the field is an enum, its members are named ``prefix`` + VALUE. ``flag`` is empty for the option's
@@ -70,27 +70,27 @@ class Knob(NamedTuple):
 FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 """The values of ``flash-attn``, and the members of xllamacpp's enum for them, without their prefix."""
 
-KNOBS: Mapping[str, Knob] = {
-    "threads": Knob("cpuparams.n_threads"),
-    "threads-batch": Knob("cpuparams_batch.n_threads"),
-    "threads-http": Knob("n_threads_http"),
-    "max-num-batched-tokens": Knob("n_batch", flag="batch-size"),
-    "ubatch-size": Knob("n_ubatch"),
-    "n-gpu-layers": Knob("n_gpu_layers"),
-    "main-gpu": Knob("main_gpu"),
-    "split-mode": Knob("split_mode", "LLAMA_SPLIT_MODE_"),
-    "flash-attn": Knob("flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
-    "cache-type-k": Knob("cache_type_k", "GGML_TYPE_"),
-    "cache-type-v": Knob("cache_type_v", "GGML_TYPE_"),
-    "cache-ram": Knob("cache_ram_mib"),
-    "enable-prefix-caching": Knob("cache_prompt", flag="cache-prompt"),
-    "chat-template": Knob("chat_template"),
-    "pooling": Knob("pooling_type", "LLAMA_POOLING_TYPE_"),
-    "seed": Knob("sampling.seed"),
+TRANSLATED_OPTIONS: Mapping[str, TranslatedOption] = {
+    "threads": TranslatedOption("cpuparams.n_threads"),
+    "threads-batch": TranslatedOption("cpuparams_batch.n_threads"),
+    "threads-http": TranslatedOption("n_threads_http"),
+    "max-num-batched-tokens": TranslatedOption("n_batch", flag="batch-size"),
+    "ubatch-size": TranslatedOption("n_ubatch"),
+    "n-gpu-layers": TranslatedOption("n_gpu_layers"),
+    "main-gpu": TranslatedOption("main_gpu"),
+    "split-mode": TranslatedOption("split_mode", "LLAMA_SPLIT_MODE_"),
+    "flash-attn": TranslatedOption("flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "cache-type-k": TranslatedOption("cache_type_k", "GGML_TYPE_"),
+    "cache-type-v": TranslatedOption("cache_type_v", "GGML_TYPE_"),
+    "cache-ram": TranslatedOption("cache_ram_mib"),
+    "enable-prefix-caching": TranslatedOption("cache_prompt", flag="cache-prompt"),
+    "chat-template": TranslatedOption("chat_template"),
+    "pooling": TranslatedOption("pooling_type", "LLAMA_POOLING_TYPE_"),
+    "seed": TranslatedOption("sampling.seed"),
 }
 """The options that have a field and a flag. Every other option is passed on by its own name."""
 
-NAMES = {own: option for option, names in names_of("llamacpp").items() for own in names}
+NAMES = {own: option for option, names in engine_names("llamacpp").items() for own in names}
 """llama.cpp's own name of an option -> the option."""
 
 STYLE = FlagStyle(
@@ -106,7 +106,7 @@ STYLE = FlagStyle(
 HANDLED = frozenset(
     {
         *("model", "served-model-name", "block-size", "max-model-len", "ctx-size", "max-num-seqs"),
-        *(*TENSOR, *PIPELINE, *DATA, *KNOBS, *NAMES),
+        *(*TENSOR, *PIPELINE, *DATA, *TRANSLATED_OPTIONS, *NAMES),
     }
 )
 
@@ -115,10 +115,10 @@ HANDLED = frozenset(
 class LlamaOptions:
     """The checked options of one worker.
 
-    ``slots`` requests are computed at once, each in ``context_tokens / slots`` tokens. ``knobs`` are values
-    by the names in ``KNOBS``, ``others`` by names that are not known here. ``server`` is the llama-server
-    program to use, empty for xllamacpp. ``environment`` comes on top of the worker's. ``takes_hand_offs`` is
-    True for a decode worker beside prefill workers.
+    ``slots`` requests are computed at once, each in ``context_tokens / slots`` tokens. ``translated`` are
+    values by the names in ``TRANSLATED_OPTIONS``, ``others`` by names that are not known here. ``server`` is
+    the llama-server program to use, empty for xllamacpp. ``environment`` comes on top of the worker's.
+    ``takes_hand_offs`` is True for a decode worker beside prefill workers.
     """
 
     model: str
@@ -128,7 +128,7 @@ class LlamaOptions:
     block_tokens: int
     server: str = ""
     takes_hand_offs: bool = False
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    translated: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -138,7 +138,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
     check_common(options, "llamacpp", SET_HERE)
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "llamacpp")
-    own = _checked(options)
+    own = _check_types(options)
     slots = own.get("max-num-seqs", WORKER["max-num-seqs"].usual["llamacpp"])
     server = own.get("llama-server", "")
     if not isinstance(server, str | bool):
@@ -151,27 +151,27 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         block_tokens=own.get("block-size", WORKER["block-size"].usual["llamacpp"]),
         server="llama-server" if server is True else str(server or ""),
         takes_hand_offs=bool(own.get("remote-prefill")),
-        knobs=_knobs(own),
-        others={key: value for key, value in own.items() if key not in OURS | HANDLED | SET_HERE},
+        translated=_translated(own),
+        others={key: value for key, value in own.items() if key not in DYNAPLAN_OPTIONS | HANDLED | SET_HERE},
         environment=hub_token(own),
     )
 
 
-def _checked(options: Options) -> dict[str, Any]:
+def _check_types(options: Options) -> dict[str, Any]:
     """The options that are set, each under one name; raises ConfigError for a value of the wrong type."""
     for name, value in options.items():
         option = WORKER.get(NAMES.get(name, name))
         if option and not option.accepts(value):
             raise ConfigError(f"{name} is {value!r}", hint=f"Expected {option.expected}.")
-    return under_one_name(options, NAMES)
+    return merge_synonyms(options, NAMES)
 
 
 def server_flags(options: LlamaOptions) -> tuple[str, ...]:
     """The flags of llama-server for what the user may set."""
     words = ["--model", options.model, "--alias", options.name]
     words += ["--ctx-size", str(options.context_tokens), "--parallel", str(options.slots)]
-    for name, value in options.knobs.items():
-        flag = KNOBS[name].flag or name
+    for name, value in options.translated.items():
+        flag = TRANSLATED_OPTIONS[name].flag or name
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
@@ -198,15 +198,16 @@ def params_fields(options: LlamaOptions) -> dict[str, Any]:
 
 def _fields_of_options(options: LlamaOptions) -> dict[str, tuple[str, Any]]:
     """Map each option to its field and the field's value."""
-    knobs = {
-        name: (KNOBS[name].attribute, _field_value(name, value)) for name, value in options.knobs.items()
+    translated = {
+        name: (TRANSLATED_OPTIONS[name].attribute, _field_value(name, value))
+        for name, value in options.translated.items()
     }
-    return knobs | {name: (name.replace("-", "_"), value) for name, value in options.others.items()}
+    return translated | {name: (name.replace("-", "_"), value) for name, value in options.others.items()}
 
 
 def _field_value(option: str, value: Any) -> Any:
     """The value of a knob's field: where that is an enum, the name of its member."""
-    prefix = KNOBS[option].prefix
+    prefix = TRANSLATED_OPTIONS[option].prefix
     if not prefix:
         return value
     return prefix + (FLASH_ATTENTION[value] if option == "flash-attn" else value.upper())
@@ -215,7 +216,7 @@ def _field_value(option: str, value: Any) -> Any:
 def check_fields(options: LlamaOptions, params: Any) -> None:
     """Raise ConfigError for an option that ``params``, a ``CommonParams``, has no field or member for."""
     for name, (attribute, value) in _fields_of_options(options).items():
-        given = options.knobs.get(name, options.others.get(name))
+        given = options.translated.get(name, options.others.get(name))
         try:
             set_field(params, attribute, value)
         except AttributeError:
@@ -223,7 +224,7 @@ def check_fields(options: LlamaOptions, params: Any) -> None:
                 f"{name} is no option of llama.cpp", hint=_nearest_field(params, name)
             ) from None
         except KeyError:
-            prefix = KNOBS[name].prefix if name in KNOBS else ""
+            prefix = TRANSLATED_OPTIONS[name].prefix if name in TRANSLATED_OPTIONS else ""
             members = type(getattr(params, attribute)).__members__
             names = ", ".join(member.removeprefix(prefix).lower() for member in members)
             raise ConfigError(f"{name} is {given!r}", hint=f"Expected one of: {names}.") from None
@@ -232,12 +233,12 @@ def check_fields(options: LlamaOptions, params: Any) -> None:
             raise ConfigError(f"{name} is {given!r}: {error}", hint=f"Expected {expected}.") from error
 
 
-def _knobs(own: Options) -> dict[str, Any]:
-    """Collect the knobs that are set, and our defaults where they differ from llama.cpp's."""
-    knobs = {name: own[name] for name in KNOBS if name in own}
-    flash = knobs.get("flash-attn")
+def _translated(own: Options) -> dict[str, Any]:
+    """Collect the translated that are set, and our defaults where they differ from llama.cpp's."""
+    translated = {name: own[name] for name in TRANSLATED_OPTIONS if name in own}
+    flash = translated.get("flash-attn")
     if isinstance(flash, bool):  # YAML reads on and off as booleans
-        knobs["flash-attn"] = "on" if flash else "off"
+        translated["flash-attn"] = "on" if flash else "off"
     elif flash is not None and flash not in FLASH_ATTENTION:
         raise ConfigError(f"flash-attn is {flash!r}", hint="Expected on, off or auto.")
     defaults = {
@@ -245,7 +246,7 @@ def _knobs(own: Options) -> dict[str, Any]:
         "threads-http": HTTP_THREADS,
         "max-num-batched-tokens": WORKER["max-num-batched-tokens"].usual["llamacpp"],
     }
-    return knobs | {name: value for name, value in defaults.items() if name not in knobs}
+    return translated | {name: value for name, value in defaults.items() if name not in translated}
 
 
 def default_threads() -> int:
@@ -260,7 +261,7 @@ def _context_tokens(own: Options, slots: int) -> int:
     """The tokens of all slots together: ``ctx-size``, or ``max-model-len`` (of one) times the slots."""
     total = own.get("ctx-size", 0)
     if "max-model-len" not in own:
-        return total or SLOT_TOKENS * slots
+        return total or DEFAULT_SLOT_TOKENS * slots
     needed = int(own["max-model-len"] * slots)
     if total and total != needed:
         raise ConfigError(
@@ -273,13 +274,13 @@ def _context_tokens(own: Options, slots: int) -> int:
 def _nearest_field(params: Any, name: str) -> str:
     params_fields = {each.replace("_", "-") for each in dir(params) if not each.startswith("_")}
     near = nearest(name, params_fields | HANDLED)
-    return near if near.startswith("Did you") else "xllamacpp takes the params_fields of its CommonParams."
+    return near if near.startswith("Did you") else "xllamacpp takes the fields of its CommonParams."
 
 
 CHILD = "dynaplan.engines.llamacpp.child"
 """The module of our own program, which serves with the xllamacpp package."""
 
-EXIT_TRY_AGAIN = 1
+EXIT_RETRY = 1
 """The exit code for a model that may load later: a GPU's memory may be about to be freed."""
 
 VERBOSITY = 1
@@ -326,7 +327,7 @@ def _child_words(options: LlamaOptions, port: int, slots: str) -> tuple[str, ...
         "slot_save_path": slots,
     }
     words = (f"--{name}={json.dumps(value)}" for name, value in {**ours, **params_fields(options)}.items())
-    exit_unloaded = EXIT_TRY_AGAIN if real_gpus(os.environ) else EXIT_USAGE
+    exit_unloaded = EXIT_RETRY if real_gpus(os.environ) else EXIT_USAGE
     return sys.executable, "-m", CHILD, str(exit_unloaded), *words
 
 

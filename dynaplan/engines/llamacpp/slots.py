@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-UNUSED_S = 10.0
+UNUSED_RESERVATION_S = 10.0
 """Seconds after which a reserved slot that does not compute is taken back: its frontend has died."""
 
 
-class _Reserved:
+class _Reservation:
     """One reservation of a slot.
 
     ``idle_since_s`` is the time since which the slot has been seen not to compute, None while it computes.
@@ -61,14 +61,16 @@ class SlotPool:
     owner (``announce``) and does not compute for ``unused_s`` seconds is taken back; 0 means never.
     """
 
-    def __init__(self, count: int, now_s: Callable[[], float], unused_s: float = UNUSED_S) -> None:
+    def __init__(
+        self, count: int, now_s: Callable[[], float], unused_s: float = UNUSED_RESERVATION_S
+    ) -> None:
         self._now_s = now_s
         self._unused_s = unused_s
         self._free = deque(range(count))
-        self._reserved: dict[str, _Reserved] = {}
-        self._leaving: set[int] = set()
+        self._reserved: dict[str, _Reservation] = {}
+        self._releasing: set[int] = set()
         self._waiting: dict[str, asyncio.Future[int]] = {}
-        self.taken_back = 0
+        self.reclaimed = 0
 
     @property
     def waiting(self) -> int:
@@ -81,9 +83,9 @@ class SlotPool:
         return len(self._reserved)
 
     @property
-    def leaving(self) -> int:
+    def releasing(self) -> int:
         """The number of slots that were given back and are not yet seen idle."""
-        return len(self._leaving)
+        return len(self._releasing)
 
     async def take(self, owner: str) -> int:
         """Wait for a slot and return its number; an owner that has one gets the same again.
@@ -95,12 +97,12 @@ class SlotPool:
         self._drop_waiter(owner, "it was asked for again")
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[owner] = waiter
-        self._hand_out()
+        self._grant()
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.give_back(owner)
+                self.release(owner)
             elif self._waiting.get(owner) is waiter:
                 del self._waiting[owner]
             raise
@@ -110,7 +112,7 @@ class SlotPool:
         if owner in self._reserved:
             self._reserved[owner].is_announced = True
 
-    def give_back(self, owner: str, *, is_idle: bool = False) -> None:
+    def release(self, owner: str, *, is_idle: bool = False) -> None:
         """End the owner's reservation, if it has one, and its waiting for one.
 
         ``is_idle`` says that the engine is known not to compute there.
@@ -121,14 +123,14 @@ class SlotPool:
             return
         if is_idle:
             self._free.append(held.slot)
-            self._hand_out()
+            self._grant()
         else:
-            self._leaving.add(held.slot)
+            self._releasing.add(held.slot)
 
     def observe(self, computing: Collection[int]) -> None:
         """Note the slots in which the engine computes now; in the others it does not."""
-        for slot in sorted(self._leaving.difference(computing)):
-            self._leaving.discard(slot)
+        for slot in sorted(self._releasing.difference(computing)):
+            self._releasing.discard(slot)
             self._free.append(slot)
         for owner, held in list(self._reserved.items()):
             if held.slot in computing or not held.is_announced:
@@ -137,17 +139,17 @@ class SlotPool:
                 held.idle_since_s = self._now_s()
             elif 0 < self._unused_s <= self._now_s() - held.idle_since_s:
                 log.warning("slot %d was reserved by %s and not used: taken back", held.slot, owner)
-                self.taken_back += 1
+                self.reclaimed += 1
                 del self._reserved[owner]
                 self._free.append(held.slot)
-        self._hand_out()
+        self._grant()
 
-    def _hand_out(self) -> None:
+    def _grant(self) -> None:
         while self._free and self._waiting:
             owner = next(iter(self._waiting))
             waiter = self._waiting.pop(owner)
             if not waiter.done():
-                self._reserved[owner] = _Reserved(self._free.popleft())
+                self._reserved[owner] = _Reservation(self._free.popleft())
                 waiter.set_result(self._reserved[owner].slot)
 
     def _drop_waiter(self, owner: str, why: str) -> None:
@@ -167,8 +169,8 @@ class SlotFiles:
         self._worker_name = worker_name
         # The random part tells them from files of the worker's last life, whose names may still be under way.
         self._names = (f"{worker_name}.{secrets.token_hex(4)}.{number}.kv" for number in itertools.count(1))
-        self._of: dict[str, list[str]] = {}
-        self.holds = Holds(self._delete_of, hold_s)
+        self._of_request: dict[str, list[str]] = {}
+        self.holds = Holds(self._delete_for_request, hold_s)
 
     @property
     def directory(self) -> Path | None:
@@ -181,7 +183,7 @@ class SlotFiles:
 
     def assign(self, request_id: str, name: str) -> None:
         """Delete this file too when that request's hold ends; it may have several: work can come twice."""
-        self._of.setdefault(request_id, []).append(name)
+        self._of_request.setdefault(request_id, []).append(name)
 
     def delete(self, name: str) -> None:
         """Delete one file; nothing happens when it is not there."""
@@ -207,8 +209,8 @@ class SlotFiles:
         path = self._directory / name
         return name if name.endswith(".kv") and path.is_file() and not path.is_symlink() else ""
 
-    def _delete_of(self, request_id: str) -> None:
-        for name in self._of.pop(request_id, []):
+    def _delete_for_request(self, request_id: str) -> None:
+        for name in self._of_request.pop(request_id, []):
             self.delete(name)
 
 
@@ -218,13 +220,13 @@ HAND_OFF = "kv_slot_file"
 A file can be restored only by a server with as many slots as the server that saved it.
 """
 
-READ_TIMEOUT_S = 4.0
+SLOTS_TIMEOUT_S = 4.0
 """Seconds that the engine may take to describe its slots."""
 
-SETTLE_S = (0.005, 0.02, 0.05, 0.2)
-"""Seconds between two looks at whether a slot that was given back still computes; the last one repeats."""
+IDLE_POLL_S = (0.005, 0.02, 0.05, 0.2)
+"""Seconds between two polls of whether a slot that was released still computes; the last one repeats."""
 
-MOVED = {"save": "n_saved", "restore": "n_restored"}
+MOVED_TOKENS_FIELD = {"save": "n_saved", "restore": "n_restored"}
 """The field in the answer to each action with the number of tokens moved."""
 
 
@@ -238,7 +240,7 @@ class Slot:
     used_tokens: int
 
 
-class SlotDesk:
+class SlotAllocator:
     """The place where frontends reserve slots and give them back.
 
     ``reserving`` counts the requests that wait for their reservation now, ``restored`` the hand-offs that
@@ -253,7 +255,7 @@ class SlotDesk:
         self._pool = pool
         self._files = files
         self._clock = clock
-        self._settling: asyncio.Task[None] | None = None
+        self._idle_poll: asyncio.Task[None] | None = None
         self.reserving = self.restored = self.not_restored = 0
 
     def routes(self) -> Sequence[Route]:
@@ -263,9 +265,9 @@ class SlotDesk:
             Route("POST", "/kv_slots/release", self._release, is_work=False),
         )
 
-    async def look(self) -> Sequence[Slot]:
+    async def refresh(self) -> Sequence[Slot]:
         """Read the slots, for the pool too; raises TemporaryError when the engine cannot be asked."""
-        text = await self._client.text("/slots", READ_TIMEOUT_S)
+        text = await self._client.text("/slots", SLOTS_TIMEOUT_S)
         try:
             slots = _slots(text)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -277,28 +279,28 @@ class SlotDesk:
         """Write the slot's KV entries into a file of that name; returns the number of tokens saved."""
         return await self._move(slot, "save", name)
 
-    def give_back(self, owner: str, *, is_idle: bool = False) -> None:
+    def release(self, owner: str, *, is_idle: bool = False) -> None:
         """Free the owner's slot: at once if it ``is_idle``, else when it is seen not to compute."""
-        self._pool.give_back(owner, is_idle=is_idle)
-        if self._pool.leaving and (self._settling is None or self._settling.done()):
-            self._settling = asyncio.create_task(self._settle(), name="slots given back")
+        self._pool.release(owner, is_idle=is_idle)
+        if self._pool.releasing and (self._idle_poll is None or self._idle_poll.done()):
+            self._idle_poll = asyncio.create_task(self._wait_until_idle(), name="slots given back")
 
     async def close(self) -> None:
         """Stop looking after slots that were given back."""
-        settling, self._settling = self._settling, None
+        settling, self._idle_poll = self._idle_poll, None
         if settling is not None:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
 
-    async def _settle(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Look at the engine until the slots that were given back are idle."""
-        looks = 0
-        while self._pool.leaving:
+        polls = 0
+        while self._pool.releasing:
             with contextlib.suppress(TemporaryError):
-                await self.look()
-            if self._pool.leaving:
-                await self._clock.sleep(SETTLE_S[min(looks, len(SETTLE_S) - 1)])
-                looks += 1
+                await self.refresh()
+            if self._pool.releasing:
+                await self._clock.sleep(IDLE_POLL_S[min(polls, len(IDLE_POLL_S) - 1)])
+                polls += 1
 
     async def _reserve(self, http: web.Request) -> web.Response:
         """Reserve a slot for one request and answer with the fields that name it; may wait for a slot."""
@@ -311,20 +313,20 @@ class SlotDesk:
             return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
         self.reserving += 1
         try:
-            slot = await self._taken(request_id, hand_off)
+            slot = await self._take_and_restore(request_id, hand_off)
         except TemporaryError as error:
             return web.json_response({"error": str(error)}, status=409)
         finally:
             self.reserving -= 1
         return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
 
-    async def _taken(self, request_id: str, hand_off: object) -> int:
+    async def _take_and_restore(self, request_id: str, hand_off: object) -> int:
         """Take a slot and restore the prompt into it; TemporaryError when it is released meanwhile."""
         slot = await self._pool.take(request_id)
         try:
             await self._restore(slot, hand_off)
         except BaseException:
-            self.give_back(request_id)
+            self.release(request_id)
             raise
         self._pool.announce(request_id)
         return slot
@@ -337,7 +339,7 @@ class SlotDesk:
             request_id = str((await http.json())["request_id"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
-        self.give_back(request_id)
+        self.release(request_id)
         return web.json_response({})
 
     async def _restore(self, slot: int, hand_off: object) -> None:
@@ -345,14 +347,14 @@ class SlotDesk:
         if not hand_off:
             return
         try:
-            await self._move(slot, "restore", self._file_of(hand_off))
+            await self._move(slot, "restore", self._find_file(hand_off))
         except (TemporaryError, PermanentError) as error:
             self.not_restored += 1
             log.warning("cannot take over %r: %s; computing the prompt here", hand_off, error)
         else:
             self.restored += 1
 
-    def _file_of(self, hand_off: object) -> str:
+    def _find_file(self, hand_off: object) -> str:
         """Find the hand-off's file; TemporaryError says why it cannot be restored here."""
         taken = hand_off.get(HAND_OFF) if isinstance(hand_off, Mapping) else None
         if not isinstance(taken, Mapping):
@@ -370,9 +372,11 @@ class SlotDesk:
     async def _move(self, slot: int, action: str, name: str) -> int:
         path = f"/slots/{slot}?action={action}"
         answer: Mapping[str, Any] = await self._client.ask(path, {"filename": name}, f"{action} {name}")
-        tokens = answer.get(MOVED[action])
+        tokens = answer.get(MOVED_TOKENS_FIELD[action])
         if not isinstance(tokens, int):
-            raise TemporaryError(f"the engine's answer to {path} has no {MOVED[action]}: {dict(answer)!r}")
+            raise TemporaryError(
+                f"the engine's answer to {path} has no {MOVED_TOKENS_FIELD[action]}: {dict(answer)!r}"
+            )
         return tokens
 
 

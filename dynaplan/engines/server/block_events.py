@@ -44,14 +44,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedBlock:
     """The chained hash of a block, and the number of its copies."""
 
     chained: int
     copies: int = 1
 
 
-class BlockTranslation:
+class BlockTranslator:
     """The blocks of one engine. ``block_tokens`` is the size of its blocks, 0 before the first."""
 
     def __init__(self) -> None:
@@ -59,26 +59,26 @@ class BlockTranslation:
         self.skipped = 0
         """Blocks that were left out."""
 
-        self._known: dict[EngineHash, _Known] = {}
+        self._cached: dict[EngineHash, _CachedBlock] = {}
         self._group: int | None = None
 
     def changes(self, events: Iterable[EngineEvent]) -> list[Change]:
         """Return what the events say, in order; nothing for what says nothing new."""
-        translated = (self._translated(event) for event in events)
+        translated = (self._translate(event) for event in events)
         return [change for change in translated if change is not None]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget every block: which ones the engine holds is not known any more."""
-        self._known.clear()
+        self._cached.clear()
 
-    def _translated(self, event: EngineEvent) -> Change | None:
+    def _translate(self, event: EngineEvent) -> Change | None:
         match event:
             case BlocksStored():
                 return self._stored(event)
             case BlocksRemoved(hashes, group):
                 return self._removed(hashes) if group == self._group else None
             case _:
-                self.forget()
+                self.clear()
                 return Cleared()
 
     def _stored(self, event: BlocksStored) -> Stored | None:
@@ -86,7 +86,7 @@ class BlockTranslation:
             self._group = event.group
         if event.group != self._group:
             return None
-        parent = self._known.get(event.parent) if event.parent is not None else None
+        parent = self._cached.get(event.parent) if event.parent is not None else None
         self.block_tokens = self.block_tokens or event.block_tokens
         is_orphan = event.parent is not None and parent is None
         if is_orphan or not event.is_plain or event.block_tokens != self.block_tokens:
@@ -97,9 +97,9 @@ class BlockTranslation:
         hashes = chained(own, before)
         first_new = len(hashes)
         for place, (name, block) in enumerate(zip(event.hashes, hashes, strict=True)):
-            known = self._known.get(name)
+            known = self._cached.get(name)
             if known is None:
-                self._known[name] = _Known(block)
+                self._cached[name] = _CachedBlock(block)
                 first_new = min(first_new, place)
             else:
                 known.copies += 1
@@ -111,30 +111,30 @@ class BlockTranslation:
     def _removed(self, names: Iterable[EngineHash]) -> Removed | None:
         gone = []
         for name in names:
-            known = self._known.get(name)
+            known = self._cached.get(name)
             if known is None:
                 continue
             known.copies -= 1
             if not known.copies:
-                del self._known[name]
+                del self._cached[name]
                 gone.append(known.chained)
         return Removed(tuple(gone)) if gone else None
 
 
-REPLAY_S = 5.0
+REPLAY_TIMEOUT_S = 5.0
 """Seconds that an engine may take to begin sending old messages again, and between two of them."""
 
-MOST_QUEUED = 100_000
-MOST_WAITING = 10_000
+ZMQ_QUEUE_LENGTH = 100_000
+MAX_OUT_OF_ORDER = 10_000
 """Messages that wait for older ones; vLLM and SGLang keep as many for sending them again."""
 
-MOST_IN_VAIN = 3
+MAX_EMPTY_REPLAYS = 3
 """Replays without the next message after which it is lost."""
 
-MOST_NAMED = 100
+MAX_LOGGED_ERRORS = 100
 
 
-def publishing(context: EngineContext) -> dict[str, object]:
+def publisher_config(context: EngineContext) -> dict[str, object]:
     """Return ``kv-events-config`` of an engine that publishes to its worker."""
     events, replay = addresses(context)
     return {"publisher": "zmq", "endpoint": events, "replay_endpoint": replay, "topic": ""}
@@ -167,17 +167,17 @@ class BlockEvents:
     def __init__(self, context: EngineContext, changed: BlocksChanged) -> None:
         self._events, self._replay = addresses(context)
         self._changed = changed
-        self._translation = BlockTranslation()
+        self._translation = BlockTranslator()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._readers: list[SocketReader] = []
-        self._asking: zmq.Socket[bytes] | None = None
+        self._replay_socket: zmq.Socket[bytes] | None = None
         self._next = 0
         self._waiting: dict[int, bytes] = {}
         self._is_replaying = False
-        self._asked_from = 0
-        self._in_vain = 0
+        self._replay_start = 0
+        self._empty_replays = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._named: set[str] = set()
+        self._logged: set[str] = set()
         self._messages = 0
         self._lost = 0
         self._unreadable = 0
@@ -186,17 +186,17 @@ class BlockEvents:
         """Connect, and ask for what was published before."""
         self._context = zmq.Context()
         listening = self._context.socket(zmq.SUB)
-        listening.set_hwm(MOST_QUEUED)
+        listening.set_hwm(ZMQ_QUEUE_LENGTH)
         listening.subscribe(b"")
         listening.connect(self._events)
-        self._asking = self._context.socket(zmq.DEALER)
-        self._asking.set_hwm(MOST_QUEUED)
-        self._asking.connect(self._replay)
+        self._replay_socket = self._context.socket(zmq.DEALER)
+        self._replay_socket.set_hwm(ZMQ_QUEUE_LENGTH)
+        self._replay_socket.connect(self._replay)
         self._readers = [
             SocketReader(listening, self._on_message),
-            SocketReader(self._asking, self._on_old_message),
+            SocketReader(self._replay_socket, self._on_old_message),
         ]
-        self._ask()
+        self._request_replay()
 
     def close(self) -> None:
         """Close the sockets and end their context; no event of the engine is read any more."""
@@ -221,9 +221,9 @@ class BlockEvents:
         try:
             sequence = sequence_of(frames)
         except ValueError as error:
-            self._refuse(error)
+            self._log_unreadable(error)
             return
-        self._take(sequence, frames[2])
+        self._receive(sequence, frames[2])
 
     def _on_old_message(self, frames: list[bytes]) -> None:
         """Take one message of a replay: nothing, the topic (vLLM 0.32), the sequence number, the payload."""
@@ -231,14 +231,14 @@ class BlockEvents:
             return
         number = frames[-2] if len(frames) in (3, 4) else b""
         if len(number) != SEQUENCE_BYTES:
-            self._refuse(ValueError(f"an old message has {len(frames)} frames: expected 3 or 4"))
+            self._log_unreadable(ValueError(f"an old message has {len(frames)} frames: expected 3 or 4"))
         elif number == END_OF_REPLAY:
-            self._go_on()
+            self._end_replay()
         else:
-            self._wait_for_replay()
-            self._take_old(int.from_bytes(number, "big"), frames[-1])
+            self._restart_replay_timer()
+            self._receive_replayed(int.from_bytes(number, "big"), frames[-1])
 
-    def _take_old(self, sequence: int, payload: bytes) -> None:
+    def _receive_replayed(self, sequence: int, payload: bytes) -> None:
         """Apply a message of a replay, and before it all earlier ones that wait: no other comes any more."""
         if sequence >= self._next:
             self._waiting[sequence] = payload
@@ -246,16 +246,16 @@ class BlockEvents:
             self._skip_to(min(self._waiting))
             self._apply_waiting()
 
-    def _take(self, sequence: int, payload: bytes) -> None:
+    def _receive(self, sequence: int, payload: bytes) -> None:
         """Apply the message if it is the next one; one that is too early waits for those before it."""
         if sequence < self._next:
             return
         self._waiting[sequence] = payload
         self._apply_waiting()
         if self._waiting and not self._is_replaying:
-            self._ask()
-        if len(self._waiting) > MOST_WAITING:
-            self._give_up()
+            self._request_replay()
+        if len(self._waiting) > MAX_OUT_OF_ORDER:
+            self._skip_missing()
 
     def _apply_waiting(self) -> None:
         """Apply the next message and its successors, if it is there: then no older one waits."""
@@ -268,43 +268,43 @@ class BlockEvents:
         try:
             changes = self._translation.changes(read_engine_events(payload))
         except ValueError as error:
-            self._refuse(error)
+            self._log_unreadable(error)
             return
         if changes:
             self._changed(changes)
 
-    def _ask(self) -> None:
+    def _request_replay(self) -> None:
         """Ask for the messages from the next one on."""
-        assert self._asking is not None
+        assert self._replay_socket is not None
         self._is_replaying = True
-        self._asked_from = self._next
-        self._wait_for_replay()
-        self._asking.send_multipart([b"", self._next.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
+        self._replay_start = self._next
+        self._restart_replay_timer()
+        self._replay_socket.send_multipart([b"", self._next.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
         self._readers[1].look()
 
-    def _wait_for_replay(self) -> None:
+    def _restart_replay_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(REPLAY_S, self._give_up)
+        self._timer = asyncio.get_running_loop().call_later(REPLAY_TIMEOUT_S, self._skip_missing)
 
-    def _go_on(self) -> None:
+    def _end_replay(self) -> None:
         """End a replay; what is still missing was published while it came, or is lost."""
-        self._in_vain = self._in_vain + 1 if self._next == self._asked_from else 0
-        if self._waiting and self._in_vain < MOST_IN_VAIN:
-            self._ask()
+        self._empty_replays = self._empty_replays + 1 if self._next == self._replay_start else 0
+        if self._waiting and self._empty_replays < MAX_EMPTY_REPLAYS:
+            self._request_replay()
         else:
-            self._give_up()
+            self._skip_missing()
 
-    def _give_up(self) -> None:
+    def _skip_missing(self) -> None:
         """Go on with what is there: messages that are missing are lost."""
         self._is_replaying = False
-        self._in_vain = 0
+        self._empty_replays = 0
         if self._timer:
             self._timer.cancel()
         if self._waiting:
             first = min(self._waiting)
             self._skip_to(first)
-            self._take(first, self._waiting.pop(first))
+            self._receive(first, self._waiting.pop(first))
 
     def _skip_to(self, sequence: int) -> None:
         """Give up the messages before: which blocks are cached is not known, so none is said to be."""
@@ -313,11 +313,11 @@ class BlockEvents:
         self._lost += sequence - self._next
         log.warning("%d messages about KV blocks are lost: cached prefixes are forgotten", self._lost)
         self._next = sequence
-        self._translation.forget()
+        self._translation.clear()
         self._changed([Cleared()])
 
-    def _refuse(self, error: ValueError) -> None:
+    def _log_unreadable(self, error: ValueError) -> None:
         self._unreadable += 1
-        if str(error) not in self._named and len(self._named) < MOST_NAMED:
-            self._named.add(str(error))
+        if str(error) not in self._logged and len(self._logged) < MAX_LOGGED_ERRORS:
+            self._logged.add(str(error))
             log.warning("a message about KV blocks cannot be read: %s", error)

@@ -27,25 +27,31 @@ from dynaplan.util.masking import MASK
 
 log = logging.getLogger(__name__)
 
-SECRETS = ("DYNAPLAN_WORKER_TOKEN", "DYNAPLAN_API_KEY", "DYNAMO_SERVICE_CONFIG", "NATS_AUTH_", "ETCD_AUTH_")
+SECRET_PREFIXES = (
+    "DYNAPLAN_WORKER_TOKEN",
+    "DYNAPLAN_API_KEY",
+    "DYNAMO_SERVICE_CONFIG",
+    "NATS_AUTH_",
+    "ETCD_AUTH_",
+)
 """Beginnings of environment variables that an engine does not get; the configuration may hold keys."""
 
-KEPT_LINES = 30
+MAX_LAST_LINES = 30
 """The number of an engine's last lines that are kept, for the message when it dies."""
 
-LONGEST_LINE_BYTES = 65536
+MAX_LINE_BYTES = 65536
 """A line without an end is passed on when it is longer than this."""
 
-POLL_S = 0.02
+KILL_POLL_S = 0.02
 """Seconds between two looks at whether a killed group is gone."""
 
 READY_POLL_S = 0.1
 """Seconds between two questions to a starting server whether it is ready."""
 
-SHIM_WITHIN_S = TRACKERS_WITHIN_S + 1.0
+SHIM_TIMEOUT_S = TRACKERS_WITHIN_S + 1.0
 """Seconds after which a shim that was told to end the engine is not waited for any more."""
 
-GONE_WITHIN_S = 10.0
+KILL_TIMEOUT_S = 10.0
 """Seconds that the kernel may take to end killed processes: freeing a GPU's memory takes a while."""
 
 
@@ -65,12 +71,12 @@ class EngineChild:
         self._pidfd = pidfd
         self._output = output
         self._hidden = hidden
-        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._begun_line = b""
+        self._lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
+        self._partial_line = b""
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_reader(pidfd, self._note_exit)
-        self._loop.add_reader(output, self._pass_on)
+        self._loop.add_reader(pidfd, self._on_exit)
+        self._loop.add_reader(output, self._forward_output)
 
     @classmethod
     def spawn(
@@ -84,9 +90,9 @@ class EngineChild:
 
         ``hidden`` is masked in its output: SGLang begins with its settings, the API key among them.
         """
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(SECRETS)} | dict(
-            extra
-        )
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(SECRET_PREFIXES)
+        } | dict(extra)
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(theirs, True)
         try:
@@ -125,7 +131,7 @@ class EngineChild:
         """Wait for its end; returns the engine's exit code, or the negative number of the signal."""
         return await asyncio.shield(self._exit)
 
-    async def lost_part(self, marks: Sequence[str]) -> str:
+    async def wait_for_lost_part(self, marks: Sequence[str]) -> str:
         """Wait until a process that the engine has started has ended; returns its command line.
 
         Watches only processes whose command line holds one of the texts in ``marks``; without any it never
@@ -140,7 +146,7 @@ class EngineChild:
                     continue
                 with suppress(ProcessLookupError):
                     watched.append(os.pidfd_open(pid))
-                    self._loop.add_reader(watched[-1], _settle, ended, command)
+                    self._loop.add_reader(watched[-1], _set_result, ended, command)
             return await ended
         finally:
             for descriptor in watched:
@@ -149,8 +155,8 @@ class EngineChild:
 
     def last_lines(self) -> str:
         """Return the last lines of its output."""
-        self._pass_on()
-        begun = self._shown(self._begun_line).decode(errors="replace")
+        self._forward_output()
+        begun = self._masked(self._partial_line).decode(errors="replace")
         return "\n".join([*self._lines, *([begun] if begun else [])])
 
     async def stop(self, term_deadline_s: float) -> None:
@@ -166,7 +172,7 @@ class EngineChild:
                     log.error("the engine did not end within %g s of SIGTERM: killing it", term_deadline_s)
         finally:
             self.kill()
-            await self._gone()
+            await self._wait_until_gone()
 
     def kill(self, *, by_shim: bool = True) -> None:
         """Send SIGKILL to the engine and to all that it has started; never blocks.
@@ -189,32 +195,32 @@ class EngineChild:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    async def _gone(self) -> None:
+    async def _wait_until_gone(self) -> None:
         """Wait for the end of all, then reap the shim: only after that may its number be used again."""
         if self._process.returncode is not None:
             return
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         while not self.has_exited or group_members(self.pid):
-            waited_s = time.monotonic() - begun_s
-            self.kill(by_shim=waited_s < SHIM_WITHIN_S)
-            if waited_s > GONE_WITHIN_S:
+            waited_s = time.monotonic() - started_s
+            self.kill(by_shim=waited_s < SHIM_TIMEOUT_S)
+            if waited_s > KILL_TIMEOUT_S:
                 log.error("processes of the engine's group %d resist SIGKILL", self.pid)
                 return
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(KILL_POLL_S)
         self.close()
 
     def close(self) -> None:
         """Close the descriptors of the ended process in this one."""
         if self._process.poll() is None or self._pidfd < 0:
             return
-        self._pass_on()
-        self._write(len(self._begun_line))
+        self._forward_output()
+        self._write(len(self._partial_line))
         for descriptor in (self._pidfd, self._output):
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
         self._pidfd = self._output = -1
 
-    def _note_exit(self) -> None:
+    def _on_exit(self) -> None:
         """Note the shim's end, and leave it a zombie, so that its number is not used again."""
         self._loop.remove_reader(self._pidfd)
         result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
@@ -223,7 +229,7 @@ class EngineChild:
             status = result.si_status if result is not None else 0
             self._exit.set_result(status if is_exit else -status)
 
-    def _pass_on(self) -> None:
+    def _forward_output(self) -> None:
         """Move its output so far into the log and into the last lines."""
         while self._output >= 0:
             try:
@@ -233,22 +239,24 @@ class EngineChild:
             if not data:
                 self._loop.remove_reader(self._output)
                 return
-            self._begun_line += data
-            end = 1 + max(self._begun_line.rfind(b"\n"), self._begun_line.rfind(b"\r"))
-            self._write(len(self._begun_line) if len(self._begun_line) > LONGEST_LINE_BYTES else end)
+            self._partial_line += data
+            end = 1 + max(self._partial_line.rfind(b"\n"), self._partial_line.rfind(b"\r"))
+            self._write(len(self._partial_line) if len(self._partial_line) > MAX_LINE_BYTES else end)
 
     def _write(self, end: int) -> None:
         """Write the output up to ``end`` to the log: whole lines, so that no secret comes in two parts."""
-        text, self._begun_line = self._shown(self._begun_line[:end]), self._begun_line[end:]
+        text, self._partial_line = self._masked(self._partial_line[:end]), self._partial_line[end:]
         self._lines.extend(text.decode(errors="replace").splitlines())
         with suppress(OSError):  # a full disk must not end the worker
             os.write(2, text)
 
-    def _shown(self, text: bytes) -> bytes:
+    def _masked(self, text: bytes) -> bytes:
         return text.replace(self._hidden, MASK.encode()) if self._hidden else text
 
 
-async def is_up(child: EngineChild, client: ServerClient, path: str, name: str, timeout_s: float) -> bool:
+async def wait_until_ready(
+    child: EngineChild, client: ServerClient, path: str, name: str, timeout_s: float
+) -> bool:
     """Wait for a 200 of the child's server at that path; False when the child has ended before.
 
     Raises TemporaryError with its last lines when neither happens within ``timeout_s``.
@@ -276,12 +284,12 @@ def _commands(pids: Sequence[int]) -> Iterator[tuple[int, str]]:
             yield pid, command.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def _settle(future: asyncio.Future[str], result: str) -> None:
+def _set_result(future: asyncio.Future[str], result: str) -> None:
     if not future.done():
         future.set_result(result)
 
 
-def exit_words(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe an exit: ``exited with 3``, or ``was killed by SIGKILL``."""
     if code >= 0:
         return f"exited with {code}"

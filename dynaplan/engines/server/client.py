@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5.0
 
-MOST_OF_AN_ERROR = 500
+MAX_ERROR_LENGTH = 500
 """The number of characters of an engine's error that are passed on."""
 
-TRY_AGAIN_STATUSES = frozenset({408, 425, 429})
+RETRYABLE_STATUSES = frozenset({408, 425, 429})
 """HTTP statuses below 500 after which another attempt may succeed."""
 
-REQUEST_IS_WRONG = frozenset({400, 413, 422})
+BAD_REQUEST_STATUSES = frozenset({400, 413, 422})
 """HTTP statuses that blame the request itself."""
 
 
@@ -37,10 +37,10 @@ class ServerClient:
 
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._open().get(self.url + path, timeout=timeout) as response:
+            async with self._open_session().get(self.url + path, timeout=timeout) as response:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TemporaryError(f"{path} of the engine: {_words(error)}") from error
+            raise TemporaryError(f"{path} of the engine: {_describe(error)}") from error
         if response.status != 200:
             raise TemporaryError(f"{path} of the engine answered {response.status}")
         return data.decode(errors="replace")
@@ -70,18 +70,18 @@ class ServerClient:
         headers = {"X-Request-Id": request_id, **(trace or {})}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            async with self._open().post(
+            async with self._open_session().post(
                 self.url + path, json=body, headers=headers, timeout=timeout
             ) as response:
                 text = (await response.read()).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TemporaryError(f"the engine did not answer {request_id}: {_words(error)}") from error
+            raise TemporaryError(f"the engine did not answer {request_id}: {_describe(error)}") from error
         if response.status == 200:
             return _object(text, path)
-        message = f"the engine answered {request_id} with {response.status}: {text[:MOST_OF_AN_ERROR]}"
-        if response.status in REQUEST_IS_WRONG:
-            raise RequestRefused(f"the engine answered: {text[:MOST_OF_AN_ERROR]}", status=response.status)
-        if 400 <= response.status < 500 and response.status not in TRY_AGAIN_STATUSES:
+        message = f"the engine answered {request_id} with {response.status}: {text[:MAX_ERROR_LENGTH]}"
+        if response.status in BAD_REQUEST_STATUSES:
+            raise RequestRefused(f"the engine answered: {text[:MAX_ERROR_LENGTH]}", status=response.status)
+        if 400 <= response.status < 500 and response.status not in RETRYABLE_STATUSES:
             raise PermanentError(message)
         raise TemporaryError(message)
 
@@ -91,10 +91,10 @@ class ServerClient:
 
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._open().post(self.url + path, timeout=timeout) as response:
+            async with self._open_session().post(self.url + path, timeout=timeout) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TemporaryError(f"{path} of the engine: {_words(error)}") from error
+            raise TemporaryError(f"{path} of the engine: {_describe(error)}") from error
         return response.status
 
     async def close(self) -> None:
@@ -103,7 +103,7 @@ class ServerClient:
         if session is not None:
             await session.close()
 
-    def _open(self) -> ClientSession:
+    def _open_session(self) -> ClientSession:
         """Open the session, with a connection per request: engines close idle connections at bad moments."""
         import aiohttp
 
@@ -117,8 +117,8 @@ def _object(text: str, path: str) -> dict[str, Any]:
     try:
         return parse_object(text)
     except ValueError as error:
-        raise TemporaryError(f"{path} of the engine: {error} in {text[:MOST_OF_AN_ERROR]!r}") from None
+        raise TemporaryError(f"{path} of the engine: {error} in {text[:MAX_ERROR_LENGTH]!r}") from None
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return str(error) or type(error).__name__

@@ -15,13 +15,13 @@ from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.engines.holds import Holds
 from dynaplan.engines.port import BlocksChanged, EngineContext, HandOver
 from dynaplan.engines.server.block_events import BlockEvents
-from dynaplan.engines.server.child import EngineChild, exit_words, is_up
+from dynaplan.engines.server.child import EngineChild, describe_exit, wait_until_ready
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.options import Options, lora_names, real_gpus
 from dynaplan.engines.server.sleep import Sleep
-from dynaplan.engines.server.start_lock import start_gate
+from dynaplan.engines.server.start_lock import exclusive_start
 from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -35,7 +35,7 @@ from dynaplan.util.masking import mask_secrets
 
 log = logging.getLogger(__name__)
 
-LAST_LOOK_S = 1.0
+IDLE_CHECK_TIMEOUT_S = 1.0
 """The seconds that an engine has, when it is to end, to answer that it has no requests."""
 
 
@@ -69,7 +69,7 @@ class ServerEngine:
             waits_for_others=context.role == "prefill" or bool(options.get("remote-prefill")),
         )
 
-    def tell_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         """Call back with what the engine publishes of its blocks, unless it cannot, or the user has it."""
         try:
             why = self._kind.no_kv_events_reason(self._options)
@@ -80,7 +80,7 @@ class ServerEngine:
         if why:
             log.warning("%s does not tell which KV blocks it holds: %s", self._kind.name, why)
             return False
-        self._context = replace(self._context, tells_blocks=True)
+        self._context = replace(self._context, publishes_blocks=True)
         return True
 
     async def start(self) -> None:
@@ -123,7 +123,7 @@ class ServerEngine:
             "kv_block_tokens": _tokens(block),
             "engine": kind.name,
             "role": self._context.role,
-            **({"chat_template": _template(own_template)} if own_template else {}),
+            **({"chat_template": _template_text(own_template)} if own_template else {}),
             **({"loras": loras} if (loras := lora_names(options.get("lora-modules"))) else {}),
             **({"needs_hand_off": True} if kind.needs_hand_off(options, self._context) else {}),
         }
@@ -160,19 +160,19 @@ class ServerEngine:
 
     async def died(self) -> None:
         """Raise PermanentError once the engine has ended unasked or is hung; its remains are killed."""
-        child = self._running()
-        way = await first_of(child.exited(), self._hangs(), self._loses_a_part(child))
+        child = self._require_child()
+        way = await first_of(child.exited(), self._wait_until_hung(), self._wait_for_lost_part(child))
         if self._is_stopping:  # it was told to end
             await asyncio.Event().wait()
-        why = exit_words(way) if isinstance(way, int) else way
+        why = describe_exit(way) if isinstance(way, int) else way
         child.kill()
         raise PermanentError(f"{self._kind.name} {why}\n{child.last_lines()}")
 
-    async def _hangs(self) -> str:
+    async def _wait_until_hung(self) -> str:
         return f"hangs: {await self._watch.hung()}"
 
-    async def _loses_a_part(self, child: EngineChild) -> str:
-        return f"has lost a process: {await child.lost_part(self._kind.parts)}"
+    async def _wait_for_lost_part(self, child: EngineChild) -> str:
+        return f"has lost a process: {await child.wait_for_lost_part(self._kind.parts)}"
 
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
         """Compute the prompt, by the engine's own protocol; see ``dynaplan.engines.port.PrefillingEngine``.
@@ -204,7 +204,7 @@ class ServerEngine:
         await self._kind.prefill(request, hand_over, ask, ports)
 
     @property
-    def awaits_release(self) -> bool:
+    def waits_for_release(self) -> bool:
         """True where the engine keeps a prompt's KV entries after the prefill."""
         return self._kind.prefills and self._kind.holds_hand_offs
 
@@ -241,7 +241,7 @@ class ServerEngine:
         if self._child is None or self._child.has_exited:
             return False
         try:
-            async with asyncio.timeout(LAST_LOOK_S):
+            async with asyncio.timeout(IDLE_CHECK_TIMEOUT_S):
                 return await self._watch.requests() == 0
         except (TemporaryError, TimeoutError):
             return False
@@ -253,14 +253,14 @@ class ServerEngine:
         self._client.url = f"http://127.0.0.1:{self._lease.ports[0]}"
         launch = kind.command(self._options, self._context, self._lease.ports)
         gates = real_gpus(os.environ) or (["host"] if kind.measures_memory else [])
-        async with start_gate(gates, directory):
+        async with exclusive_start(gates, directory):
             self._write(launch)
             log.info("starting %s: %s", kind.name, " ".join(mask_secrets(launch.argv)))
             child = EngineChild.spawn(
                 launch.argv, launch.environment, self._lease.descriptors, self._context.token
             )
             self._child = child
-            if await self._is_up(child):
+            if await self._wait_until_ready(child):
                 return True
         lines = child.last_lines()
         code = await child.exited()
@@ -268,12 +268,12 @@ class ServerEngine:
         if any(text in lines for text in kind.address_in_use):
             return False
         failed = WorkerStartFailed if code == EXIT_USAGE else TemporaryError
-        raise failed(f"{kind.name} {exit_words(code)} while starting; its last lines:\n{lines}")
+        raise failed(f"{kind.name} {describe_exit(code)} while starting; its last lines:\n{lines}")
 
-    async def _is_up(self, child: EngineChild) -> bool:
+    async def _wait_until_ready(self, child: EngineChild) -> bool:
         """Wait until it answers; False when it has ended, TemporaryError when it takes too long."""
         timeout_s = WorkerSettings.from_options(self._options).start_timeout_s
-        return await is_up(child, self._client, self._kind.ready_path, self._kind.name, timeout_s)
+        return await wait_until_ready(child, self._client, self._kind.ready_path, self._kind.name, timeout_s)
 
     async def _first_model(self) -> Mapping[str, Any]:
         """The engine's own description of its model; empty when it cannot be asked."""
@@ -287,7 +287,7 @@ class ServerEngine:
     async def _read(self) -> EngineMetrics:
         kind = self._kind
         text = await self._client.text(kind.metrics_path, kind.metrics_timeout_s)
-        return await self._sleep.added_to(read_metrics(text, kind.metric_names))
+        return await self._sleep.with_pause(read_metrics(text, kind.metric_names))
 
     async def _ask(
         self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str]
@@ -323,7 +323,7 @@ class ServerEngine:
             with open(os.open(path, flags, 0o600), "w") as file:
                 file.write(text)
 
-    def _running(self) -> EngineChild:
+    def _require_child(self) -> EngineChild:
         if self._child is None:
             raise PermanentError(f"{self._kind.name} does not run")
         return self._child
@@ -340,7 +340,7 @@ async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
             task.cancel()
 
 
-def _template(template: Any) -> str:
+def _template_text(template: Any) -> str:
     """A chat template as the card has it: the path of its file, or its text."""
     try:
         file = Path(str(template)).expanduser()

@@ -13,7 +13,7 @@ from typing import Any
 
 from dynaplan.config.parallelism import DATA
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.config.stock import OURS, gone_from, names_of
+from dynaplan.config.stock import DYNAPLAN_OPTIONS, engine_names, removed_from
 from dynaplan.util.errors import ConfigError
 
 Options = Mapping[str, Any]
@@ -45,8 +45,10 @@ def flag_style(
     ``also`` are further names, ``more`` are fields of ``FlagStyle``.
     """
     ready = frozenset(handled)
-    names = {name: own[0] for name, own in names_of(engine).items() if name not in OURS | ready}
-    return FlagStyle(ready, {**names, **(also or {})}, gone_from(engine), **more)
+    names = {
+        name: own[0] for name, own in engine_names(engine).items() if name not in DYNAPLAN_OPTIONS | ready
+    }
+    return FlagStyle(ready, {**names, **(also or {})}, removed_from(engine), **more)
 
 
 def engine_flags(options: Options, style: FlagStyle) -> tuple[str, ...]:
@@ -54,7 +56,7 @@ def engine_flags(options: Options, style: FlagStyle) -> tuple[str, ...]:
 
     ``true`` is ``--option``, null is left out, a mapping is JSON text, a list is several words.
     """
-    left_out = OURS | style.handled | set(style.gone)
+    left_out = DYNAPLAN_OPTIONS | style.handled | set(style.gone)
     return tuple(
         word
         for option, value in options.items()
@@ -63,7 +65,7 @@ def engine_flags(options: Options, style: FlagStyle) -> tuple[str, ...]:
     )
 
 
-def gone_options(options: Options, style: FlagStyle) -> dict[str, str]:
+def removed_options(options: Options, style: FlagStyle) -> dict[str, str]:
     """The options that are set and that the engine takes no more, each with what came of it."""
     return {key: why for key, why in style.gone.items() if options.get(key) not in (None, False)}
 
@@ -109,7 +111,7 @@ def check_common(options: Options, engine: str, set_here: frozenset[str]) -> Non
     WorkerSettings.from_options(options)
 
 
-def under_one_name(options: Options, names: Mapping[str, str]) -> dict[str, Any]:
+def merge_synonyms(options: Options, names: Mapping[str, str]) -> dict[str, Any]:
     """The options that are set, those of ``names`` under the name there.
 
     Raises ConfigError where two names of the same option have different values.

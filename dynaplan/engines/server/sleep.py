@@ -37,44 +37,44 @@ class Sleep:
     """Asks one engine whether it is paused, which its metrics do not tell, and wakes it."""
 
     def __init__(self, waking: WakePaths | None, client: ServerClient) -> None:
-        self._waking = waking
+        self._paths = waking
         self._client = client
-        self._is_pause_told: bool | None = None if waking else False
+        self._reports_pause: bool | None = None if waking else False
         self._is_paused = False
-        self._is_in_metrics = False
+        self._sleeps_by_metrics = False
 
-    async def added_to(self, signals: EngineMetrics) -> EngineMetrics:
+    async def with_pause(self, signals: EngineMetrics) -> EngineMetrics:
         """Return the signals, asleep also when the engine is paused; one without that path is not asked."""
-        self._is_in_metrics = signals.is_asleep
-        if self._is_pause_told is not False:
-            await self._ask()
+        self._sleeps_by_metrics = signals.is_asleep
+        if self._reports_pause is not False:
+            await self._read_paused()
         return replace(signals, is_asleep=signals.is_asleep or self._is_paused)
 
     async def wake(self, signals: EngineMetrics) -> str:
         """Wake the engine; return the reason why it cannot be woken, or empty."""
-        if self._waking is None or not signals.is_asleep:
+        if self._paths is None or not signals.is_asleep:
             return ""
         if not signals.has_weights:
             return "It sleeps without its weights (level 2): load them and wake it as you put it to sleep."
         # vLLM 0.32 says that it is paused while it sleeps, too; resumed it would compute without its weights.
-        is_paused_only = self._is_paused and not self._is_in_metrics
-        path = self._waking.resume_path if is_paused_only else self._waking.wake_path
+        is_paused_only = self._is_paused and not self._sleeps_by_metrics
+        path = self._paths.resume_path if is_paused_only else self._paths.wake_path
         log.info("waking the engine: POST %s", path)
         try:
             status = await self._client.command(path, WAKE_TIMEOUT_S)
         except TemporaryError as error:
             return str(error)
         if status == 404:
-            return f"It has no {path}. {self._waking.hint}"
+            return f"It has no {path}. {self._paths.hint}"
         return "" if status == 200 else f"{path} of the engine answered {status}."
 
-    async def _ask(self) -> None:
+    async def _read_paused(self) -> None:
         """Ask whether the engine is paused; without an answer it is as it was."""
-        assert self._waking
+        assert self._paths
         try:
-            answer = json.loads(await self._client.text(self._waking.paused_path, PAUSED_TIMEOUT_S))
+            answer = json.loads(await self._client.text(self._paths.paused_path, PAUSED_TIMEOUT_S))
             self._is_paused = isinstance(answer, dict) and answer.get("is_paused") is True
-            self._is_pause_told = True
+            self._reports_pause = True
         except (TemporaryError, ValueError, RecursionError) as error:
             log.debug("the engine does not say whether it is paused: %s", error)
-            self._is_pause_told = self._is_pause_told or False
+            self._reports_pause = self._reports_pause or False

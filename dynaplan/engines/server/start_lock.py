@@ -19,11 +19,11 @@ from dynaplan.util.errors import DeploymentError
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.1
+LOCK_POLL_S = 0.1
 
 
 @asynccontextmanager
-async def start_gate(names: Sequence[str], directory: Path) -> AsyncIterator[None]:
+async def exclusive_start(names: Sequence[str], directory: Path) -> AsyncIterator[None]:
     """Alone on the machine behind every one of these names: GPU UUIDs, or ``host``.
 
     Waits for those before us without holding up the event loop; always in the same order, so that no two wait
@@ -31,10 +31,10 @@ async def start_gate(names: Sequence[str], directory: Path) -> AsyncIterator[Non
     Raises DeploymentError when the directory cannot be used.
     """
     held: list[tuple[str, int]] = []
-    opened = _opened(directory)
+    opened = _open(directory)
     try:
         for name in sorted({_file_name(name) for name in names}):
-            held.append((name, await _locked(opened, name)))
+            held.append((name, await _lock(opened, name)))
         yield
     finally:
         for name, descriptor in reversed(held):
@@ -42,7 +42,7 @@ async def start_gate(names: Sequence[str], directory: Path) -> AsyncIterator[Non
         os.close(opened)
 
 
-async def _locked(directory: int, name: str) -> int:
+async def _lock(directory: int, name: str) -> int:
     is_told = False
     while True:
         try:
@@ -54,10 +54,10 @@ async def _locked(directory: int, name: str) -> int:
         if not is_told:
             is_told = True
             log.info("another engine is starting (%s); waiting for it", name)
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(LOCK_POLL_S)
 
 
-def _opened(directory: Path) -> int:
+def _open(directory: Path) -> int:
     try:
         return open_node_directory(directory)
     except OSError as error:

@@ -13,13 +13,13 @@ from dynaplan.util.errors import TemporaryError
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0
+METRICS_POLL_S = 1.0
 """Seconds between two readings."""
 
-READ_TIMEOUT_S = 5.0
+METRICS_TIMEOUT_S = 5.0
 """Seconds that one reading may take."""
 
-LONGEST_STEP_S = POLL_S + READ_TIMEOUT_S + 2.0
+MAX_STEP_S = METRICS_POLL_S + METRICS_TIMEOUT_S + 2.0
 """Seconds that one poll adds at most to the time without progress.
 
 More time passes between two polls only when this process itself stood still.
@@ -50,11 +50,11 @@ class EngineWatchdog:
         self._request_slots = request_slots
         self._waits_for_others = waits_for_others
         self._signals = EngineMetrics()
-        self._judged_progress: tuple[float, ...] = ()
+        self._last_progress: tuple[float, ...] = ()
         self._stuck_s = 0.0
         self._polled_s = clock.now_s()
         self._hung = asyncio.Event()
-        self._told_missing: set[str] = set()
+        self._logged_missing: set[str] = set()
         self._polling: asyncio.Task[None] | None = None
 
     @property
@@ -67,7 +67,7 @@ class EngineWatchdog:
         self._stuck_s = 0.0
         self._polled_s = self._clock.now_s()
         if self._polling is None:
-            self._polling = asyncio.create_task(self._poll_for_ever(), name="engine watch")
+            self._polling = asyncio.create_task(self._poll_forever(), name="engine watch")
 
     async def stop(self) -> None:
         """End polling; the engine is not found to be hung any more."""
@@ -87,9 +87,9 @@ class EngineWatchdog:
     async def requests(self) -> int:
         """Count the engine's requests now, running and waiting; TemporaryError when it cannot be asked."""
         try:
-            signals = await self._fresh()
+            signals = await self._read_now()
         except Exception as error:
-            raise TemporaryError(f"the engine does not tell its load: {_words(error)}") from error
+            raise TemporaryError(f"the engine does not tell its load: {_describe(error)}") from error
         return signals.running + signals.waiting
 
     async def hung(self) -> str:
@@ -100,49 +100,49 @@ class EngineWatchdog:
     async def poll(self) -> None:
         """Read once, and judge by it whether the engine is hung."""
         try:
-            signals = await self._fresh()
+            signals = await self._read_now()
         except Exception as error:
-            log.debug("the engine does not answer: %s", _words(error))
+            log.debug("the engine does not answer: %s", _describe(error))
             is_well = False
         else:
-            has_moved = signals.progress != self._judged_progress
+            has_moved = signals.progress != self._last_progress
             requests = signals.running + (0 if self._waits_for_others else signals.waiting)
             is_idle = requests == 0 or signals.is_asleep
             is_well = is_idle or has_moved or not signals.progress  # no counter: it cannot be judged
-            self._judged_progress = signals.progress
-        self._judge(is_well)
+            self._last_progress = signals.progress
+        self._add_stuck_time(is_well)
 
-    def _judge(self, is_well: bool) -> None:
+    def _add_stuck_time(self, is_well: bool) -> None:
         """Add the time since the last poll to the time without progress, or begin that anew.
 
         Time in which this process did not run is not counted against the engine.
         """
         now_s = self._clock.now_s()
-        step_s, self._polled_s = min(now_s - self._polled_s, LONGEST_STEP_S), now_s
+        step_s, self._polled_s = min(now_s - self._polled_s, MAX_STEP_S), now_s
         self._stuck_s = 0.0 if is_well else self._stuck_s + step_s
         if 0 < self._hang_timeout_s <= self._stuck_s:
             self._hung.set()
 
-    async def _fresh(self) -> EngineMetrics:
-        async with asyncio.timeout(READ_TIMEOUT_S):
+    async def _read_now(self) -> EngineMetrics:
+        async with asyncio.timeout(METRICS_TIMEOUT_S):
             signals = await self._read()
         self._signals = signals
-        self._tell_missing(signals)
+        self._log_missing(signals)
         return signals
 
-    def _tell_missing(self, signals: EngineMetrics) -> None:
+    def _log_missing(self, signals: EngineMetrics) -> None:
         """Log each missing signal once, as soon as the engine has any."""
         is_silent = not signals.samples and not any(signals.progress) and not signals.running
-        new = set() if is_silent else set(signals.missing) - self._told_missing
+        new = set() if is_silent else set(signals.missing) - self._logged_missing
         if new:
-            self._told_missing |= new
+            self._logged_missing |= new
             log.warning("this engine version does not tell, so it counts as 0: %s", "; ".join(sorted(new)))
 
-    async def _poll_for_ever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             await self.poll()
-            await self._clock.sleep(POLL_S)
+            await self._clock.sleep(METRICS_POLL_S)
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -23,10 +23,10 @@ from dynaplan.engines.sim.api import (
 from dynaplan.engines.sim.extra_apis import (
     ResponseRendering,
     chat_of_response,
-    detokenized,
-    embedded_prompts,
+    detokenize,
+    embedding_prompts,
     embeddings_document,
-    tokenized_document,
+    tokenize_response,
 )
 from dynaplan.engines.timing_model.model import EngineRequest, RequestState
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
@@ -149,13 +149,13 @@ class SimEndpoints:
 
     async def _tokenize(self, http: web.Request) -> web.StreamResponse:
         async def work(body: Any) -> web.Response:
-            return web.json_response(tokenized_document(body, self._context_tokens))
+            return web.json_response(tokenize_response(body, self._context_tokens))
 
         return await _answered(http, work)
 
     async def _detokenize(self, http: web.Request) -> web.StreamResponse:
         async def work(body: Any) -> web.Response:
-            return web.json_response({"prompt": detokenized(body)})
+            return web.json_response({"prompt": detokenize(body)})
 
         return await _answered(http, work)
 
@@ -171,7 +171,7 @@ class SimEndpoints:
         render: type[Rendering] = Rendering,
     ) -> web.StreamResponse:
         """Answer the prompts of one request, all computed at once."""
-        asked = [self._text.stopped(self.read(body, is_chat=is_chat)) for body in bodies]
+        asked = [self._text.apply_stops(self.read(body, is_chat=is_chat)) for body in bodies]
         remote = asked[0].remote_kv
         is_remote = remote is not None and await self._engine.fetch(remote, len(asked[0].prompt))
         number, prompt_tokens = self._engine.next_number(), sum(len(each.prompt) for each in asked)
@@ -204,7 +204,7 @@ class SimEndpoints:
 
     async def _embed(self, http: web.Request, body: Any) -> web.StreamResponse:
         """Compute each text as a prompt, and answer with numbers that depend on nothing but the text."""
-        prompts = embedded_prompts(body, self._context_tokens)
+        prompts = embedding_prompts(body, self._context_tokens)
         answers = []
         for prompt in prompts:
             request = EngineRequest(self._engine.next_number(), len(prompt), 1, self._engine.hashes(prompt))

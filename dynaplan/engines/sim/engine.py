@@ -38,7 +38,7 @@ INSTANT_SLICE_S = 0.001
 FOLD_S = 0.001
 """Decode steps are done several at once up to this many seconds together."""
 
-MOST_LATE_S = 0.05
+MAX_LATE_S = 0.05
 """Seconds of a late timer that are made up for by shorter waits; later than that the engine slows down."""
 
 
@@ -95,7 +95,7 @@ class StepDriver:
         if result.is_empty:
             return None
         self._is_step_pending = True
-        earliest_s = self._loop.time() - MOST_LATE_S
+        earliest_s = self._loop.time() - MAX_LATE_S
         self._due_s = max(self._due_s, earliest_s) + result.duration_s / self._speedup_ratio
         return self._loop.call_at(self._due_s, self._turn)
 
@@ -109,7 +109,7 @@ class StepDriver:
         return None if is_stuck or self._model.is_idle else self._loop.call_soon(self._turn)
 
 
-CHECK_CLIENTS_S = 0.25
+CLIENT_CHECK_S = 0.25
 
 
 class SimEngine:
@@ -137,7 +137,7 @@ class SimEngine:
         self._held = HeldPrompts(context.worker_name, context.address, self._release)
         self._endpoints = SimEndpoints(self, checked.seed, checked.model, self._settings.context_tokens)
 
-    def tell_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         """Call back at the end of each step that changed the published blocks."""
         if not self._settings.is_prefix_caching:
             return False
@@ -164,7 +164,7 @@ class SimEngine:
             await self._fetcher.close()
 
     @property
-    def awaits_release(self) -> bool:
+    def waits_for_release(self) -> bool:
         """True: a decode worker takes a hand-off here, unless its client has left before."""
         return True
 
@@ -216,8 +216,8 @@ class SimEngine:
     def load(self) -> WorkerLoad:
         """The model's load; requests whose KV entries are on their way here count as waiting."""
         load = self._model.load()
-        on_the_way = self._fetcher.on_the_way
-        return replace(load, waiting_requests=load.waiting_requests + on_the_way) if on_the_way else load
+        in_transfer = self._fetcher.in_transfer
+        return replace(load, waiting_requests=load.waiting_requests + in_transfer) if in_transfer else load
 
     def metrics(self) -> Mapping[str, float]:
         """Values under vLLM's Prometheus names; names ending in ``_total`` are counters, the rest gauges."""
@@ -292,9 +292,9 @@ class SimEngine:
             raise RequestRefused(str(error)) from error
         self._live[answer.request.request_id] = answer
         if self._changes:
-            self._changes.enter(prompt, answer.request.block_hashes)
+            self._changes.add_prompt(prompt, answer.request.block_hashes)
         if self._client_check is None:
-            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+            self._client_check = asyncio.get_running_loop().call_later(CLIENT_CHECK_S, self._check_clients)
         self._driver.wake()
         return answer
 
@@ -306,7 +306,7 @@ class SimEngine:
             answer.fail(PermanentError(f"request {answer.request.request_id}: {failure}"))
             self._wake()
         if was_live and self._changes:
-            self._changes.leave(answer.request.block_hashes)
+            self._changes.remove_prompt(answer.request.block_hashes)
         if not self._live and self._client_check is not None:
             self._client_check.cancel()
             self._client_check = None
@@ -326,7 +326,7 @@ class SimEngine:
             if tokens != answer.ready_tokens:
                 answer.advance(tokens)
         if self._changes:
-            self._changes.tell()
+            self._changes.flush()
 
     def _fail(self, error: Exception) -> None:
         log.error("the engine model failed; every request gets an error from now on", exc_info=error)
@@ -342,7 +342,7 @@ class SimEngine:
             if answer.transport is not None and answer.transport.is_closing():
                 self.close(answer, "its client left")
         if self._live:
-            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+            self._client_check = asyncio.get_running_loop().call_later(CLIENT_CHECK_S, self._check_clients)
 
 
 def make(options: Mapping[str, Any], context: EngineContext) -> Engine:

@@ -20,12 +20,12 @@ from dynaplan.util.documents import shown
 from dynaplan.util.errors import UserError
 from dynaplan.util.splitmix import uniform_draws
 
-DIMENSIONS = 64
+DEFAULT_DIMENSIONS = 64
 """Numbers of an embedding that no ``dimensions`` are asked for."""
 
-MOST_DIMENSIONS = 4096
+MAX_DIMENSIONS = 4096
 
-_LARGEST_TOKEN = 2**32 - 1
+_MAX_TOKEN_ID = 2**32 - 1
 
 
 def chat_of_response(body: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def chat_of_response(body: Any) -> dict[str, Any]:
 class ResponseRendering(Rendering):
     """The answer to a request on ``/v1/responses``: one message, streamed in events with names."""
 
-    _sent = 0
+    _event_count = 0
     """Events that were rendered."""
 
     def events(self, start: int, stop: int, *, is_last: bool) -> bytes:
@@ -60,9 +60,9 @@ class ResponseRendering(Rendering):
             begin += self._event(
                 "response.output_item.added", output_index=0, item=self._item("in_progress", [])
             )
-            begin += self._event("response.content_part.added", **self._place(), part=_part(""))
+            begin += self._event("response.content_part.added", **self._position(), part=_part(""))
         deltas = (
-            self._event("response.output_text.delta", **self._place(), delta=_text(piece), logprobs=[])
+            self._event("response.output_text.delta", **self._position(), delta=_text(piece), logprobs=[])
             for piece in self._pieces(start, stop)
         )
         return begin + b"".join(deltas)
@@ -73,8 +73,8 @@ class ResponseRendering(Rendering):
         item = self._item(self._status, [_part(text)])
         return b"".join(
             (
-                self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
-                self._event("response.content_part.done", **self._place(), part=_part(text)),
+                self._event("response.output_text.done", **self._position(), text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._position(), part=_part(text)),
                 self._event("response.output_item.done", output_index=0, item=item),
                 self._event(f"response.{self._status}", response=self._completed(emitted, cached)),
             )
@@ -120,15 +120,15 @@ class ResponseRendering(Rendering):
         item_id = f"msg_{self._number}"
         return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": f"msg_{self._number}", "output_index": 0, "content_index": 0}
 
     def _whole_text(self, emitted: int) -> str:
         return _text(b"".join(self._pieces(0, emitted)))
 
     def _event(self, name: str, **fields: Any) -> bytes:
-        document = {"type": name, "sequence_number": self._sent, **fields}
-        self._sent += 1
+        document = {"type": name, "sequence_number": self._event_count, **fields}
+        self._event_count += 1
         return f"event: {name}\ndata: {json.dumps(document)}\n\n".encode()
 
 
@@ -141,7 +141,7 @@ def _text(encoded: bytes) -> str:
     return str(json.loads(b'"%b"' % encoded))
 
 
-def embedded_prompts(body: Any, context_tokens: int) -> list[tuple[int, ...]]:
+def embedding_prompts(body: Any, context_tokens: int) -> list[tuple[int, ...]]:
     """Return the token ids of each text that is to be embedded; raises UserError for what is none."""
     if not isinstance(body, Mapping):
         raise UserError("the request body must be a JSON object")
@@ -164,9 +164,12 @@ def embeddings_document(
     body: Mapping[str, Any], prompts: Sequence[tuple[int, ...]], model: str
 ) -> dict[str, Any]:
     """Compose the answer: one vector of length 1 for each text; raises UserError for a wrong option."""
-    dimensions, encoding = body.get("dimensions") or DIMENSIONS, body.get("encoding_format") or "float"
-    if type(dimensions) is not int or not 0 < dimensions <= MOST_DIMENSIONS:
-        raise UserError(f"'dimensions' is {shown(dimensions)}: expected a number from 1 to {MOST_DIMENSIONS}")
+    dimensions, encoding = (
+        body.get("dimensions") or DEFAULT_DIMENSIONS,
+        body.get("encoding_format") or "float",
+    )
+    if type(dimensions) is not int or not 0 < dimensions <= MAX_DIMENSIONS:
+        raise UserError(f"'dimensions' is {shown(dimensions)}: expected a number from 1 to {MAX_DIMENSIONS}")
     if encoding not in ("float", "base64"):
         raise UserError(f"'encoding_format' is {shown(encoding)}: expected 'float' or 'base64'")
     data = [
@@ -194,7 +197,7 @@ def _encoded(vector: list[float], encoding: str) -> list[float] | str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-def tokenized_document(body: Any, context_tokens: int) -> dict[str, Any]:
+def tokenize_response(body: Any, context_tokens: int) -> dict[str, Any]:
     """Compose the answer of ``/tokenize`` in vLLM's form; raises UserError for a body without a prompt."""
     if not isinstance(body, Mapping):
         raise UserError("the request body must be a JSON object")
@@ -202,11 +205,11 @@ def tokenized_document(body: Any, context_tokens: int) -> dict[str, Any]:
     return {"count": len(tokens), "max_model_len": context_tokens, "tokens": tokens, "token_strs": None}
 
 
-def detokenized(body: Any) -> str:
+def detokenize(body: Any) -> str:
     """Return the text of a list of token ids; raises UserError for anything else."""
     tokens = body.get("tokens") if isinstance(body, Mapping) else None
     is_list = isinstance(tokens, list)
-    if not is_list or not all(type(each) is int and 0 <= each <= _LARGEST_TOKEN for each in tokens or ()):
+    if not is_list or not all(type(each) is int and 0 <= each <= _MAX_TOKEN_ID for each in tokens or ()):
         raise UserError(f"'tokens' is {shown(tokens)}: expected a list of token ids")
     packed = struct.pack(f"<{len(tokens or ())}I", *(tokens or ()))
     return packed.rstrip(b"\0").decode("utf-8", "replace")

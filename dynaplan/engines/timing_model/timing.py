@@ -41,7 +41,7 @@ class StepTiming:
         self._prefill_fixed_ms = prefill_ms(0)
         self._decode_fixed_ms = decode_ms(1, 0.0)
 
-    def sped_up(self, ratio: float) -> StepTiming:
+    def with_speedup(self, ratio: float) -> StepTiming:
         """Return a timing whose every step is ``ratio`` times as fast."""
         if ratio == 1:
             return self

@@ -89,10 +89,10 @@ def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
 def _local_prefill(settings: DisaggregationSettings) -> str:
     """Return in words the prompts that decode workers compute themselves."""
     texts = []
-    if settings.most_queued < ANY_QUEUE:
-        texts.append(f"with {settings.most_queued:g} prompts in the prefill queue")
+    if settings.max_queued < ANY_QUEUE:
+        texts.append(f"with {settings.max_queued:g} prompts in the prefill queue")
     if settings.is_conditional:
-        texts.append(f"of prompts up to {settings.longest_local_tokens} tokens")
+        texts.append(f"of prompts up to {settings.max_local_tokens} tokens")
     return " or ".join(texts) or "never"
 
 

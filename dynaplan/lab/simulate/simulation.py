@@ -218,7 +218,7 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
     timing, kv_tokens = timing_for(checked)
     if not checked.speedup_ratio:
         raise ConfigError("speedup-ratio is 0", hint="Expected more: without delays there is nothing to see.")
-    return EngineSettings.of(checked, kv_tokens), timing.sped_up(checked.speedup_ratio)
+    return EngineSettings.of(checked, kv_tokens), timing.with_speedup(checked.speedup_ratio)
 
 
 def _trace(options: SimulateOptions) -> Trace:

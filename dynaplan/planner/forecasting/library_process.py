@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.engines.server.child import SECRETS
+from dynaplan.engines.server.child import SECRET_PREFIXES
 from dynaplan.util.errors import TemporaryError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -114,7 +114,7 @@ class ForecastingProcess:
 
 def _environment() -> dict[str, str]:
     """Our environment, with one thread and without secrets; it finds this dynaplan, installed or not."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRET_PREFIXES)}
     paths = [environment.get("PYTHONPATH", ""), str(Path(dynaplan.__file__).resolve().parents[1])]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment | dict.fromkeys(THREADS, "1")

@@ -56,7 +56,7 @@ def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> Wo
         timing, kv_tokens = profile.timing(), profile.max_kv_tokens
     held = EngineSettings.of(replace(options, context_tokens=0), kv_tokens)
     longest = min(options.context_tokens or held.context_tokens, held.total_blocks * held.block_tokens)
-    return WorkerKind(timing.sped_up(options.speedup_ratio), replace(held, context_tokens=longest))
+    return WorkerKind(timing.with_speedup(options.speedup_ratio), replace(held, context_tokens=longest))
 
 
 def _origin(settings: PlannerSettings) -> str:

@@ -107,7 +107,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     engine = registry.make_engine(engine_of(runtime.settings), runtime.settings, context)
     runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
     publisher = KvEventPublisher(runtime)
-    is_publishing = _is_followed(runtime) and engine.tell_blocks(publisher.changed)
+    is_publishing = _is_followed(runtime) and engine.subscribe_blocks(publisher.changed)
     await engine.start()
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)

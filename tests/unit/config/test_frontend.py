@@ -10,10 +10,10 @@ import pytest
 
 from dynaplan.config.frontend import (
     PrefillDeadline,
-    deadline_in,
-    gathered_settings,
+    configured_deadline,
+    own_frontend_settings,
     prefill_deadline,
-    promised_in,
+    promised_times,
     read_settings,
     routes_by_events,
 )
@@ -70,8 +70,8 @@ def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendS
 def test_the_defaults_are_the_originals() -> None:
     settings = read()
     assert (settings.host, settings.port, settings.router) == ("127.0.0.1", 8000, "round-robin")
-    assert settings.disaggregation.longest_local_tokens == 1000
-    assert settings.disaggregation.most_queued == 2
+    assert settings.disaggregation.max_local_tokens == 1000
+    assert settings.disaggregation.max_queued == 2
     assert not settings.disaggregation.is_on
 
 
@@ -165,8 +165,8 @@ def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
     ServiceConfig.reset()
     caplog.set_level("INFO")
     try:
-        settings = gathered_settings(ServiceConfig.get_instance().get_parsed_config("Frontend"))
-        deadline = deadline_in(config, ServiceConfig.get_instance().get_parsed_config("Planner"))
+        settings = own_frontend_settings(ServiceConfig.get_instance().get_parsed_config("Frontend"))
+        deadline = configured_deadline(config, ServiceConfig.get_instance().get_parsed_config("Planner"))
     finally:
         ServiceConfig.reset()
     assert settings.disaggregation.prefill_deadline_ms == deadline.ms == deadline_ms
@@ -174,7 +174,7 @@ def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
 
 
 def test_a_planner_that_plans_for_targets_promises_them_and_another_nothing() -> None:
-    assert promised_in({"policy": "sla", "ttft": 300, "namespace": "n"}) == (300.0, 50.0)
-    assert promised_in({"policy": "both", "ttft": 300, "itl": 20.5}) == (300.0, 20.5)
-    assert promised_in({"ttft": 300}) is None
-    assert promised_in({}) is None
+    assert promised_times({"policy": "sla", "ttft": 300, "namespace": "n"}) == (300.0, 50.0)
+    assert promised_times({"policy": "both", "ttft": 300, "itl": 20.5}) == (300.0, 20.5)
+    assert promised_times({"ttft": 300}) is None
+    assert promised_times({}) is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.engines.gguf import LONGEST_ARRAY, TENSOR_TYPES, least_bytes, read_metadata
+from dynaplan.engines.gguf import MAX_ARRAY_LENGTH, TENSOR_TYPES, min_file_bytes, read_metadata
 from dynaplan.engines.model_files import check_model
 from dynaplan.engines.model_memory import gguf_shape
 from dynaplan.util.errors import ConfigError
@@ -60,7 +60,7 @@ def test_a_file_of_ggufs_own_writer_is_read(tmp_path: Path) -> None:
 def test_values_are_kept_arrays_of_texts_passed_over_and_the_tokenizer_ends_it(tmp_path: Path) -> None:
     tags = array("general.tags", 8, 2, text("a") + text("b"))
     heads = array("x.heads", 4, 3, struct.pack("<III", 8, 0, 4))
-    longer = array("x.long", 0, LONGEST_ARRAY + 1, bytes(LONGEST_ARRAY + 1))
+    longer = array("x.long", 0, MAX_ARRAY_LENGTH + 1, bytes(MAX_ARRAY_LENGTH + 1))
     name = text("general.architecture") + struct.pack("<I", 8) + text("x")
     end = array("tokenizer.ggml.tokens", 8, 2**40, b"")
     path = written(
@@ -110,7 +110,7 @@ def test_any_bytes_are_read_without_an_error(
     path = written(tmp_path_factory.getbasetemp(), content)
     shape = gguf_shape(path)
     assert shape is None or shape.bytes_per_token() >= 0
-    assert least_bytes(path) >= 0
+    assert min_file_bytes(path) >= 0
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -135,18 +135,18 @@ def test_the_tensors_tell_how_long_the_file_must_be(tmp_path: Path) -> None:
     infos = tensor("a", 0, 0, 8, 2) + tensor("b", 2, 64, 64)
     header = b"GGUF" + struct.pack("<IQQ", 3, 2, 2) + number("general.alignment", 64) + tokens + infos
     begin = -(-len(header) // 64) * 64
-    assert least_bytes(written(tmp_path, header)) == begin + 64 + 2 * 18
+    assert min_file_bytes(written(tmp_path, header)) == begin + 64 + 2 * 18
     unknown = header.replace(struct.pack("<IQ", 2, 64), struct.pack("<IQ", 99, 64))
-    assert least_bytes(written(tmp_path, unknown)) == begin + 64
+    assert min_file_bytes(written(tmp_path, unknown)) == begin + 64
     for cut in range(len(header)):
-        assert least_bytes(written(tmp_path, header[:cut])) == 0
-    assert least_bytes(written(tmp_path, header.replace(struct.pack("<I", 1), struct.pack("<I", 9)))) == 0
+        assert min_file_bytes(written(tmp_path, header[:cut])) == 0
+    assert min_file_bytes(written(tmp_path, header.replace(struct.pack("<I", 1), struct.pack("<I", 9)))) == 0
 
 
 def test_a_whole_file_of_ggufs_own_writer_is_as_long_as_it_must_be(tmp_path: Path) -> None:
     gguf_package = pytest.importorskip("gguf")
     path = tiny_gguf(tmp_path)
-    assert 0 < least_bytes(path) <= path.stat().st_size < least_bytes(path) + 32
+    assert 0 < min_file_bytes(path) <= path.stat().st_size < min_file_bytes(path) + 32
     known = {int(kind): sizes for kind, sizes in gguf_package.GGML_QUANT_SIZES.items()}
     assert {kind: known[kind] for kind in TENSOR_TYPES if kind in known} == {
         kind: sizes for kind, sizes in TENSOR_TYPES.items() if kind in known

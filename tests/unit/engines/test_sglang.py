@@ -94,7 +94,7 @@ def test_its_kv_transport_listens_on_this_machine_only_unless_told_otherwise(
 
 
 def test_it_holds_nothing_so_nobody_need_tell_it_that_a_hand_off_was_taken() -> None:
-    assert not sglang.make({"model": "m"}, context()).awaits_release
+    assert not sglang.make({"model": "m"}, context()).waits_for_release
 
 
 def test_looking_at_its_health_generates_nothing() -> None:

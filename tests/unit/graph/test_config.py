@@ -15,7 +15,7 @@ from dynaplan.graph.config import (
     find_config_file,
     read_config,
     resolve_graph,
-    unused_common,
+    unused_common_overrides,
     validate_config,
 )
 from dynaplan.graph.model import ServiceSpec
@@ -313,7 +313,7 @@ def test_an_override_of_common_that_nobody_takes_is_remarked_upon() -> None:
     config = {"VllmWorker": {"common-configs": ["model", "max_model_len"]}}
     overrides = ["--Common.model=m", "--Common.max-model-len=8", "--Common.modle=m", "--VllmWorker.x=1"]
     overrides.append("--Common.served-model-name=public")
-    (warning,) = unused_common(config, overrides)
+    (warning,) = unused_common_overrides(config, overrides)
     assert warning == "Common.modle has no effect: no service lists it in its common-configs"
 
 

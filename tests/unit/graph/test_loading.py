@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.config.settings.servers import COMPAT_VARIABLE
-from dynaplan.graph.loading import FOLDER, compat_environment, enable_compat, import_graph_module
+from dynaplan.graph.loading import COMPAT_DIR, compat_environment, enable_compat, import_graph_module
 from dynaplan.sdk import Graph, load_graph
 from dynaplan.util.errors import ConfigError, GraphError
 from tests.fakes.graph_files import Write
@@ -32,15 +32,15 @@ assert dynamo_context is dynaplan.sdk.dynamo_context and endpoint is dynaplan.sd
 
 @pytest.fixture(autouse=True)
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(FOLDER)])
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(COMPAT_DIR)])
 
 
 def test_the_modules_are_there_only_where_they_were_asked_for() -> None:
     enable_compat({})
-    assert str(FOLDER) not in sys.path
+    assert str(COMPAT_DIR) not in sys.path
     enable_compat({COMPAT_VARIABLE: "dynamo"})
     enable_compat({COMPAT_VARIABLE: "dynamo"})
-    assert sys.path.count(str(FOLDER)) == 1
+    assert sys.path.count(str(COMPAT_DIR)) == 1
 
 
 def test_an_api_that_there_is_not_is_answered_with_the_nearest() -> None:
@@ -52,7 +52,7 @@ def test_a_program_of_its_own_finds_the_names_of_the_original_and_keeps_its_sear
     tmp_path: Path,
 ) -> None:
     environment = compat_environment({**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert environment["PYTHONPATH"] == f"{FOLDER}{os.pathsep}{tmp_path}"
+    assert environment["PYTHONPATH"] == f"{COMPAT_DIR}{os.pathsep}{tmp_path}"
     assert subprocess.run([sys.executable, "-c", NAMES], env=environment).returncode == 0
 
 

@@ -55,7 +55,7 @@ class WorkerKind:
 
     def slowed(self, factor: float) -> WorkerKind:
         """Return workers whose steps each take ``factor`` times as long."""
-        return replace(self, timing=self.timing.sped_up(1 / factor))
+        return replace(self, timing=self.timing.with_speedup(1 / factor))
 
     def decode_ms(self, requests: float, kv_tokens: float) -> float:
         """Return the ms of a step that decodes a mean number of requests with ``kv_tokens`` among them."""

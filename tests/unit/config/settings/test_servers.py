@@ -10,17 +10,17 @@ from dynaplan.config.settings.servers import (
     TLS_VARIABLES,
     TlsSettings,
     checked_event_plane,
-    clients_variables,
+    client_environment,
+    describe_other_store,
     event_plane,
+    has_no_nats,
+    has_store_address,
     is_original,
-    is_without_nats,
     lease_ttl_s,
     max_age_s,
-    says_where,
     server_addresses,
     shared_backend,
     store_backend,
-    unusual_store,
 )
 from dynaplan.util.errors import ConfigError
 
@@ -72,13 +72,13 @@ def test_a_store_in_memory_cannot_be_shared_and_file_is_named_instead() -> None:
     ],
 )
 def test_the_variable_of_the_chosen_store_says_where_it_is(environ: dict[str, str], says: bool) -> None:
-    assert says_where(environ) is says
+    assert has_store_address(environ) is says
 
 
 def test_a_deployment_without_nats_is_told_from_one_that_does_not_say() -> None:
-    assert is_without_nats({"NATS_SERVER": ""})
-    assert not is_without_nats({})
-    assert not is_without_nats({"NATS_SERVER": "nats://box:4222"})
+    assert has_no_nats({"NATS_SERVER": ""})
+    assert not has_no_nats({})
+    assert not has_no_nats({"NATS_SERVER": "nats://box:4222"})
 
 
 def test_a_client_gets_what_it_needs_to_find_the_servers_and_nothing_else() -> None:
@@ -90,7 +90,7 @@ def test_a_client_gets_what_it_needs_to_find_the_servers_and_nothing_else() -> N
         "NATS_AUTH_TOKEN": "token",
         "DYN_FILE_KV": "/kv",
     }
-    assert clients_variables({**needed, "HOME": "/home/you", "ETCD_NAME": "x"}) == needed
+    assert client_environment({**needed, "HOME": "/home/you", "ETCD_NAME": "x"}) == needed
 
 
 def test_the_addresses_name_the_store_and_the_servers_that_there_are() -> None:
@@ -102,13 +102,13 @@ def test_the_addresses_name_the_store_and_the_servers_that_there_are() -> None:
     }
     files = {BACKEND_VARIABLE: "file", "DYN_FILE_KV": "/kv", "NATS_SERVER": ""}
     assert server_addresses(files) == {"store": "file", "file": "/kv"}
-    assert unusual_store(etcd) == ""
-    assert unusual_store(files) == "file, /kv"
+    assert describe_other_store(etcd) == ""
+    assert describe_other_store(files) == "file, /kv"
 
 
 def test_what_people_see_of_a_store_has_no_password() -> None:
     nats = {BACKEND_VARIABLE: "nats", "NATS_SERVER": "nats://me:secret@box:4222"}
-    assert unusual_store(nats) == "nats, nats://***@box:4222"
+    assert describe_other_store(nats) == "nats, nats://***@box:4222"
 
 
 @pytest.mark.parametrize(("text", "ttl_s"), [("", 10), ("5", 5), (" 30 ", 30)])
@@ -123,7 +123,7 @@ def test_a_lease_ttl_that_is_no_whole_number_from_5_to_30_is_refused(text: str) 
 
 
 def test_commands_beside_serve_learn_the_lease_ttl() -> None:
-    assert clients_variables({"ETCD_LEASE_TTL": "5", "HOME": "/"}) == {"ETCD_LEASE_TTL": "5"}
+    assert client_environment({"ETCD_LEASE_TTL": "5", "HOME": "/"}) == {"ETCD_LEASE_TTL": "5"}
 
 
 @pytest.mark.parametrize(

@@ -46,18 +46,18 @@ def test_options_of_dynaplan_are_not_llamacpp_s() -> None:
 
 
 def test_a_value_is_set_once_under_either_name() -> None:
-    assert read(max_num_batched_tokens=64).knobs["max-num-batched-tokens"] == 64
-    assert "batch-size" not in read(max_num_batched_tokens=64).knobs
+    assert read(max_num_batched_tokens=64).translated["max-num-batched-tokens"] == 64
+    assert "batch-size" not in read(max_num_batched_tokens=64).translated
     both = read(max_num_batched_tokens=64, batch_size=64)
-    assert both.knobs == read(batch_size=64).knobs == read(max_num_batched_tokens=64).knobs
-    assert read().knobs["max-num-batched-tokens"] == 512
+    assert both.translated == read(batch_size=64).translated == read(max_num_batched_tokens=64).translated
+    assert read().translated["max-num-batched-tokens"] == 512
 
 
 def test_threads_are_half_of_the_cores_and_never_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, threads in ((1, 1), (2, 1), (16, 8)):
         monkeypatch.setattr(llamacpp_options.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
-        assert read().knobs["threads"] == threads
-    assert read(threads=3).knobs["threads"] == 3
+        assert read().translated["threads"] == threads
+    assert read(threads=3).translated["threads"] == 3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from dynaplan.engines.kv_events import CachedBlocks, Change, Cleared, Removed, Stored
-from dynaplan.engines.server.block_events import BlockTranslation
+from dynaplan.engines.server.block_events import BlockTranslator
 from dynaplan.engines.timing_model.kv_blocks import block_hashes, own_hashes
 from dynaplan.events.engine_batches import (
     BlocksCleared,
@@ -30,14 +30,14 @@ def blocks(first: int, last: int, parent: int | None = None, **more: bool) -> Bl
 
 
 def test_stored_blocks_are_chained_to_the_ones_before() -> None:
-    translation = BlockTranslation()
+    translation = BlockTranslator()
     assert translation.changes([blocks(0, 2)]) == [Stored(None, HASHES[:2], OWN[:2])]
     assert translation.changes([blocks(2, 4, -2)]) == [Stored(HASHES[1], HASHES[2:], OWN[2:])]
     assert translation.changes([BlocksRemoved((-4, -3))]) == [Removed((HASHES[3], HASHES[2]))]
 
 
 def test_a_block_with_several_copies_is_removed_with_the_last() -> None:
-    translation = BlockTranslation()
+    translation = BlockTranslator()
     translation.changes([blocks(0, 2)])
     assert translation.changes([blocks(0, 2)]) == []
     assert translation.changes([blocks(1, 3, -1)]) == [Stored(HASHES[1], HASHES[2:3], OWN[2:3])]
@@ -46,19 +46,19 @@ def test_a_block_with_several_copies_is_removed_with_the_last() -> None:
 
 
 def test_what_does_not_follow_a_known_block_is_left_out() -> None:
-    translation = BlockTranslation()
+    translation = BlockTranslator()
     assert translation.changes([blocks(2, 4, -2)]) == []
     assert translation.skipped == 2
 
 
 def test_blocks_that_not_only_tokens_decide_about_are_left_out_with_all_that_follow() -> None:
-    translation = BlockTranslation()
+    translation = BlockTranslator()
     assert translation.changes([blocks(0, 1, is_plain=False), blocks(1, 2, -1)]) == []
     assert translation.changes([BlocksRemoved((-1, -2))]) == []
 
 
 def test_of_several_groups_the_first_with_full_attention_is_followed() -> None:
-    translation = BlockTranslation()
+    translation = BlockTranslator()
     window = BlocksStored((-1,), None, TOKENS[:2], 2, group=0, is_full=False)
     full = BlocksStored((-1,), None, TOKENS[:2], 2, group=1)
     assert translation.changes([window, full]) == [Stored(None, HASHES[:1], OWN[:1])]
@@ -68,21 +68,21 @@ def test_of_several_groups_the_first_with_full_attention_is_followed() -> None:
 
 
 def test_blocks_of_another_size_are_left_out() -> None:
-    translation = BlockTranslation()
+    translation = BlockTranslator()
     translation.changes([blocks(0, 1)])
     assert translation.changes([BlocksStored((5,), None, (1, 2, 3), 3)]) == []
     assert translation.block_tokens == 2
 
 
 def test_a_cleared_cache_holds_nothing_and_knows_no_names() -> None:
-    translation = BlockTranslation()
+    translation = BlockTranslator()
     assert translation.changes([blocks(0, 1), BlocksCleared()])[1] == Cleared()
     assert translation.changes([blocks(1, 2, -1)]) == []
 
 
 def replayed(messages: Iterable[list[bytes]]) -> tuple[CachedBlocks, dict[int, int]]:
     """What the translation of the messages leaves, and the engine's own blocks with their chained hashes."""
-    translation, cached = BlockTranslation(), CachedBlocks()
+    translation, cached = BlockTranslator(), CachedBlocks()
     held: dict[int, int] = {}
     for _, _, payload in messages:
         events: list[EngineEvent] = read_engine_events(payload)

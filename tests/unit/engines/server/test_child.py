@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.server.child import EngineChild, exit_words
+from dynaplan.engines.server.child import EngineChild, describe_exit
 from dynaplan.process.parent_death import EXIT_NEVER
 from dynaplan.process.process_table import descendants_of, group_members, identify
 from tests.fakes.polling import eventually, wait_until
@@ -75,7 +75,7 @@ async def test_the_end_of_a_part_that_it_is_dead_without_is_noticed_while_its_le
     child = spawn(*shell("sh -c 'echo up; sleep 61' core & sh -c 'sleep 62' helper & wait; sleep 60"))
     await printed(child, "up")
     await eventually(lambda: len(group_members(child.pid)) >= 3)
-    lost = asyncio.create_task(child.lost_part(["core"]))
+    lost = asyncio.create_task(child.wait_for_lost_part(["core"]))
     await asyncio.sleep(0)
     kill_named(child, "core")
 
@@ -194,7 +194,7 @@ async def test_an_engine_that_was_stopped_with_its_shim_is_ended_with_all_below(
 async def test_a_shim_that_does_not_hear_is_killed_with_everything_below_it(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.engines.server.child.SHIM_WITHIN_S", 0.1)
+    monkeypatch.setattr("dynaplan.engines.server.child.SHIM_TIMEOUT_S", 0.1)
     monkeypatch.setattr("dynaplan.engines.server.child.END_SIGNAL", signal.SIGCONT)
     child = spawn(*shell("setsid sleep 63 & echo up; wait"))
     await printed(child, "up")
@@ -272,4 +272,4 @@ def test_it_dies_with_the_worker() -> None:
     ("code", "words"), [(0, "exited with 0"), (-9, "was killed by SIGKILL"), (-99, "was killed by signal 99")]
 )
 def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
-    assert exit_words(code) == words
+    assert describe_exit(code) == words

@@ -18,8 +18,7 @@ import pytest
 
 from dynaplan.engines import holds
 from dynaplan.engines.port import EngineContext
-from dynaplan.engines.server import child
-from dynaplan.engines.server import watchdog as watch
+from dynaplan.engines.server import child, watchdog
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.vllm import KIND
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -43,7 +42,7 @@ Start = Callable[..., Awaitable[ServerEngine]]
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(watch, "POLL_S", 0.02)
+    monkeypatch.setattr(watchdog, "METRICS_POLL_S", 0.02)
     monkeypatch.setattr(child, "READY_POLL_S", 0.02)
 
 
@@ -110,7 +109,7 @@ async def no_hand_over(_: Mapping[str, Any], cached_tokens: int | None = None, /
 
 async def test_before_its_start_it_has_no_routes_and_no_load(make: Make) -> None:
     engine = make()
-    assert engine.awaits_release
+    assert engine.waits_for_release
     assert engine.routes() == ()
     assert engine.load().running_requests == 0
 
@@ -255,7 +254,7 @@ async def test_running_requests_without_progress_are_a_death(start: Start) -> No
 
 
 async def test_a_stopped_process_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(watchdog, "METRICS_TIMEOUT_S", 0.1)
     engine = await start({"hang-timeout": 0.3})
     assert engine._child is not None
     os.kill(engine._child.engine_pid, signal.SIGSTOP)

@@ -6,9 +6,15 @@ from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.config.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
-from dynaplan.config.stock import OURS, LlamaCppOptions
+from dynaplan.config.stock import DYNAPLAN_OPTIONS, LlamaCppOptions
 from dynaplan.engines.llamacpp.launch import HANDLED
-from dynaplan.engines.server.options import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
+from dynaplan.engines.server.options import (
+    FlagStyle,
+    engine_flags,
+    flag_style,
+    memory_fraction,
+    removed_options,
+)
 from dynaplan.util.errors import ConfigError
 
 
@@ -45,13 +51,13 @@ def test_names_follow_the_engine() -> None:
 
 def test_what_is_ours_or_handled_or_gone_is_not_passed_on() -> None:
     style = FlagStyle(handled=frozenset({"model"}), gone={"swap-space": "it has it no more"})
-    options = {**dict.fromkeys(OURS, 1), "model": "m", "swap-space": 4, "dtype": "half"}
+    options = {**dict.fromkeys(DYNAPLAN_OPTIONS, 1), "model": "m", "swap-space": 4, "dtype": "half"}
     assert engine_flags(options, style) == ("--dtype", "half")
 
 
 def test_a_gone_option_is_told_only_when_it_asks_for_something() -> None:
     style = FlagStyle(gone={"swap-space": "gone", "use-v2": "gone", "task": "gone"})
-    assert gone_options({"swap-space": 4, "use-v2": False, "task": None}, style) == {"swap-space": "gone"}
+    assert removed_options({"swap-space": 4, "use-v2": False, "task": None}, style) == {"swap-space": "gone"}
 
 
 @pytest.mark.parametrize(
@@ -126,9 +132,12 @@ def test_a_worker_that_does_not_say_gets_as_many_gpus_as_its_sizes_need(
 
 
 def test_what_dynaplan_reads_itself_is_no_flag_of_an_engine() -> None:
-    assert set(options_of(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions)) <= OURS
-    assert "hf-token" in OURS
-    assert not set(options_of(LlamaCppOptions)) - OURS - HANDLED
+    assert (
+        set(options_of(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions))
+        <= DYNAPLAN_OPTIONS
+    )
+    assert "hf-token" in DYNAPLAN_OPTIONS
+    assert not set(options_of(LlamaCppOptions)) - DYNAPLAN_OPTIONS - HANDLED
 
 
 def test_a_known_engine_has_its_own_names_but_for_what_its_adapter_handles() -> None:

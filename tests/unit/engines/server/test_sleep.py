@@ -61,37 +61,37 @@ async def test_an_engine_without_the_path_is_asked_once_whether_it_is_paused() -
     client = Client(paused=None)
     sleep = sleep_of(client)
     for _ in range(3):
-        assert not (await sleep.added_to(EngineMetrics())).is_asleep
+        assert not (await sleep.with_pause(EngineMetrics())).is_asleep
     assert client.asked == ["/is_paused"]
-    assert not (await sleep_of(client, None).added_to(EngineMetrics())).is_asleep
+    assert not (await sleep_of(client, None).with_pause(EngineMetrics())).is_asleep
     assert len(client.asked) == 1
 
 
 async def test_a_paused_engine_sleeps_until_it_says_otherwise_and_is_resumed() -> None:
     client = Client(paused={"is_paused": True})
     sleep = sleep_of(client)
-    assert (await sleep.added_to(EngineMetrics())).is_asleep
+    assert (await sleep.with_pause(EngineMetrics())).is_asleep
     client.paused = None
-    signals = await sleep.added_to(EngineMetrics())
+    signals = await sleep.with_pause(EngineMetrics())
     assert signals.is_asleep
     assert await sleep.wake(signals) == ""
     client.paused = {"is_paused": False}
-    assert not (await sleep.added_to(EngineMetrics())).is_asleep
+    assert not (await sleep.with_pause(EngineMetrics())).is_asleep
     assert client.commands == ["/resume"]
 
 
 async def test_an_engine_that_sleeps_says_that_it_is_paused_too_and_is_woken_not_resumed() -> None:
     client = Client(paused={"is_paused": True})
     sleep = sleep_of(client)
-    assert await sleep.wake(await sleep.added_to(EngineMetrics(is_asleep=True))) == ""
+    assert await sleep.wake(await sleep.with_pause(EngineMetrics(is_asleep=True))) == ""
     assert client.commands == ["/wake_up"]
-    assert await sleep.wake(await sleep.added_to(EngineMetrics())) == ""
+    assert await sleep.wake(await sleep.with_pause(EngineMetrics())) == ""
     assert client.commands == ["/wake_up", "/resume"]
 
 
 @pytest.mark.parametrize("answer", ["", "[", "[" * 100_000, "5", '{"is_paused": "yes"}', "null"])
 async def test_an_answer_that_is_none_is_no_pause(answer: str) -> None:
-    assert not (await sleep_of(Client(paused=answer)).added_to(EngineMetrics())).is_asleep
+    assert not (await sleep_of(Client(paused=answer)).with_pause(EngineMetrics())).is_asleep
 
 
 @pytest.mark.parametrize(

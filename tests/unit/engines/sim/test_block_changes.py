@@ -27,11 +27,11 @@ class Engine:
         hashes = block_hashes(prompt, 2)
         self.count += 1
         self.model.submit(EngineRequest(str(self.count), len(prompt), 1, hashes))
-        self.changes.enter(prompt, hashes)
+        self.changes.add_prompt(prompt, hashes)
         while not self.model.is_idle:
             self.model.step()
-            self.changes.tell()
-        self.changes.leave(hashes)
+            self.changes.flush()
+        self.changes.remove_prompt(hashes)
 
 
 def test_each_step_tells_the_blocks_that_it_has_filled_after_the_ones_before() -> None:
@@ -69,9 +69,9 @@ def test_two_prompts_in_one_step_are_two_chains() -> None:
     engine = Engine()
     for prompt in ([1, 2], [3, 4]):
         engine.model.submit(EngineRequest(str(prompt), 2, 1, block_hashes(prompt, 2)))
-        engine.changes.enter(prompt, block_hashes(prompt, 2))
+        engine.changes.add_prompt(prompt, block_hashes(prompt, 2))
     engine.model.step()
-    engine.changes.tell()
+    engine.changes.flush()
     (first,), (second,) = block_hashes([1, 2], 2), block_hashes([3, 4], 2)
     assert engine.told == [[Stored(None, (first,), (first,)), Stored(None, (second,), (second,))]]
 
@@ -79,8 +79,8 @@ def test_two_prompts_in_one_step_are_two_chains() -> None:
 def test_nothing_is_remembered_of_a_prompt_that_was_never_computed() -> None:
     engine = Engine()
     hashes = block_hashes([1, 2, 3, 4], 2)
-    engine.changes.enter([1, 2, 3, 4], hashes)
-    engine.changes.enter([1, 2], hashes[:1])
-    engine.changes.leave(hashes)
-    engine.changes.leave(hashes[:1])
+    engine.changes.add_prompt([1, 2, 3, 4], hashes)
+    engine.changes.add_prompt([1, 2], hashes[:1])
+    engine.changes.remove_prompt(hashes)
+    engine.changes.remove_prompt(hashes[:1])
     assert engine.changes._origins == {}

@@ -10,10 +10,10 @@ import pytest
 
 from dynaplan.engines.sim.extra_apis import (
     chat_of_response,
-    detokenized,
-    embedded_prompts,
+    detokenize,
+    embedding_prompts,
     embeddings_document,
-    tokenized_document,
+    tokenize_response,
 )
 from dynaplan.util.errors import UserError
 
@@ -21,21 +21,21 @@ REFUSED: list[tuple[Callable[[Any], Any], Any, str]] = [
     (chat_of_response, [], "must be a JSON object"),
     (chat_of_response, {"input": []}, "'input' is"),
     (chat_of_response, {"input": 7}, "'input' is 7"),
-    (lambda body: embedded_prompts(body, 100), [], "must be a JSON object"),
-    (lambda body: embedded_prompts(body, 100), {}, "'input' is None"),
-    (lambda body: embedded_prompts(body, 100), {"input": ["a", {}]}, "expected a text, token ids"),
+    (lambda body: embedding_prompts(body, 100), [], "must be a JSON object"),
+    (lambda body: embedding_prompts(body, 100), {}, "'input' is None"),
+    (lambda body: embedding_prompts(body, 100), {"input": ["a", {}]}, "expected a text, token ids"),
     (
-        lambda body: embedded_prompts(body, 100),
+        lambda body: embedding_prompts(body, 100),
         {"input": ["a", "b" * 400]},
         "the input of 100 leaves",
     ),
     (lambda body: embeddings_document(body, [(1,)], "m"), {"dimensions": 5000}, "from 1 to 4096"),
     (lambda body: embeddings_document(body, [(1,)], "m"), {"encoding_format": "int8"}, "'float' or 'base64'"),
-    (lambda body: tokenized_document(body, 100), 7, "must be a JSON object"),
-    (lambda body: tokenized_document(body, 100), {}, "'prompt' must be"),
-    (detokenized, {"tokens": "x"}, "'tokens' is 'x'"),
-    (detokenized, {"tokens": [2**40]}, "expected a list of token ids"),
-    (detokenized, [], "'tokens' is None"),
+    (lambda body: tokenize_response(body, 100), 7, "must be a JSON object"),
+    (lambda body: tokenize_response(body, 100), {}, "'prompt' must be"),
+    (detokenize, {"tokens": "x"}, "'tokens' is 'x'"),
+    (detokenize, {"tokens": [2**40]}, "expected a list of token ids"),
+    (detokenize, [], "'tokens' is None"),
 ]
 
 
@@ -70,6 +70,6 @@ def test_a_vector_has_length_one_and_is_the_same_for_the_same_tokens() -> None:
 
 
 def test_tokens_become_their_text_again() -> None:
-    tokens = tokenized_document({"prompt": "a blue sky"}, 100)["tokens"]
-    assert detokenized({"tokens": list(tokens)}) == "a blue sky"
-    assert detokenized({"tokens": []}) == ""
+    tokens = tokenize_response({"prompt": "a blue sky"}, 100)["tokens"]
+    assert detokenize({"tokens": list(tokens)}) == "a blue sky"
+    assert detokenize({"tokens": []}) == ""

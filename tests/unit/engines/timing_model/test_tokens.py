@@ -6,10 +6,10 @@ import pytest
 
 from dynaplan.engines.timing_model.kv_blocks import chain_hashes
 from dynaplan.engines.timing_model.tokens import (
-    begun_answer,
     chat_text,
     count_tokens,
     prompt_token_ids,
+    split_last_message,
     text_prompt,
     tokenize,
 )
@@ -42,7 +42,7 @@ def test_a_chat_that_is_to_be_continued_ends_with_the_beginning_of_its_answer() 
     asked = [{"role": "user", "content": "hello"}]
     begun = {"messages": [*asked, {"role": "assistant", "content": "Well,"}], "continue_final_message": True}
     assert text_prompt(begun, is_chat=True) == chat_text(asked) + "Well,"
-    assert begun_answer(begun["messages"]) == (chat_text(asked), "Well,")
+    assert split_last_message(begun["messages"]) == (chat_text(asked), "Well,")
 
 
 @pytest.mark.parametrize(

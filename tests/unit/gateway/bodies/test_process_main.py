@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from dynaplan.engines.engine_apis import API as LLAMACPP
+from dynaplan.engines.engine_apis import LLAMACPP_API as LLAMACPP
 from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.gateway.bodies.process_main import (
     DOCUMENT_BYTES,
