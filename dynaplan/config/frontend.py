@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import kebab
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, DisaggregationSettings, FrontendSettings
+from dynaplan.config.settings.planner import PlannerSettings
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,7 @@ def prefill_deadline(said: DisaggregationSettings, planner: Mapping[str, Any]) -
         return PrefillDeadline(said.prefill_deadline_ms, DEADLINE)
     if not said.is_on:
         return PrefillDeadline()
-    from dynaplan.config.settings.planner import PlannerSettings  # much, and workers have no use for it
-
-    given = kebab_keys(planner)
-    plan = PlannerSettings.from_options({name: given[name] for name in DEADLINE_OPTIONS if name in given})
+    plan = _planner_settings(planner, DEADLINE_OPTIONS)
     if plan.prefill_deadline_ms is not None:
         return PrefillDeadline(plan.prefill_deadline_ms, f"Planner.{DEADLINE}")
     return PrefillDeadline(plan.ttft_ms, "Planner.ttft") if plan.is_by_targets else PrefillDeadline()
@@ -124,8 +122,6 @@ def routes_by_events(own: Mapping[str, Any]) -> bool:
 
 def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
     """The settings of this process: its own section first, then those of Router, Processor and the worker."""
-    from dynaplan.config.settings.planner import PlannerSettings
-
     config = ServiceConfig.get_instance()
     sections = [(name, config.get_parsed_config(name)) for name in SECTIONS[1:]]
     common = {key: value for key, value in (config.get(COMMON) or {}).items() if kebab(key) in NAMES}
@@ -145,8 +141,11 @@ def promised_times(planner: Mapping[str, Any]) -> tuple[float, float] | None:
 
     Raises ConfigError.
     """
-    from dynaplan.config.settings.planner import PlannerSettings
-
-    given = kebab_keys(planner)
-    plan = PlannerSettings.from_options({name: given[name] for name in TARGET_OPTIONS if name in given})
+    plan = _planner_settings(planner, TARGET_OPTIONS)
     return (plan.ttft_ms, plan.itl_ms) if plan.is_by_targets else None
+
+
+def _planner_settings(planner: Mapping[str, Any], names: Sequence[str]) -> PlannerSettings:
+    """Return the settings that the options of these names make: a Frontend reads no others of a Planner."""
+    given = kebab_keys(planner)
+    return PlannerSettings.from_options({name: given[name] for name in names if name in given})

@@ -72,7 +72,6 @@ def _explain_colon(lines: list[str], at: int) -> tuple[int, str, str]:
 
 
 def _quote_hint(line: str) -> str:
-    """Return the hint to put the value of the line in quotes."""
     entry = ENTRY.fullmatch(line)
     if entry is None:
         return "Put the text in quotes."

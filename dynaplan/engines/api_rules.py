@@ -69,7 +69,6 @@ class EngineApi:
         return None
 
     def reports_death(self, message: str) -> bool:
-        """Tell whether an error's message means that the engine is dead."""
         return any(mark in message for mark in self.death_marks)
 
 
@@ -84,12 +83,10 @@ def forbidden(why: str) -> FieldRule:
 
 
 def boolean() -> FieldRule:
-    """Make the rule of a field that takes true or false."""
     return FieldRule("true or false", lambda value: isinstance(value, bool))
 
 
 def integer(minimum: int, maximum: int) -> FieldRule:
-    """A whole number within the bounds."""
     return FieldRule(
         f"a whole number from {minimum} to {maximum}",
         lambda value: type(value) is int and minimum <= value <= maximum,
@@ -97,14 +94,12 @@ def integer(minimum: int, maximum: int) -> FieldRule:
 
 
 def number(minimum: float, maximum: float) -> FieldRule:
-    """Make the rule of a field that takes a number from ``minimum`` to ``maximum``, both included."""
     return FieldRule(
         f"a number from {minimum:g} to {maximum:g}", lambda value: _is_within(value, minimum, maximum)
     )
 
 
 def integer_or_boolean(minimum: int, maximum: int) -> FieldRule:
-    """A whole number within the bounds, or true or false."""
     rule = integer(minimum, maximum)
     return FieldRule(
         f"{rule.expected}, or true or false",
@@ -113,7 +108,6 @@ def integer_or_boolean(minimum: int, maximum: int) -> FieldRule:
 
 
 def string(max_length: int) -> FieldRule:
-    """A text of at most that length."""
     return FieldRule(
         f"a text of at most {max_length} characters",
         lambda value: isinstance(value, str) and len(value) <= max_length,
@@ -121,7 +115,6 @@ def string(max_length: int) -> FieldRule:
 
 
 def strings(maximum: int, max_length: int) -> FieldRule:
-    """A text, or a list of texts, with bounds on their number and length."""
     one = string(max_length)
     return FieldRule(
         f"a text, or at most {maximum} texts, of at most {max_length} characters each",
@@ -141,7 +134,6 @@ def integers(maximum: int) -> FieldRule:
 
 
 def collection(maximum: int) -> FieldRule:
-    """A list or an object with at most that number of entries."""
     return FieldRule(
         f"a list or an object of at most {maximum} entries",
         lambda value: isinstance(value, list | dict) and len(value) <= maximum,
@@ -149,7 +141,6 @@ def collection(maximum: int) -> FieldRule:
 
 
 def grammar(max_length: int, max_depth: int) -> FieldRule:
-    """A grammar as text, its parentheses nested at most that deep."""
     return FieldRule(
         f"a text of at most {max_length} characters, with parentheses at most {max_depth} deep",
         lambda value: isinstance(value, str) and len(value) <= max_length and _depth_of(value) <= max_depth,

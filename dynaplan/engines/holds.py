@@ -28,7 +28,6 @@ class Holds:
 
     @property
     def held(self) -> int:
-        """The number of hand-offs held now."""
         return len(self._held)
 
     def hold(self, request_id: str) -> None:

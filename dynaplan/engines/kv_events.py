@@ -81,7 +81,6 @@ class KvEvent:
     change: Change
 
     def document(self) -> dict[str, Any]:
-        """Return the event as its payload has it."""
         return {
             "worker_id": self.worker_id,
             "storage_tier": "device",
@@ -106,11 +105,9 @@ class CacheSnapshot:
     hashes: Collection[int]
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the answer."""
         return {EVENT_ID_HEADER: str(self.event_id), INSTANCE_ID_HEADER: str(self.worker_id)}
 
     def body(self) -> bytes:
-        """Return the body of the answer."""
         return struct.pack(f"<{len(self.hashes)}Q", *self.hashes)
 
     @classmethod
@@ -128,7 +125,6 @@ class CacheSnapshot:
 
 
 def kv_payload(events: Iterable[KvEvent]) -> list[dict[str, Any]]:
-    """Return the payload of one message."""
     return [event.document() for event in events]
 
 
@@ -202,7 +198,6 @@ class CachedBlocks:
         self._next_event = 0
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return len(self._blocks)
 
     def events(self, worker_id: int, changes: Sequence[Change]) -> list[KvEvent]:
@@ -217,7 +212,6 @@ class CachedBlocks:
         return [KvEvent(worker_id, number, change) for number, change in enumerate(changes, first)]
 
     def snapshot(self, worker_id: int) -> CacheSnapshot:
-        """Return all blocks at this moment."""
         self._belong_to(worker_id)
         return CacheSnapshot(worker_id, self._next_event - 1, tuple(self._blocks))
 

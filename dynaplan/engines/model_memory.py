@@ -86,12 +86,10 @@ class MemoryNeed:
 
     @property
     def kv_bytes(self) -> float:
-        """The memory of the KV entries in bytes."""
         return self.token_bytes * self.context_tokens * self.sequences
 
     @property
     def total_bytes(self) -> float:
-        """The memory of weights and KV entries in bytes."""
         return self.weights_bytes + self.kv_bytes
 
 

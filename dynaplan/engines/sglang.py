@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynaplan.config.parallelism import DATA, TENSOR, parallel_size, tensor_parallel_size
+from dynaplan.config.parallelism import TENSOR, tensor_parallel_size
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import Engine, EngineContext, HandOver
 from dynaplan.engines.server.block_events import publisher_config
@@ -97,18 +97,16 @@ def served_name(options: Options) -> str:
 
 
 class SglangKind(EngineKind):
-    """SGLang's server."""
-
     name = "sglang"
     metric_names = METRIC_NAMES
     parts = ("sglang::", "multiprocessing.spawn")
     ready_path = "/health"  # 503 until the warm-up request is answered; /ready is newer
     term_grace_s = 30.0  # it checks every 5 s for SIGTERM, then ends its schedulers
     prefills = True
+    publishes_kv_events = True
     holds_hand_offs = False
 
     def check(self, options: Options, gpus: float) -> None:
-        """Raise ConfigError for options that SGLang cannot be started with."""
         check_common(options, "sglang", SET_HERE)
         command_words(options.get("sglang-command"), "sglang-command")
         tensor_parallel_size(options, gpus)
@@ -150,15 +148,9 @@ class SglangKind(EngineKind):
         """Count the ports: HTTP and NCCL, and the bootstrap server of a prefill worker."""
         return 3 if context.role == "prefill" else 2
 
-    def no_kv_events_reason(self, options: Options) -> str:
-        """Return the reason why SGLang cannot report which KV blocks it holds; empty where it can."""
-        if options.get("kv-events-config") is not None:
-            return "kv-events-config is set, so its events are the user's"
-        if options.get("enable-prefix-caching") is False or options.get("disable-radix-cache"):
-            return "its radix cache is off"
-        if parallel_size(options, DATA) > 1:
-            return "its data parallel ranks have a cache each, and a router sees one worker"
-        return ""
+    def no_prefix_cache_reason(self, options: Options) -> str:
+        is_off = options.get("enable-prefix-caching") is False or options.get("disable-radix-cache")
+        return "its radix cache is off" if is_off else ""
 
     async def prefill(
         self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
@@ -186,7 +178,6 @@ check = KIND.check
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return ServerEngine(KIND, options, context)
 
 
@@ -211,7 +202,6 @@ def _key_file(context: EngineContext) -> Mapping[Path, str]:
 
 
 def _telling(context: EngineContext) -> Sequence[str]:
-    """Return the flag by which SGLang publishes its KV blocks."""
     return (
         engine_flags({"kv-events-config": publisher_config(context)}, STYLE)
         if context.publishes_blocks

@@ -111,8 +111,6 @@ def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
 
 
 class TrtllmKind(EngineKind):
-    """``trtllm-serve``."""
-
     name = "trtllm"
     metric_names = METRIC_NAMES
     metrics_path = "/prometheus/metrics"
@@ -122,7 +120,6 @@ class TrtllmKind(EngineKind):
     accepts_any_model = True  # it looks at no request's model
 
     def check(self, options: Options, gpus: float) -> None:
-        """Raise ConfigError for options that trtllm-serve cannot be started with."""
         check_common(options, "trtllm", SET_HERE)
         command_words(options.get("trtllm-command"), "trtllm-command")
         tensor_parallel_size(options, gpus)
@@ -188,7 +185,6 @@ check = KIND.check
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return ServerEngine(KIND, options, context)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.config.parallelism import DATA, TENSOR, data_parallel_size, parallel_size, tensor_parallel_size
+from dynaplan.config.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
 from dynaplan.engines.port import Engine, EngineContext, HandOver
 from dynaplan.engines.server.block_events import publisher_config
@@ -202,13 +202,12 @@ def _shutdown(options: Options) -> list[str]:
 
 
 class VllmKind(EngineKind):
-    """vLLM's server."""
-
     name = "vllm"
     metric_names = METRIC_NAMES
     parts = ("VLLM::", "multiprocessing.spawn")  # the engine's core: its server outlives it by some 5 s
     term_grace_s = 30.0  # idle, it took 4 to 14 s on busy machines
     prefills = True
+    publishes_kv_events = True
     wake_paths = WakePaths(
         "/wake_up",
         "/resume",
@@ -217,7 +216,6 @@ class VllmKind(EngineKind):
     )
 
     def check(self, options: Options, gpus: float) -> None:
-        """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
         check_common(options, "vllm", SET_HERE)
         tensor_parallel_size(options, gpus)
         command_words(options.get("vllm-command"), "vllm-command")
@@ -229,7 +227,6 @@ class VllmKind(EngineKind):
             )
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-        """Build the command line and environment of one vLLM server."""
         for option, why in removed_options(options, FLAGS).items():
             log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
         model, gpus = str(options["model"]), context.gpus
@@ -265,16 +262,6 @@ class VllmKind(EngineKind):
             return 1
         return 1 + tensor_parallel_size(options, context.gpus) * data_parallel_size(options)
 
-    def no_kv_events_reason(self, options: Options) -> str:
-        """Return the reason why vLLM cannot report which KV blocks it holds; empty where it can."""
-        if options.get("kv-events-config") is not None:
-            return "kv-events-config is set, so its events are the user's"
-        if options.get("enable-prefix-caching") is False:
-            return "enable-prefix-caching is false"
-        if parallel_size(options, DATA) > 1:
-            return "its data parallel ranks have a cache each, and a router sees one worker"
-        return ""
-
     async def prefill(
         self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
     ) -> None:
@@ -287,5 +274,4 @@ check = KIND.check
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return ServerEngine(KIND, options, context)

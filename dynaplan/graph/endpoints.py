@@ -34,8 +34,6 @@ HOOK_MARK = "__dynaplan_hook__"
 
 
 class DynamoTransport(StrEnum):
-    """The way an endpoint is reached."""
-
     DEFAULT = "default"
     """Called by other services, over the request plane."""
     HTTP = "http"
@@ -43,8 +41,6 @@ class DynamoTransport(StrEnum):
 
 
 class Hook(StrEnum):
-    """The occasion on which a marked method runs."""
-
     START = "start"
     SHUTDOWN = "shutdown"
     LIVENESS = "liveness"
@@ -70,7 +66,6 @@ class Endpoint:
 
     @property
     def is_public(self) -> bool:
-        """True when the endpoint is served to users, on the public port."""
         return DynamoTransport.HTTP in self.transports
 
     @property

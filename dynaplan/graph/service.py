@@ -65,7 +65,6 @@ def _record_link(
 
 
 def stated_links(module_name: str) -> Edges:
-    """Return the edges that an imported module states."""
     links = getattr(sys.modules.get(module_name), GLOBAL_NAME, None)
     return dict(links.edges) if isinstance(links, _Links) else {}
 
@@ -226,7 +225,6 @@ class Service(Generic[T]):
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """The endpoints of the class, by name."""
         return endpoints_of(self.inner)
 
     @property
@@ -241,12 +239,10 @@ class Service(Generic[T]):
 
     @property
     def liveness_hooks(self) -> tuple[str, ...]:
-        """The names of the methods marked ``@liveness``, in the order of the class."""
         return hooks_of(self.inner, Hook.LIVENESS)
 
     @property
     def readiness_hooks(self) -> tuple[str, ...]:
-        """The names of the methods marked ``@readiness``, in the order of the class."""
         return hooks_of(self.inner, Hook.READINESS)
 
     def link(self, target: Service[Any]) -> Service[Any]:

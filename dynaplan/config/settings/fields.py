@@ -82,7 +82,6 @@ class Option(NamedTuple):
 
     @property
     def help(self) -> str:
-        """The text of a command's ``--help``."""
         default = "" if self.kind is bool or not self.usually else f"  [default: {self.usually}]"
         return f"{self.meaning}{default}"
 
@@ -146,7 +145,6 @@ def _complete(setting: Field[Any], settings: type[Any]) -> Option:
 
 
 def key_of(setting: Field[Any]) -> str:
-    """The key of a field that is an option."""
     name = setting.name
     for unit in UNITS:
         name = name.removesuffix(unit)

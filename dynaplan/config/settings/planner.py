@@ -52,7 +52,6 @@ class SlaSettings(Settings):
     )
 
     def targets(self) -> SlaTargets:
-        """Return the promised times, in ms, with the percentages of requests that get them."""
         return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)
 
 
@@ -288,14 +287,12 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         return type(self).from_options({**kept, **given})
 
     def to_options(self) -> dict[str, Any]:
-        """Map every option that is set to its value, as ``from_options`` reads it."""
         options = super().to_options()
         if self.min_endpoint is not None:
             del options["min-gpu-budget"]
         return options
 
     def check(self, given: frozenset[str] = frozenset()) -> None:
-        """Raise ConfigError for options that contradict each other."""
         expected = f"Expected one of {', '.join(ENVIRONMENTS)}."
         if self.environment not in ENVIRONMENTS:
             raise ConfigError(f"Invalid environment: {self.environment}", hint=expected)

@@ -46,7 +46,6 @@ class TlsSettings(Settings):
         return cls.from_options(given, TLS_VARIABLES)
 
     def check(self, given: frozenset[str] = frozenset()) -> None:
-        """Raise ConfigError for one of certificate and key without the other."""
         if (self.tls_cert is None) != (self.tls_key is None):
             has, lacks = ("tls-cert", "tls-key") if self.tls_cert else ("tls-key", "tls-cert")
             raise ConfigError(

@@ -22,12 +22,10 @@ from dynaplan.util.http_routes import Route
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return LlamaCppEngine(options, context)
 
 
 def check(options: Options, gpus: float) -> None:
-    """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
     checked = read_options(options, gpus)
     if not checked.server and importlib.util.find_spec("xllamacpp"):
         import xllamacpp
@@ -111,7 +109,6 @@ class LlamaCppEngine(ServerEngine):
     async def _run_prefill(
         self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
     ) -> None:
-        """Compute the prompt in a slot of our own, save the slot, and hand its file over."""
         if self._files.directory is None:
             raise PermanentError("this worker has no scratch directory: it cannot hand KV entries over")
         name = self._files.new_name()

@@ -167,7 +167,6 @@ def _check_types(options: Options) -> dict[str, Any]:
 
 
 def server_flags(options: LlamaOptions) -> tuple[str, ...]:
-    """The flags of llama-server for what the user may set."""
     words = ["--model", options.model, "--alias", options.name]
     words += ["--ctx-size", str(options.context_tokens), "--parallel", str(options.slots)]
     for name, value in options.translated.items():
@@ -181,7 +180,6 @@ def server_flags(options: LlamaOptions) -> tuple[str, ...]:
 
 
 def _with_commas(value: Any) -> Any:
-    """Join a list as llama-server reads one."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
@@ -197,7 +195,6 @@ def params_fields(options: LlamaOptions) -> dict[str, Any]:
 
 
 def _fields_of_options(options: LlamaOptions) -> dict[str, tuple[str, Any]]:
-    """Map each option to its field and the field's value."""
     translated = {
         name: (TRANSLATED_OPTIONS[name].attribute, _field_value(name, value))
         for name, value in options.translated.items()
@@ -206,7 +203,7 @@ def _fields_of_options(options: LlamaOptions) -> dict[str, tuple[str, Any]]:
 
 
 def _field_value(option: str, value: Any) -> Any:
-    """The value of a knob's field: where that is an enum, the name of its member."""
+    """The value of an option's field: where that is an enum, the name of its member."""
     prefix = TRANSLATED_OPTIONS[option].prefix
     if not prefix:
         return value
@@ -234,7 +231,7 @@ def check_fields(options: LlamaOptions, params: Any) -> None:
 
 
 def _translated(own: Options) -> dict[str, Any]:
-    """Collect the translated that are set, and our defaults where they differ from llama.cpp's."""
+    """Collect the translated options that are set, and our defaults where they differ from llama.cpp's."""
     translated = {name: own[name] for name in TRANSLATED_OPTIONS if name in own}
     flash = translated.get("flash-attn")
     if isinstance(flash, bool):  # YAML reads on and off as booleans
@@ -352,7 +349,6 @@ class LlamaCppKind(EngineKind):
     prefills = True
 
     def check(self, options: Options, gpus: float) -> None:
-        """Raise ConfigError for a wrong option, and when neither the package nor the program is installed."""
         checked = read_options(options, gpus)
         check_installed("llamacpp", {"llama-server": checked.server})
 

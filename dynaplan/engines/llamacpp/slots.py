@@ -74,12 +74,10 @@ class SlotPool:
 
     @property
     def waiting(self) -> int:
-        """The number of owners that wait for a slot."""
         return len(self._waiting)
 
     @property
     def reserved(self) -> int:
-        """The number of slots that are reserved."""
         return len(self._reserved)
 
     @property
@@ -174,11 +172,9 @@ class SlotFiles:
 
     @property
     def directory(self) -> Path | None:
-        """The directory of the files; None when this worker has none."""
         return self._directory
 
     def new_name(self) -> str:
-        """Make a name that no other file has had."""
         return next(self._names)
 
     def assign(self, request_id: str, name: str) -> None:
@@ -186,7 +182,6 @@ class SlotFiles:
         self._of_request.setdefault(request_id, []).append(name)
 
     def delete(self, name: str) -> None:
-        """Delete one file; nothing happens when it is not there."""
         if self._directory is not None:
             try:
                 (self._directory / name).unlink(missing_ok=True)

@@ -135,7 +135,6 @@ MAX_LOGGED_ERRORS = 100
 
 
 def publisher_config(context: EngineContext) -> dict[str, object]:
-    """Return ``kv-events-config`` of an engine that publishes to its worker."""
     events, replay = addresses(context)
     return {"publisher": "zmq", "endpoint": events, "replay_endpoint": replay, "topic": ""}
 
@@ -209,7 +208,6 @@ class BlockEvents:
             self._context = None
 
     def metrics(self) -> dict[str, float]:
-        """Return what ``/metrics`` tells of the engine's messages."""
         return {
             "dynaplan:kv_engine_messages_total": self._messages,
             "dynaplan:kv_engine_messages_lost_total": self._lost,

@@ -154,7 +154,6 @@ class EngineChild:
                 os.close(descriptor)
 
     def last_lines(self) -> str:
-        """Return the last lines of its output."""
         self._forward_output()
         begun = self._masked(self._partial_line).decode(errors="replace")
         return "\n".join([*self._lines, *([begun] if begun else [])])
@@ -210,7 +209,6 @@ class EngineChild:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors of the ended process in this one."""
         if self._process.poll() is None or self._pidfd < 0:
             return
         self._forward_output()

@@ -46,7 +46,6 @@ class ServerClient:
         return data.decode(errors="replace")
 
     async def is_ready(self, path: str, timeout_s: float = 2.0) -> bool:
-        """True when that path answers 200."""
         try:
             await self.text(path, timeout_s)
         except TemporaryError:
@@ -98,7 +97,6 @@ class ServerClient:
         return response.status
 
     async def close(self) -> None:
-        """Close the connections to the engine; a later question opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

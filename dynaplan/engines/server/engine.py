@@ -104,7 +104,6 @@ class ServerEngine:
             raise
 
     def routes(self) -> Sequence[Route]:
-        """No routes: the engine serves its API itself."""
         return ()
 
     def card(self) -> Mapping[str, Any]:
@@ -129,16 +128,13 @@ class ServerEngine:
         }
 
     def load(self) -> WorkerLoad:
-        """The load at the last reading, about a second ago at most."""
         return self._watch.load()
 
     @property
     def url(self) -> str:
-        """The base address of the engine's OpenAI API."""
         return self._client.url
 
     async def requests(self) -> int:
-        """Count its requests now; raises TemporaryError when the engine cannot be asked."""
         if not self._kind.reports_requests:
             raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.requests()
@@ -205,15 +201,12 @@ class ServerEngine:
 
     @property
     def waits_for_release(self) -> bool:
-        """True where the engine keeps a prompt's KV entries after the prefill."""
         return self._kind.prefills and self._kind.holds_hand_offs
 
     def release(self, request_id: str) -> None:
-        """Let go of that hand-off: the decode side has taken it, or never will."""
         self._holds.release(request_id)
 
     def abandon(self) -> None:
-        """Let go of every hand-off: no decode side is left."""
         self._holds.release_all()
 
     async def stop(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dynaplan.config.parallelism import DATA, parallel_size
 from dynaplan.engines.port import EngineContext, HandOver
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.options import Options
@@ -84,6 +85,9 @@ class EngineKind(ABC):
     prefills = False
     """It can compute prompts for other workers (``prefill``)."""
 
+    publishes_kv_events = False
+    """It publishes which KV blocks it stores and removes, on ZMQ sockets."""
+
     holds_hand_offs = True
     """It keeps the KV entries of a prefill until the decode side has read them."""
 
@@ -96,7 +100,6 @@ class EngineKind(ABC):
         """Build the command line; ``ports`` are consecutive, the HTTP port first."""
 
     def ports_needed(self, options: Options, context: EngineContext) -> int:
-        """Return the number of ports that ``command`` takes."""
         return 1
 
     def request_slots(self, options: Options) -> int:
@@ -106,7 +109,17 @@ class EngineKind(ABC):
 
     def no_kv_events_reason(self, options: Options) -> str:
         """Return the reason why it cannot report which KV blocks it holds; empty where it can."""
-        return "it has no way to"
+        if not self.publishes_kv_events:
+            return "it has no way to"
+        if options.get("kv-events-config") is not None:
+            return "kv-events-config is set, so its events are the user's"
+        if parallel_size(options, DATA) > 1:
+            return "its data parallel ranks have a cache each, and a router sees one worker"
+        return self.no_prefix_cache_reason(options)
+
+    def no_prefix_cache_reason(self, options: Options) -> str:
+        """Return the option that turns its prefix cache off, in words; empty where it is on."""
+        return "enable-prefix-caching is false" if options.get("enable-prefix-caching") is False else ""
 
     def needs_hand_off(self, options: Options, context: EngineContext) -> bool:
         """Return True where it takes only requests whose prompt was prefilled elsewhere."""

@@ -49,7 +49,6 @@ class MetricNames:
 
     @cached_property
     def wanted(self) -> frozenset[str]:
-        """All names that may be read."""
         single = (
             *(self.running, self.waiting, self.waiting_besides, self.kv_usage, self.kv_active, self.kv_total),
             *(self.kv_info, self.prefix_hits, self.prefix_queries, self.prefix_hit_rate, self.samples),
@@ -85,7 +84,6 @@ class EngineMetrics:
     has_weights: bool = True
 
     def load(self, request_slots: int = 0) -> WorkerLoad:
-        """Convert to the wire format of ``/load_metrics``."""
         return WorkerLoad(
             running_requests=self.running,
             request_slots=request_slots,

@@ -51,7 +51,6 @@ class Sleep:
         return replace(signals, is_asleep=signals.is_asleep or self._is_paused)
 
     async def wake(self, signals: EngineMetrics) -> str:
-        """Wake the engine; return the reason why it cannot be woken, or empty."""
         if self._paths is None or not signals.is_asleep:
             return ""
         if not signals.has_weights:

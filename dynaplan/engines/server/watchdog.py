@@ -77,11 +77,9 @@ class EngineWatchdog:
             await asyncio.gather(polling, return_exceptions=True)
 
     def load(self) -> WorkerLoad:
-        """The load at the last reading."""
         return self._signals.load(self._request_slots)
 
     def metrics(self) -> Mapping[str, float]:
-        """The samples of the last reading, by the engine's own names."""
         return self._signals.samples
 
     async def requests(self) -> int:
@@ -98,7 +96,6 @@ class EngineWatchdog:
         return f"no progress and no idleness seen for {self._stuck_s:.0f} s (hang-timeout)"
 
     async def poll(self) -> None:
-        """Read once, and judge by it whether the engine is hung."""
         try:
             signals = await self._read_now()
         except Exception as error:

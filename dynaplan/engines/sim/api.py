@@ -325,11 +325,9 @@ class Rendering:
         return b'data: %b],"usage":%b}\n\n%b' % (self._start, self._usage(emitted, cached), DONE)
 
     def document(self, choices: Sequence[bytes], emitted: int, cached: int) -> bytes:
-        """Render the whole answers to all prompts as one JSON document."""
         return b'%b%b],"usage":%b}' % (self._start, b",".join(choices), self._usage(emitted, cached))
 
     def choice(self, emitted: int) -> bytes:
-        """Render the whole answer to its prompt."""
         content = b'"%b"' % b"".join(self._pieces(0, emitted))
         if self._asked.is_chat:
             inner = b'"message":{"role":"assistant","content":%b}' % content
@@ -364,12 +362,10 @@ def _finish(reason: str) -> bytes:
 
 
 def error_document(message: str, kind: str) -> bytes:
-    """Render an error in the shape of OpenAI's API."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
 
 
 def models_document(model: str, context_tokens: int) -> dict[str, Any]:
-    """Compose the answer of ``GET /v1/models``."""
     card = {
         "id": model,
         "object": "model",

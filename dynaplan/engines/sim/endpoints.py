@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -60,14 +61,12 @@ class LiveAnswer:
             raise self.failure
 
     def advance(self, tokens: int) -> None:
-        """Note the number of tokens emitted so far."""
         self.ready_tokens = tokens
         self.is_finished = self.request.state >= RequestState.HELD
         if self.is_finished or self.is_streamed:
             self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """End the answer with that failure."""
         self.failure = failure
         self.is_finished = True
         self._wake()
@@ -79,6 +78,8 @@ class LiveAnswer:
 
 
 JSON_HEADERS = {"Content-Type": "application/json"}
+_Work = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
+
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -98,8 +99,6 @@ class _Computing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One prompt of a request, and its answer."""
-
     asked: CompletionRequest
     answer: LiveAnswer
     rendering: Rendering
@@ -115,49 +114,35 @@ class SimEndpoints:
         self._context_tokens = context_tokens
 
     def routes(self) -> Sequence[Route]:
-        """List the paths of the OpenAI API, and vLLM's for its tokenizer."""
-        return (
-            Route("POST", "/v1/chat/completions", self._chat_completions),
-            Route("POST", "/v1/completions", self._completions),
-            Route("POST", "/v1/responses", self._responses),
-            Route("POST", "/v1/embeddings", self._embeddings),
-            Route("POST", "/tokenize", self._tokenize),
-            Route("POST", "/detokenize", self._detokenize),
-            Route("GET", "/v1/models", self._models, is_work=False),
-        )
+        work: Mapping[str, _Work] = {
+            "/v1/chat/completions": self._chat_completions,
+            "/v1/completions": self._completions,
+            "/v1/responses": self._responses,
+            "/v1/embeddings": self._embeddings,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        routes = [Route("POST", path, partial(_answer, each)) for path, each in work.items()]
+        return (*routes, Route("GET", "/v1/models", self._models, is_work=False))
 
     def read(self, body: object, *, is_chat: bool) -> CompletionRequest:
         """Check the body of a completion or a chat; raises UserError saying what is wrong with it."""
         return read_request(body, is_chat=is_chat, model=self._model, context_tokens=self._context_tokens)
 
-    async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(http, lambda body: self._complete(http, [body], is_chat=True))
+    async def _chat_completions(self, http: web.Request, body: Any) -> web.StreamResponse:
+        return await self._complete(http, [body], is_chat=True)
 
-    async def _completions(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(http, lambda body: self._complete(http, _each_prompt(body), is_chat=False))
+    async def _completions(self, http: web.Request, body: Any) -> web.StreamResponse:
+        return await self._complete(http, _each_prompt(body), is_chat=False)
 
-    async def _responses(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(
-            http,
-            lambda body: self._complete(
-                http, [chat_of_response(body)], is_chat=True, render=ResponseRendering
-            ),
-        )
+    async def _responses(self, http: web.Request, body: Any) -> web.StreamResponse:
+        return await self._complete(http, [chat_of_response(body)], is_chat=True, render=ResponseRendering)
 
-    async def _embeddings(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(http, lambda body: self._embed(http, body))
+    async def _tokenize(self, _http: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response(tokenize_response(body, self._context_tokens))
 
-    async def _tokenize(self, http: web.Request) -> web.StreamResponse:
-        async def work(body: Any) -> web.Response:
-            return web.json_response(tokenize_response(body, self._context_tokens))
-
-        return await _answered(http, work)
-
-    async def _detokenize(self, http: web.Request) -> web.StreamResponse:
-        async def work(body: Any) -> web.Response:
-            return web.json_response({"prompt": detokenize(body)})
-
-        return await _answered(http, work)
+    async def _detokenize(self, _http: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response({"prompt": detokenize(body)})
 
     async def _models(self, _http: web.Request) -> web.Response:
         return web.json_response(models_document(self._model, self._context_tokens))
@@ -202,7 +187,7 @@ class SimEndpoints:
         )
         return LiveAnswer(request, is_streamed=asked.is_stream, transport=http.transport)
 
-    async def _embed(self, http: web.Request, body: Any) -> web.StreamResponse:
+    async def _embeddings(self, http: web.Request, body: Any) -> web.StreamResponse:
         """Compute each text as a prompt, and answer with numbers that depend on nothing but the text."""
         prompts = embedding_prompts(body, self._context_tokens)
         answers = []
@@ -232,16 +217,14 @@ class SimEndpoints:
         )
 
 
-async def _answered(
-    http: web.Request, work: Callable[[Any], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _answer(work: _Work, http: web.Request) -> web.StreamResponse:
     """Answer with what the work on a request's body gives; a failure is an answer too."""
     try:
         body = json.loads(await http.read())
     except ValueError as error:
         return _error(f"the request body is not JSON: {error}", 400)
     try:
-        return await work(body)
+        return await work(http, body)
     except UserError as error:
         return _error(str(error), 400)
     except RequestRefused as refusal:

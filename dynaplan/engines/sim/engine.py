@@ -165,34 +165,27 @@ class SimEngine:
 
     @property
     def waits_for_release(self) -> bool:
-        """True: a decode worker takes a hand-off here, unless its client has left before."""
         return True
 
     def release(self, request_id: str) -> None:
-        """Let go of that request's hand-off, which was not taken."""
         self._held.release(request_id)
 
     def abandon(self) -> None:
-        """Let go of every computed prompt."""
         self._held.holds.release_all()
 
     async def died(self) -> None:
-        """Raise PermanentError when the engine has failed; until then it does not return."""
         await self._failed.wait()
         raise PermanentError(f"the engine failed: {self._failure!r}")
 
     @property
     def url(self) -> str:
-        """Empty: it answers on the worker's own server."""
         return ""
 
     async def requests(self) -> int:
-        """Count its requests, running and waiting."""
         load = self.load()
         return load.running_requests + load.waiting_requests
 
     async def wake(self) -> str:
-        """Return "", that it is awake: a simulated engine never sleeps."""
         return ""
 
     def routes(self) -> Sequence[Route]:
@@ -346,5 +339,4 @@ class SimEngine:
 
 
 def make(options: Mapping[str, Any], context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return SimEngine(options, context)

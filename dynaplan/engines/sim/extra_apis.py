@@ -81,7 +81,6 @@ class ResponseRendering(Rendering):
         )
 
     def document(self, choices: Sequence[bytes], emitted: int, cached: int) -> bytes:
-        """Render the whole answer as one JSON document."""
         return json.dumps(self._completed(emitted, cached)).encode()
 
     def _completed(self, emitted: int, cached: int) -> dict[str, Any]:

@@ -229,7 +229,6 @@ def _early_prefill(directory: Path, tensor_parallel_size: int) -> dict[str, Any]
 
 
 def _early_arrays(directory: Path) -> dict[str, list[float]]:
-    """The arrays of the directory's archive."""
     import numpy  # only for archives: it costs 30 MiB and 0.1 s
 
     archives = sorted(directory.glob("*_data.npz"))

@@ -50,7 +50,6 @@ def chained(own: Sequence[int], parent: int | None = None) -> list[int]:
 
 
 def block_hashes(tokens: Sequence[int], block_tokens: int) -> list[int]:
-    """Return the chained hashes of a prompt's full blocks."""
     return chained(own_hashes(tokens, block_tokens))
 
 
@@ -66,21 +65,6 @@ def _own_hashes(packed: bytes, block_tokens: int) -> list[int]:
     step = block_tokens * TOKEN_BYTES
     ends = range(step, len(packed) + 1, step)
     return [_digest(packed[end - step : end], SEED) for end in ends]
-
-
-def chain_hashes(prompt: str | Sequence[int], block_length: int) -> tuple[int, ...]:
-    """Return one hash per full block of the prompt, each over the block and the hash before it.
-
-    ``block_length`` counts the prompt's elements: token ids, or characters of a text. The hashes of token ids
-    are the same in every process; those of a text in this one only, because Python randomises them.
-    """
-    hashes = []
-    parent = 0
-    for end in range(block_length, len(prompt) + 1, block_length):
-        block = prompt[end - block_length : end]
-        parent = hash((parent, block if isinstance(block, str) else tuple(block)))
-        hashes.append(parent)
-    return tuple(hashes)
 
 
 class BlockListener(Protocol):
@@ -117,7 +101,6 @@ class KvBlocks:
 
     @property
     def idle(self) -> int:
-        """The number of published blocks that no request uses."""
         return len(self._idle)
 
     def matching(self, hashes: Sequence[int]) -> int:
@@ -134,7 +117,6 @@ class KvBlocks:
         return sum(block in self._idle for block in hashes)
 
     def share(self, hashes: Iterable[int]) -> None:
-        """Use published blocks for one more request."""
         for block in hashes:
             if self._users[block] == 0:
                 del self._idle[block]

@@ -70,7 +70,6 @@ class EngineSettings:
         )
 
     def blocks_for(self, tokens: int) -> int:
-        """The KV blocks that hold this many tokens."""
         return -(-tokens // self.block_tokens)
 
 
@@ -216,7 +215,6 @@ class EngineModel:
 
     @property
     def held(self) -> int:
-        """The number of requests whose blocks wait to be taken."""
         return len(self._held)
 
     def submit(self, request: EngineRequest) -> None:
@@ -254,7 +252,6 @@ class EngineModel:
         return True
 
     def emitted_tokens(self, request: EngineRequest) -> int:
-        """Return the number of tokens of its answer so far."""
         if request.state is RequestState.DECODING:
             return request._emitted + self._clock - request._joined_at
         return request._emitted

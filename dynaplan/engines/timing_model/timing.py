@@ -123,7 +123,6 @@ class MeasuredProfile:
             )
 
     def timing(self) -> StepTiming:
-        """Return steps that take the measured times."""
         return StepTiming(
             _Curve(self.prefill_isl, self.prefill_ttft),
             _Surface(self.x_kv_usage, self.y_context_length, self.z_itl, self.max_kv_tokens),
@@ -206,7 +205,6 @@ class FittedTiming:
     max_kv_tokens: int
 
     def timing(self) -> StepTiming:
-        """Return steps whose times these polynomials give."""
         return StepTiming(
             lambda tokens: self.p0 + (self.p1 + self.p2 * tokens) * tokens,
             lambda decodes, kv_tokens: self.d0 + self.d1 * decodes + self.d2 * kv_tokens,
@@ -252,5 +250,4 @@ Source: Dynamo's mocker, which moves 128 KiB of KV entries per token (Llama-3.1-
 
 
 def hand_off_s(prompt_tokens: int) -> float:
-    """Return the seconds that the hand-off of a prompt of that length takes."""
     return HAND_OFF_BASE_S + prompt_tokens * HAND_OFF_S_PER_TOKEN

@@ -37,7 +37,6 @@ def tokenize(text: str) -> tuple[int, ...]:
 
 
 def count_tokens(text: str) -> int:
-    """Return the number of tokens of the text."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 

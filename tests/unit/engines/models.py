@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaplan.engines.timing_model.kv_blocks import chain_hashes
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings, StepResult
 from dynaplan.engines.timing_model.timing import StepTiming
 
@@ -32,7 +32,7 @@ def request(name: str, prompt: int | list[int], answer: int, **options: Any) -> 
     """A request with so many prompt tokens that share nothing, or with these prompt tokens."""
     if isinstance(prompt, int):
         return EngineRequest(name, prompt, answer, **options)
-    return EngineRequest(name, len(prompt), answer, chain_hashes(prompt, BLOCK_TOKENS), **options)
+    return EngineRequest(name, len(prompt), answer, block_hashes(prompt, BLOCK_TOKENS), **options)
 
 
 def run(model: EngineModel, horizon_s: float = 0.0) -> list[StepResult]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.engines.timing_model.kv_blocks import chain_hashes
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.tokens import (
     chat_text,
     count_tokens,
@@ -76,7 +76,7 @@ def test_anything_but_messages_is_refused(messages: object) -> None:
 
 
 def test_block_hashes_depend_on_everything_before_the_block() -> None:
-    first, second = chain_hashes([1, 2, 3, 4, 5], 2), chain_hashes([9, 2, 3, 4], 2)
+    first, second = block_hashes([1, 2, 3, 4, 5], 2), block_hashes([9, 2, 3, 4], 2)
     assert len(first) == len(second) == 2
     assert first[1] != second[1]
-    assert chain_hashes([1, 2, 3, 4, 7], 2) == first
+    assert block_hashes([1, 2, 3, 4, 7], 2) == first
