@@ -16,12 +16,9 @@ import yaml
 
 from dynaplan.engines import sglang
 from dynaplan.engines.port import EngineContext
-from dynaplan.engines.server import child
-from dynaplan.engines.server.child import EngineChild
 from dynaplan.engines.server.metrics import read_metrics
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError
-from tests.fakes.engine_server import COMMAND
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "engines" / "sglang"
 PORTS = (18000, 18001, 18002)
@@ -55,33 +52,6 @@ def test_the_api_key_is_in_a_file_of_the_worker_and_nowhere_else() -> None:
     assert value(launch.argv, "--config") == str(path)
     assert TOKEN not in " ".join(launch.argv)
     assert TOKEN not in launch.environment.values()
-
-
-async def test_the_file_with_the_key_is_there_for_its_owner_while_the_server_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(child, "READY_POLL_S", 0.02)
-    given = EngineContext("ns_VllmWorker", token=TOKEN, scratch_dir=str(tmp_path))
-    engine = sglang.make({"model": "m", "sglang-command": COMMAND}, given)
-    file = tmp_path / "ns_VllmWorker.sglang.yaml"
-    try:
-        await engine.start()
-        assert file.stat().st_mode & 0o777 == 0o600
-        assert engine.card()["model"] == "m"
-    finally:
-        await engine.stop()
-    assert not file.exists()
-
-
-async def test_the_key_is_masked_in_what_the_server_prints_about_itself() -> None:
-    child = EngineChild.spawn(("echo", f"server_args={{'api_key': '{TOKEN}'}}"), {}, hidden=TOKEN)
-    try:
-        await child.exited()
-        assert child.last_lines().strip() == "server_args={'api_key': '***'}"
-    finally:
-        await child.stop(0)
 
 
 def test_its_kv_transport_listens_on_this_machine_only_unless_told_otherwise(

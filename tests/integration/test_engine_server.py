@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.engines import holds
+from dynaplan.engines import holds, sglang
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import child, watchdog
 from dynaplan.engines.server.engine import ServerEngine
@@ -414,3 +414,16 @@ async def test_stopping_one_that_never_started_or_twice_does_not_raise(make: Mak
     engine = await start()
     await asyncio.gather(engine.stop(), engine.stop())
     await engine.stop()
+
+
+async def test_sglangs_file_with_the_key_is_there_for_its_owner_while_the_server_runs(tmp_path: Path) -> None:
+    given = EngineContext("ns_VllmWorker", token=TOKEN, scratch_dir=str(tmp_path))
+    engine = sglang.make({"model": "m", "sglang-command": COMMAND}, given)
+    file = tmp_path / "ns_VllmWorker.sglang.yaml"
+    try:
+        await engine.start()
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert engine.card()["model"] == "m"
+    finally:
+        await engine.stop()
+    assert not file.exists()

@@ -257,7 +257,7 @@ def test_it_dies_with_the_worker() -> None:
         "asyncio.run(main())\n"
     )
     worker = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[4]
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2]
     )
     assert worker.stdout is not None
     shim = int(worker.stdout.readline())
@@ -273,3 +273,12 @@ def test_it_dies_with_the_worker() -> None:
 )
 def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+async def test_the_key_is_masked_in_what_the_server_prints_about_itself() -> None:
+    child = EngineChild.spawn(("echo", "server_args={'api_key': 'secret'}"), {}, hidden="secret")
+    try:
+        await child.exited()
+        assert child.last_lines().strip() == "server_args={'api_key': '***'}"
+    finally:
+        await child.stop(0)
