@@ -57,7 +57,7 @@ def _row(option: Option) -> str:
     names = {} if option.name in DYNAPLAN_OPTIONS else option.names
     own = (f"{engine}'s `{'`, `'.join(its)}`" for engine, its in names.items())
     meaning = "; ".join((option.meaning, *own))
-    return f"| `{option.name}` | {option.usually} | {meaning} |\n"
+    return f"| `{option.name}` | {option.default_words} | {meaning} |\n"
 
 
 def main(guide: Path = GUIDE) -> None:

@@ -43,7 +43,7 @@ def engine_sizes(options: Options) -> dict[str, int]:
     }
     found[KV_OPTION] = found[KV_OPTION] or _kv_tokens_of_blocks(engine, options)
     if engine in HAS_FIXED_SLOTS:
-        found[SLOT_OPTION] = found[SLOT_OPTION] or WORKER[SLOT_OPTION].usual[engine]
+        found[SLOT_OPTION] = found[SLOT_OPTION] or WORKER[SLOT_OPTION].engine_defaults[engine]
     slots = found[SLOT_OPTION]
     if slots > (found[STEP_OPTION] or SimOptions.batched_tokens):
         found[STEP_OPTION] = slots  # each request that decodes takes one token of a step

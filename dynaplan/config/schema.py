@@ -34,7 +34,12 @@ _TYPES: Mapping[type, str | Sequence[str]] = {
     dict: ("object", "string"),
 }
 
-_BOUNDS = {"least": "minimum", "above": "exclusiveMinimum", "most": "maximum", "below": "exclusiveMaximum"}
+_BOUNDS = {
+    "minimum": "minimum",
+    "above": "exclusiveMinimum",
+    "maximum": "maximum",
+    "below": "exclusiveMaximum",
+}
 
 
 def config_schema() -> Schema:

@@ -43,31 +43,34 @@ class VllmOptions(Settings):
     )
     trust_remote_code: bool | None = option(None, "Run code that comes with the model")
     pipeline_parallel_size: int | None = option(
-        None, "GPUs that the layers are divided between", least=1, names={"trtllm": ("pp-size",)}
+        None, "GPUs that the layers are divided between", minimum=1, names={"trtllm": ("pp-size",)}
     )
     gpu_memory_utilization: float | None = option(
-        None, "Part of the GPU's memory to use", least=0, names={"sglang": ("mem-fraction-static",)}
+        None, "Part of the GPU's memory to use", minimum=0, names={"sglang": ("mem-fraction-static",)}
     )
     swap_space: float | None = option(
         None,
         "GiB of host memory per GPU for swapped KV blocks",
-        least=0,
-        gone={"vllm": _NO_MORE, "sglang": "SGLang has none", "trtllm": "trtllm-serve has none"},
+        minimum=0,
+        removed={"vllm": _NO_MORE, "sglang": "SGLang has none", "trtllm": "trtllm-serve has none"},
     )
     cpu_offload_gb: float | None = option(
-        None, "GiB of weights per GPU kept in host memory", least=0, gone={"trtllm": "trtllm-serve has none"}
+        None,
+        "GiB of weights per GPU kept in host memory",
+        minimum=0,
+        removed={"trtllm": "trtllm-serve has none"},
     )
     enforce_eager: bool | None = option(
         None,
         "No CUDA graphs",
         names={"sglang": ("disable-cuda-graph",)},
-        gone={"trtllm": "it is vLLM's; set cuda_graph_config: null in extra-llm-api-options"},
+        removed={"trtllm": "it is vLLM's; set cuda_graph_config: null in extra-llm-api-options"},
     )
     enable_chunked_prefill: bool | None = option(None, "Divide prompts over several steps")
     kv_transfer_config: Mapping[str, Any] | None = option(
         None,
         "How KV blocks move between workers",
-        gone={
+        removed={
             "sglang": "it is vLLM's; SGLang's are the disaggregation- options",
             "trtllm": "it is vLLM's; TensorRT-LLM's is cache_transceiver_config",
         },
@@ -82,7 +85,7 @@ class OtherServerOptions(Settings):
     """Options of SGLang alone, and of TensorRT-LLM alone."""
 
     disaggregation_transfer_backend: str | None = option(
-        None, "How SGLang moves KV entries: nixl or mooncake", shown="nixl"
+        None, "How SGLang moves KV entries: nixl or mooncake", default_text="nixl"
     )
     extra_llm_api_options: Mapping[str, Any] | None = option(
         None, "What TensorRT-LLM takes in the file of that option"
@@ -98,32 +101,32 @@ class LlamaCppOptions(Settings):
     parallel: int | None = option(
         None,
         "Requests that are computed at once, each in a slot; as `max-num-seqs`",
-        least=1,
-        agreed=("llamacpp",),
+        minimum=1,
+        must_match=("llamacpp",),
     )
     ctx_size: int | None = option(
         None,
         "Context of all slots together, in tokens; `max-model-len` is that of one",
-        least=1,
+        minimum=1,
         names={"llamacpp": ("n-ctx",)},
     )
-    threads: int | None = option(None, "Threads that compute", least=1, shown="half of the cores")
-    threads_batch: int | None = option(None, "Threads that compute prompts", least=1)
-    threads_http: int | None = option(None, "Most HTTP requests at once", least=1)
-    batch_size: int | None = option(None, "Most tokens of one step; as `max-num-batched-tokens`", least=1)
-    ubatch_size: int | None = option(None, "Most tokens that are computed in one piece", least=1)
-    n_gpu_layers: int | None = option(None, "Layers on the GPU; -1 is all that fit", least=-1)
-    main_gpu: int | None = option(None, "The GPU for what is not split", least=0)
+    threads: int | None = option(None, "Threads that compute", minimum=1, default_text="half of the cores")
+    threads_batch: int | None = option(None, "Threads that compute prompts", minimum=1)
+    threads_http: int | None = option(None, "Most HTTP requests at once", minimum=1)
+    batch_size: int | None = option(None, "Most tokens of one step; as `max-num-batched-tokens`", minimum=1)
+    ubatch_size: int | None = option(None, "Most tokens that are computed in one piece", minimum=1)
+    n_gpu_layers: int | None = option(None, "Layers on the GPU; -1 is all that fit", minimum=-1)
+    main_gpu: int | None = option(None, "The GPU for what is not split", minimum=0)
     split_mode: str | None = option(None, "How layers are divided between GPUs: none, layer or row")
     flash_attn: Any = option(None, "on, off or auto")
     cache_type_k: str | None = option(
-        None, "Type of the keys in the KV cache: f16, q8_0 ...", agreed=("llamacpp",)
+        None, "Type of the keys in the KV cache: f16, q8_0 ...", must_match=("llamacpp",)
     )
     cache_type_v: str | None = option(
-        None, "Type of the values in the KV cache: f16, q8_0 ...", agreed=("llamacpp",)
+        None, "Type of the values in the KV cache: f16, q8_0 ...", must_match=("llamacpp",)
     )
     cache_ram: int | None = option(
-        None, "MiB of host memory for the KV entries of earlier prompts; -1 is no limit", least=-1
+        None, "MiB of host memory for the KV entries of earlier prompts; -1 is no limit", minimum=-1
     )
     chat_template: str | None = option(None, "Jinja template of chats, when it is not the model's")
 
@@ -181,7 +184,7 @@ PLANNER = options_of(PlannerSettings)
 _OTHERS: Options = {
     **{name: Option("An option of vLLM", name=name) for name in VLLM_OTHERS},
     **{
-        name: Option("An option of vLLM of 2025", name=name, gone={"vllm": why})
+        name: Option("An option of vLLM of 2025", name=name, removed={"vllm": why})
         for name, why in VLLM_REMOVED.items()
     },
 }
@@ -211,9 +214,9 @@ def engine_names(engine: str) -> dict[str, tuple[str, ...]]:
 
 def removed_from(engine: str) -> dict[str, str]:
     """Options that this engine does not take, and what came of each."""
-    return {name: each.gone[engine] for name, each in WORKER.items() if engine in each.gone}
+    return {name: each.removed[engine] for name, each in WORKER.items() if engine in each.removed}
 
 
 def matching_options(engine: str) -> tuple[str, ...]:
     """Options that decode and prefill workers of this engine must have in common."""
-    return tuple(name for name, each in WORKER.items() if engine in each.agreed)
+    return tuple(name for name, each in WORKER.items() if engine in each.must_match)

@@ -59,7 +59,7 @@ class RunningEngine(Protocol):
         """
         ...
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Raise PermanentError once the engine has failed; until then it does not return."""
         ...
 
@@ -88,7 +88,7 @@ class AnsweringEngine(Protocol):
         """The routes to serve from the worker's own HTTP server."""
         ...
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         """Count its requests now, running and waiting; raises TemporaryError when it cannot be asked."""
         ...
 
@@ -116,7 +116,7 @@ class PrefillingEngine(Protocol):
         """Let go of that request's hand-off, which was taken or is not wanted; an unknown one is no error."""
         ...
 
-    def abandon(self) -> None:
+    def release_all(self) -> None:
         """Let go of every held hand-off: no process is left that could take one."""
         ...
 

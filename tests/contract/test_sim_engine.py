@@ -331,7 +331,7 @@ async def test_a_failing_model_answers_500_instead_of_hanging(
         status, answer = await worker.ask({"prompt": "hi", "max_tokens": 3})
         assert (status, answer["error"]["type"]) == (500, "server_error")
     with pytest.raises(PermanentError, match="a bug"):
-        await worker.engine.died()
+        await worker.engine.wait_for_failure()
 
 
 async def test_an_idle_engine_has_no_timer(start_worker: StartWorker) -> None:

@@ -25,7 +25,7 @@ class PlainEngine:
 
     async def stop(self) -> None: ...
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         await asyncio.Event().wait()
 
     def card(self) -> Mapping[str, Any]:
@@ -40,7 +40,7 @@ class PlainEngine:
     def routes(self) -> Sequence[Route]:
         return ()
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         return 0
 
     async def wake(self) -> str:
@@ -50,4 +50,4 @@ class PlainEngine:
 
     def release(self, request_id: str) -> None: ...
 
-    def abandon(self) -> None: ...
+    def release_all(self) -> None: ...

@@ -59,14 +59,14 @@ def kill_named(child: EngineChild, last_word: str) -> None:
 
 async def test_the_end_of_the_engine_is_noticed_with_its_exit_code(spawn: Spawn) -> None:
     child = spawn(*shell("exit 3"))
-    assert await asyncio.wait_for(child.exited(), 5) == 3
+    assert await asyncio.wait_for(child.wait(), 5) == 3
     assert child.has_exited
 
 
 async def test_a_kill_is_told_as_a_signal(spawn: Spawn) -> None:
     child = spawn("sleep", "60")
     os.kill(await eventually(lambda: child.engine_pid), signal.SIGKILL)
-    assert await asyncio.wait_for(child.exited(), 5) == -signal.SIGKILL
+    assert await asyncio.wait_for(child.wait(), 5) == -signal.SIGKILL
 
 
 async def test_the_end_of_a_part_that_it_is_dead_without_is_noticed_while_its_leader_goes_on(
@@ -85,7 +85,7 @@ async def test_the_end_of_a_part_that_it_is_dead_without_is_noticed_while_its_le
 
 async def test_a_program_that_is_not_there_is_an_engine_that_ends(spawn: Spawn) -> None:
     child = spawn("no-such-program-anywhere")
-    assert await asyncio.wait_for(child.exited(), 5) == EXIT_NEVER
+    assert await asyncio.wait_for(child.wait(), 5) == EXIT_NEVER
     assert "cannot run no-such-program-anywhere" in child.last_lines()
 
 
@@ -104,7 +104,7 @@ async def test_none_of_our_secrets_gets_into_its_environment(
     monkeypatch.setenv("DYNAMO_SERVICE_CONFIG", '{"Frontend": {"api-key": "hush"}}')
     monkeypatch.setenv("DYNAPLAN_WORKER_NAME", "worker-1")
     child = spawn("env", ENGINE_KEY="its own")
-    await child.exited()
+    await child.wait()
     text = child.last_lines()
     assert "hush" not in text
     assert "DYNAPLAN_WORKER_NAME=worker-1" in text  # by it the remains of a killed worker are recognised
@@ -112,14 +112,14 @@ async def test_none_of_our_secrets_gets_into_its_environment(
 
 
 async def test_it_reads_nothing_from_our_standard_input(spawn: Spawn) -> None:
-    assert await asyncio.wait_for(spawn("cat").exited(), 5) == 0
+    assert await asyncio.wait_for(spawn("cat").wait(), 5) == 0
 
 
 async def test_what_it_prints_is_passed_on_and_its_last_lines_are_kept(
     spawn: Spawn, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = spawn(*shell("for i in $(seq 1 100); do echo line $i; done; printf half >&2"))
-    await child.exited()
+    await child.wait()
     lines = child.last_lines().splitlines()
     assert lines[-2:] == ["line 100", "half"]
     assert len(lines) <= 31
@@ -130,7 +130,7 @@ async def test_a_secret_is_masked_even_when_it_is_printed_in_two_parts(
     spawn: Spawn, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = EngineChild.spawn(shell("printf 'key=sec'; sleep 0.05; printf 'ret!'"), {}, hidden="secret")
-    await child.exited()
+    await child.wait()
     await child.stop(0)
     assert child.last_lines() == "key=***!"
     assert capfd.readouterr().err == "key=***!"
@@ -138,21 +138,21 @@ async def test_a_secret_is_masked_even_when_it_is_printed_in_two_parts(
 
 async def test_an_engine_that_prints_much_is_not_held_up(spawn: Spawn) -> None:
     child = spawn(*shell("yes | head -c 2000000; exit 7"))
-    assert await asyncio.wait_for(child.exited(), 20) == 7
+    assert await asyncio.wait_for(child.wait(), 20) == 7
 
 
 async def test_stopping_lets_it_end_by_itself(spawn: Spawn) -> None:
     child = spawn(*shell('trap "exit 5" TERM; echo up; while :; do sleep 0.01; done'))
     await printed(child, "up")
     await child.stop(30)
-    assert await child.exited() == 5
+    assert await child.wait() == 5
 
 
 async def test_one_that_ignores_sigterm_is_killed_at_the_deadline(spawn: Spawn) -> None:
     child = spawn(*shell('trap "" TERM; echo up; while :; do sleep 0.01; done'))
     await printed(child, "up")
     await child.stop(0.05)
-    assert await child.exited() == -signal.SIGKILL
+    assert await child.wait() == -signal.SIGKILL
     assert group_members(child.pid) == ()
 
 
@@ -164,7 +164,7 @@ async def test_what_a_dead_engine_leaves_behind_has_gone_when_its_end_is_told(
     await printed(child, "up")
     apart = await eventually(lambda: below(child, "sleep 63"))
     os.kill(child.engine_pid, ends)
-    assert await child.exited() == -ends
+    assert await child.wait() == -ends
     assert group_members(child.pid) == ()
     assert identify(apart) is None
     await child.stop(5)
@@ -175,7 +175,7 @@ async def test_what_a_killed_shim_leaves_behind_is_killed_with_its_group(spawn: 
     child = spawn(*shell('(trap "" TERM; echo up; while :; do sleep 0.01; done) & wait'))
     await printed(child, "up")
     os.kill(child.pid, signal.SIGKILL)
-    await child.exited()
+    await child.wait()
     assert group_members(child.pid) != ()
     await child.stop(5)
     assert group_members(child.pid) == ()
@@ -253,7 +253,7 @@ def test_it_dies_with_the_worker() -> None:
         "async def main():\n"
         "    child = EngineChild.spawn(['setsid', 'sleep', '60'], {})\n"
         "    print(child.pid, flush=True)\n"
-        "    await child.exited()\n"
+        "    await child.wait()\n"
         "asyncio.run(main())\n"
     )
     worker = subprocess.Popen(
@@ -278,7 +278,7 @@ def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
 async def test_the_key_is_masked_in_what_the_server_prints_about_itself() -> None:
     child = EngineChild.spawn(("echo", "server_args={'api_key': 'secret'}"), {}, hidden="secret")
     try:
-        await child.exited()
+        await child.wait()
         assert child.last_lines().strip() == "server_args={'api_key': '***'}"
     finally:
         await child.stop(0)

@@ -204,10 +204,10 @@ async def test_its_load_follows_what_it_says(start: Start) -> None:
     load = engine.load()
     assert (load.running_requests, load.request_slots) == (2, 8)
     assert (load.kv_usage, load.kv_active_blocks, load.kv_total_blocks) == (1.0, 400, 400)
-    assert await engine.requests() == 3
+    assert await engine.count_requests() == 3
     await fetch(engine, "/fake/go-on")
     await asyncio.gather(*asking)
-    assert await engine.requests() == 0
+    assert await engine.count_requests() == 0
     assert engine.metrics()["vllm:prompt_tokens_total"] > 0
 
 
@@ -215,9 +215,9 @@ async def test_without_an_answer_its_requests_are_unknown(start: Start) -> None:
     engine = await start()
     assert engine._child is not None
     os.kill(engine._child.engine_pid, signal.SIGKILL)
-    await engine._child.exited()
+    await engine._child.wait()
     with pytest.raises(TemporaryError):
-        await engine.requests()
+        await engine.count_requests()
 
 
 # -- failure -------------------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ async def test_a_killed_engine_has_died_and_its_core_with_it(start: Start) -> No
     assert len(group_members(pid)) == 3  # the shim, the server, its core
     os.kill(engine._child.engine_pid, signal.SIGKILL)
     with pytest.raises(PermanentError, match="vllm was killed by SIGKILL"):
-        await asyncio.wait_for(engine.died(), 10)
+        await asyncio.wait_for(engine.wait_for_failure(), 10)
     await eventually(lambda: group_members(pid) == ())
 
 
 async def test_an_engine_that_ends_by_itself_has_died_and_says_its_last_words(start: Start) -> None:
     engine = await start()
-    dying = asyncio.create_task(engine.died())
+    dying = asyncio.create_task(engine.wait_for_failure())
     with pytest.raises(aiohttp.ClientError):
         await fetch(engine, "/fake/die")
     with pytest.raises(PermanentError, match=r"(?s)exited with 3.*startup complete"):
@@ -249,7 +249,7 @@ async def test_running_requests_without_progress_are_a_death(start: Start) -> No
     body = {"model": "m", "prompt": "hi"}
     asking = asyncio.create_task(fetch(engine, "/v1/completions", body))
     with pytest.raises(PermanentError, match="vllm hangs"):
-        await asyncio.wait_for(engine.died(), 10)
+        await asyncio.wait_for(engine.wait_for_failure(), 10)
     await asyncio.gather(asking, return_exceptions=True)
 
 
@@ -259,12 +259,12 @@ async def test_a_stopped_process_hangs(start: Start, monkeypatch: pytest.MonkeyP
     assert engine._child is not None
     os.kill(engine._child.engine_pid, signal.SIGSTOP)
     with pytest.raises(PermanentError, match="vllm hangs"):
-        await asyncio.wait_for(engine.died(), 10)
+        await asyncio.wait_for(engine.wait_for_failure(), 10)
 
 
 async def test_being_told_to_stop_is_no_death(start: Start) -> None:
     engine = await start()
-    dying = asyncio.create_task(engine.died())
+    dying = asyncio.create_task(engine.wait_for_failure())
     await asyncio.sleep(0)
     await engine.stop()
     assert not dying.done()
@@ -319,7 +319,7 @@ async def test_a_prompt_that_the_engine_fails_at_may_be_computed_elsewhere(start
         await engine.prefill(prompt(), no_hand_over)
     assert engine._child is not None
     os.kill(engine._child.engine_pid, signal.SIGKILL)
-    await engine._child.exited()
+    await engine._child.wait()
     with pytest.raises(TemporaryError, match="did not answer"):
         await engine.prefill(prompt(), no_hand_over)
 

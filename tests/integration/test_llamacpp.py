@@ -234,7 +234,7 @@ async def test_whoever_finds_all_slots_taken_waits_for_one_in_his_turn(start_wor
     await eventually(lambda: decode.engine._pool.waiting == 1)
     third = asyncio.create_task(reserve(decode, "third"))
     await eventually(lambda: decode.engine.load().waiting_requests == 2)
-    assert await decode.engine.requests() == 2
+    assert await decode.engine.count_requests() == 2
     assert not any(route.is_work and route.is_counted for route in decode.engine.routes())  # once is enough
     await release(decode, "first")
     assert await second == {"id_slot": 0, "cache_prompt": True}
@@ -254,7 +254,7 @@ async def test_a_slot_whose_client_has_left_is_given_out_when_the_engine_has_not
         await release(decode, "first")
         second = asyncio.create_task(reserve(decode, "second"))
         await eventually(lambda: decode.engine._pool.waiting == 1)
-        assert await decode.engine._watch.requests() == 1
+        assert await decode.engine._watch.count_requests() == 1
         assert not second.done()
     await second
     assert await decode.requests() == 0
@@ -390,7 +390,7 @@ async def test_sigterm_ends_the_program_at_once_also_while_it_loads(
     await eventually(lambda: len(program.threads()) > 1)  # llama.cpp's, so it is in its constructor
     begun_s = time.monotonic()
     program.terminate()
-    assert await child.exited() == -signal.SIGTERM
+    assert await child.wait() == -signal.SIGTERM
     assert time.monotonic() - begun_s < 1
     await child.stop(0)
 
@@ -517,7 +517,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = await start_worker(llama_server=str(write_program(tmp_path)))
-    dying = asyncio.create_task(worker.engine.died())
+    dying = asyncio.create_task(worker.engine.wait_for_failure())
     os.kill(worker.engine._child.engine_pid, signal.SIGKILL)
     with pytest.raises(PermanentError, match="SIGKILL"):
         await asyncio.wait_for(dying, 5)
@@ -528,7 +528,7 @@ async def test_a_child_that_stands_still_is_hung(
 ) -> None:
     monkeypatch.setattr("dynaplan.engines.server.watchdog.METRICS_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
-    dying = asyncio.create_task(worker.engine.died())
+    dying = asyncio.create_task(worker.engine.wait_for_failure())
     os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)
     with pytest.raises(PermanentError, match="hang"):
         await asyncio.wait_for(dying, 20)

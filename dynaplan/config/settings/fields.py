@@ -33,12 +33,12 @@ class Option(NamedTuple):
     """One option: its key, type, bounds, default and meaning, and what engines make of it.
 
     - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
-    - ``least`` and ``most`` bound a number and are allowed themselves; ``above`` and ``below`` are not
-    - ``shown`` is the default in words, where the value does not tell it
+    - ``minimum`` and ``maximum`` bound a number and are allowed themselves; ``above`` and ``below`` are not
+    - ``default_text`` is the default in words, where the value does not tell it
     - ``engine`` is the only engine that has it, empty for all others; ``names`` are an engine's own names for
-      it; ``usual`` is an engine's default, where that is its own; ``gone`` says for an engine that does not
-      take it (any more) what came of it
-    - ``agreed`` are the engines whose decode and prefill workers must have the same value
+      it; ``engine_defaults`` is an engine's default, where that is its own; ``removed`` says for an engine
+      that does not take it (any more) what came of it
+    - ``must_match`` are the engines whose decode and prefill workers must have the same value
     - ``is_flag`` is False for what no engine gets on its command line
     - ``same_as`` is, for a setting of the planner, the role and the option of its workers that say the same
     """
@@ -47,18 +47,18 @@ class Option(NamedTuple):
     default: Any = None
     name: str = ""
     kind: type = object
-    least: float | None = None
+    minimum: float | None = None
     above: float | None = None
-    most: float | None = None
+    maximum: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    shown: str = ""
+    default_text: str = ""
     path: str = ""
     engine: str = ""
     names: Mapping[str, tuple[str, ...]] = _NOTHING
-    usual: Mapping[str, Any] = _NOTHING
-    gone: Mapping[str, str] = _NOTHING
-    agreed: tuple[str, ...] = ()
+    engine_defaults: Mapping[str, Any] = _NOTHING
+    removed: Mapping[str, str] = _NOTHING
+    must_match: tuple[str, ...] = ()
     is_flag: bool = True
     same_as: tuple[str, str] | None = None
 
@@ -71,9 +71,9 @@ class Option(NamedTuple):
         return ", ".join((_KINDS[self.kind][0], *bounds))
 
     @property
-    def usually(self) -> str:
+    def default_words(self) -> str:
         """The default in words; empty where there is none."""
-        return self.shown or ("" if self.default in (None, "") else _default_text(self.default))
+        return self.default_text or ("" if self.default in (None, "") else _default_text(self.default))
 
     @property
     def meaning(self) -> str:
@@ -82,7 +82,7 @@ class Option(NamedTuple):
 
     @property
     def help(self) -> str:
-        default = "" if self.kind is bool or not self.usually else f"  [default: {self.usually}]"
+        default = "" if self.kind is bool or not self.default_words else f"  [default: {self.default_words}]"
         return f"{self.meaning}{default}"
 
     def accepts(self, value: Any) -> bool:
@@ -248,9 +248,9 @@ _KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
 """Type -> its name in words, and whether a value is of it."""
 
 _BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
-    ("least", "{:g} or more", operator.ge),
+    ("minimum", "{:g} or more", operator.ge),
     ("above", "more than {:g}", operator.gt),
-    ("most", "{:g} or less", operator.le),
+    ("maximum", "{:g} or less", operator.le),
     ("below", "less than {:g}", operator.lt),
 )
 """The bounds of an option, their words, and the comparison of a value with them."""

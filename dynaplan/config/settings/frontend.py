@@ -30,10 +30,10 @@ class RoutingSettings(Settings):
 
     router: str = option("round-robin", "How the Frontend chooses a worker", choices=ROUTERS)
     overlap_weight: float = option(
-        16.0, "Weight of the cached prefix in the KV router's cost", least=0, name="kv-overlap-score-weight"
+        16.0, "Weight of the cached prefix in the KV router's cost", minimum=0, name="kv-overlap-score-weight"
     )
     router_temperature: float = option(
-        0.0, "Randomness of the KV router's choice; 0 always takes the cheapest worker", least=0
+        0.0, "Randomness of the KV router's choice; 0 always takes the cheapest worker", minimum=0
     )
     kv_events: bool = option(
         True, "Route by the blocks that engines say they hold; false predicts them from what was sent there"
@@ -45,13 +45,15 @@ class RoutingSettings(Settings):
         120.0, "Seconds for which a prompt that was sent to a worker is predicted to be in its cache", above=0
     )
     router_max_tree_size: int = option(
-        2**20, "Blocks that are predicted at most; beyond it the ones unused for longest are dropped", least=1
+        2**20,
+        "Blocks that are predicted at most; beyond it the ones unused for longest are dropped",
+        minimum=1,
     )
     router_prune_target_ratio: float = option(
-        0.8, "Part of the predicted blocks that is kept when there are too many", above=0, most=1
+        0.8, "Part of the predicted blocks that is kept when there are too many", above=0, maximum=1
     )
-    router_num_threads: int | None = option(None, NO_EFFECT, least=1)
-    min_workers: int | None = option(None, NO_EFFECT, least=0)
+    router_num_threads: int | None = option(None, NO_EFFECT, minimum=1)
+    min_workers: int | None = option(None, NO_EFFECT, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,27 @@ class DisaggregationSettings(Settings):
     max_local_prefill_length_tokens: int | None = option(
         None,
         "Tokens up to which the decode worker computes a prompt, with `conditional-disagg`",
-        least=0,
-        shown="1000; 0 where queued prompts are dispatched by deadline",
+        minimum=0,
+        default_text="1000; 0 where queued prompts are dispatched by deadline",
     )
     max_prefill_queue_size: int | None = option(
         None,
         "Queued prompts from which on the decode worker computes prompts itself",
-        least=0,
-        shown="2; no limit where queued prompts are dispatched by deadline",
+        minimum=0,
+        default_text="2; no limit where queued prompts are dispatched by deadline",
     )
     prefill_deadline_ms: float | None = option(
         None,
         "Time to the first token, ms, by which queued prompts are dispatched: those that cannot meet it any "
         "more wait behind the others; 0: in the order of arrival",
-        least=0,
-        shown="`ttft` of a Planner that plans for targets, else 0",
+        minimum=0,
+        default_text="`ttft` of a Planner that plans for targets, else 0",
     )
     prefill_late_wait_s: float = option(
         15.0,
         "Seconds after its deadline from which on a late prompt comes before those in time now and then; "
         "after twice as long every second prompt that is taken is the oldest late one",
-        least=0,
+        minimum=0,
     )
 
     @property
@@ -139,43 +141,43 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     """
 
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
-    port: int = option(8000, "The public port; `--port` and `DYNAMO_PORT` come first", least=0)
+    port: int = option(8000, "The public port; `--port` and `DYNAMO_PORT` come first", minimum=0)
     api_key: str = option("", "Key that clients must bear; better as `DYNAPLAN_API_KEY`")
     max_waiting_requests: int = option(
-        1024, "Requests that may wait for their first token before new ones are answered 429", least=1
+        1024, "Requests that may wait for their first token before new ones are answered 429", minimum=1
     )
-    max_body_bytes: int = option(16 * 1024 * 1024, "Largest request body, in bytes", least=1)
+    max_body_bytes: int = option(16 * 1024 * 1024, "Largest request body, in bytes", minimum=1)
     max_bodies_bytes: int = option(
         256 * 1024 * 1024,
         "Memory for all request bodies of more than 64 kB together, in bytes; beyond it such requests are "
         "answered 503",
-        least=1,
+        minimum=1,
     )
     body_timeout_s: float = option(
-        60.0, "Seconds that a client may take to send its request's body", least=0.001
+        60.0, "Seconds that a client may take to send its request's body", minimum=0.001
     )
     head_timeout_s: float = option(
-        30.0, "Seconds that a client may take to send a request's line and headers", least=0.001
+        30.0, "Seconds that a client may take to send a request's line and headers", minimum=0.001
     )
     write_timeout_s: float = option(
         60.0,
         "Seconds after which a client that reads nothing of its answer loses its connection and its request",
-        least=0.001,
+        minimum=0.001,
     )
     idle_timeout_s: float = option(
-        75.0, "Seconds for which a connection without a request is kept open", least=0.001
+        75.0, "Seconds for which a connection without a request is kept open", minimum=0.001
     )
     max_connections: int = option(
         0,
         "Connections that are held at most; 0 is half of the files that the process may open, up to 8192",
-        least=0,
+        minimum=0,
     )
     worker_wait_s: float = option(
-        15.0, "Seconds that a request waits for a worker when there is none", least=0
+        15.0, "Seconds that a request waits for a worker when there is none", minimum=0
     )
-    prefill_wait_s: float = option(30.0, "Seconds that a request waits for its remote prefill", least=0)
+    prefill_wait_s: float = option(30.0, "Seconds that a request waits for its remote prefill", minimum=0)
     migration_limit: int = option(
-        3, "Times that a stream goes on at another worker when its own has died; 0: it is cut", least=0
+        3, "Times that a stream goes on at another worker when its own has died; 0: it is cut", minimum=0
     )
     record_traffic: str | None = option(
         None, "File that the lengths and times of every request are appended to", path=WRITTEN

@@ -30,10 +30,10 @@ class SlaSettings(Settings):
     ttft_percentile: float = option(95.0, "Per cent of the requests that get the TTFT", above=0, below=100)
     itl_percentile: float = option(95.0, "Per cent of the requests that get the ITL", above=0, below=100)
     slo_window_s: float = option(
-        3600.0, "Seconds over which the percentiles are promised; 0: in every interval", least=0
+        3600.0, "Seconds over which the percentiles are promised; 0: in every interval", minimum=0
     )
-    isl_tokens: int = option(3000, "Length of prompts until one has been seen", least=1)
-    osl_tokens: int = option(500, "Length of answers until one has been seen", least=1)
+    isl_tokens: int = option(3000, "Length of prompts until one has been seen", minimum=1)
+    osl_tokens: int = option(500, "Length of answers until one has been seen", minimum=1)
     profile_results_dir: str = option(
         "profiling_results", "Directory of the engine's profile, or the name of a shipped one", path=READ
     )
@@ -48,7 +48,7 @@ class SlaSettings(Settings):
         "last `slo-window`: for bursts, with `prefill-deadline`",
     )
     scale_down_headroom: float = option(
-        0.15, "Part by which demand could grow before a worker that is removed were missed", least=0
+        0.15, "Part by which demand could grow before a worker that is removed were missed", minimum=0
     )
 
     def targets(self) -> SlaTargets:
@@ -128,11 +128,11 @@ class ForecastSettings(Settings):
     load_predictor_deadline_s: float = option(
         10.0, "Seconds that arima and prophet may take; then the last value stands in", above=0
     )
-    prophet_window_size: int = option(50, "Intervals that prophet looks back", least=2)
-    kalman_q_level: float = option(1.0, "Variance by which the load's level moves in an interval", least=0)
-    kalman_q_trend: float = option(0.1, "Variance by which the load's trend moves in an interval", least=0)
+    prophet_window_size: int = option(50, "Intervals that prophet looks back", minimum=2)
+    kalman_q_level: float = option(1.0, "Variance by which the load's level moves in an interval", minimum=0)
+    kalman_q_trend: float = option(0.1, "Variance by which the load's trend moves in an interval", minimum=0)
     kalman_r: float = option(10.0, "Variance of one measurement", above=0)
-    kalman_min_points: int = option(5, "Measurements before which the last one is the forecast", least=1)
+    kalman_min_points: int = option(5, "Measurements before which the last one is the forecast", minimum=1)
 
 
 NEW_DECODE_WORKER_GRACE_PERIOD = 3
@@ -164,7 +164,7 @@ POLICIES = ("load", "sla", "both")
 
 def _of_workers(about: str, role: str, same_as: str, shown: str = AS_THE_GRAPH) -> Any:
     """Declare a size of a role's workers, which an option of theirs says, too."""
-    return option(None, about, least=1, shown=shown, same_as=(role, same_as))
+    return option(None, about, minimum=1, default_text=shown, same_as=(role, same_as))
 
 
 @dataclass(frozen=True)
@@ -185,50 +185,52 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         "the planner scales a cluster",
     )
     backend: str | None = option(None, NO_EFFECT)
-    served_model_name: str | None = option(None, "The model whose traffic counts", shown="that of all models")
+    served_model_name: str | None = option(
+        None, "The model whose traffic counts", default_text="that of all models"
+    )
     no_operation: bool = option(False, "Observe, decide and record, but change nothing")
     log_dir: str | None = option(
         None, "Directory for decisions.jsonl and the TensorBoard events", path=WRITTEN
     )
     adjustment_interval_s: float = option(30.0, "Seconds between scaling decisions", above=0)
     metric_pulling_interval_s: float = option(1.0, "Seconds between metric pulls", above=0)
-    max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", least=1)
-    min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", least=1)
-    min_endpoint: int | None = option(None, "The same minimum, as a number of workers", least=1)
+    max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", minimum=1)
+    min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", minimum=1)
+    min_endpoint: int | None = option(None, "The same minimum, as a number of workers", minimum=1)
     gpu_priority: int | None = option(
         None,
         "With `serve`: it takes GPUs from deployments of the same user that have set a lower one",
-        least=0,
-        shown="0; where `reserved-gpus` is not set either, no GPU is given or taken",
+        minimum=0,
+        default_text="0; where `reserved-gpus` is not set either, no GPU is given or taken",
     )
     reserved_gpus: int | None = option(
         None,
         "With `serve`: GPUs that other deployments never take from it, and that it takes from them",
-        least=0,
-        shown="0, as above",
+        minimum=0,
+        default_text="0, as above",
     )
     decode_kv_scale_up_threshold: float = option(
-        0.9, "Mean KV usage above which to add a decode worker", least=0
+        0.9, "Mean KV usage above which to add a decode worker", minimum=0
     )
     decode_kv_scale_down_threshold: float = option(
-        0.5, "Mean KV usage below which to remove a decode worker", least=0
+        0.5, "Mean KV usage below which to remove a decode worker", minimum=0
     )
     prefill_queue_scale_up_threshold: float = option(
-        0.5, "Queue per prefill worker above which to add one", least=0
+        0.5, "Queue per prefill worker above which to add one", minimum=0
     )
     prefill_queue_scale_down_threshold: float = option(
-        0.2, "Queue per prefill worker below which to remove one", least=0
+        0.2, "Queue per prefill worker below which to remove one", minimum=0
     )
-    decode_engine_num_gpu: int = option(1, "GPUs of one decode worker", least=1)
-    prefill_engine_num_gpu: int = option(1, "GPUs of one prefill worker", least=1)
+    decode_engine_num_gpu: int = option(1, "GPUs of one decode worker", minimum=1)
+    prefill_engine_num_gpu: int = option(1, "GPUs of one prefill worker", minimum=1)
     router: str | None = option(
-        None, "How Frontends choose a decode worker", choices=ROUTERS, shown=AS_THE_GRAPH
+        None, "How Frontends choose a decode worker", choices=ROUTERS, default_text=AS_THE_GRAPH
     )
     prefill_deadline_ms: float | None = option(
         None,
         "How Frontends dispatch queued prompts: by this deadline, ms; 0: in the order of arrival",
-        least=0,
-        shown=AS_THE_GRAPH,
+        minimum=0,
+        default_text=AS_THE_GRAPH,
     )
     max_model_len: int | None = _of_workers("Context in tokens", "decode", "max-model-len")
     decode_max_num_seqs: int | None = _of_workers(
@@ -253,13 +255,13 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         1800.0, "Seconds after which an unacknowledged decision blocks no longer", above=0
     )
     startup_time_s: float | None = option(
-        None, "Seconds from a worker's start to ready; as it was before where not given", least=0
+        None, "Seconds from a worker's start to ready; as it was before where not given", minimum=0
     )
     prometheus_endpoint: str | None = option(
         None, "Prometheus server to ask about traffic; without one the frontends are asked"
     )
     metric_reporting_prometheus_port: int = option(
-        0, "Port of the planner's own /metrics and /health when it runs on its own; 0 for none", least=0
+        0, "Port of the planner's own /metrics and /health when it runs on its own; 0 for none", minimum=0
     )
     metric_reporting_prometheus_host: str = option("127.0.0.1", "Address of that port")
 

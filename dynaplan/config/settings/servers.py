@@ -36,7 +36,7 @@ class TlsSettings(Settings):
         None,
         "Certificates of the authorities that vouch for other hosts' components",
         path=READ,
-        shown="the system's",
+        default_text="the system's",
     )
 
     @classmethod
@@ -71,7 +71,7 @@ class MessagingSettings(Settings):
     """The patience of a process with the NATS server."""
 
     nats_max_reconnects: int = option(
-        -1, "Attempts to reach a NATS server that has gone, before it is given up; -1 is for ever", least=-1
+        -1, "Attempts to reach a NATS server that has gone, before it is given up; -1 is for ever", minimum=-1
     )
 
 

@@ -72,9 +72,9 @@ class LlamaCppEngine(ServerEngine):
         load = super().load()
         return replace(load, waiting_requests=load.waiting_requests + self._pool.waiting)
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         """Count its requests, with those whose slot or prompt is not there yet."""
-        return await super().requests() + max(self._pool.waiting, self._allocator.reserving)
+        return await super().count_requests() + max(self._pool.waiting, self._allocator.reserving)
 
     def metrics(self) -> Mapping[str, float]:
         """The engine's own samples, its KV usage, and what became of hand-offs."""
@@ -88,7 +88,7 @@ class LlamaCppEngine(ServerEngine):
 
     async def _first_model(self) -> Mapping[str, Any]:
         """The model as ``/slots`` describes it; raises TemporaryError when the engine cannot be asked."""
-        await self._watch.requests()
+        await self._watch.count_requests()
         return {"id": self._checked.name, "max_model_len": self._context_tokens}
 
     async def _read(self) -> EngineMetrics:

@@ -139,7 +139,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "llamacpp")
     own = _check_types(options)
-    slots = own.get("max-num-seqs", WORKER["max-num-seqs"].usual["llamacpp"])
+    slots = own.get("max-num-seqs", WORKER["max-num-seqs"].engine_defaults["llamacpp"])
     server = own.get("llama-server", "")
     if not isinstance(server, str | bool):
         raise ConfigError(f"llama-server is {server!r}", hint="Expected true, or the program's path.")
@@ -148,7 +148,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         name=str(own.get("served-model-name") or public_name("llamacpp", own["model"]) or own["model"]),
         slots=slots,
         context_tokens=_context_tokens(own, slots),
-        block_tokens=own.get("block-size", WORKER["block-size"].usual["llamacpp"]),
+        block_tokens=own.get("block-size", WORKER["block-size"].engine_defaults["llamacpp"]),
         server="llama-server" if server is True else str(server or ""),
         takes_hand_offs=bool(own.get("remote-prefill")),
         translated=_translated(own),
@@ -241,7 +241,7 @@ def _translated(own: Options) -> dict[str, Any]:
     defaults = {
         "threads": default_threads(),
         "threads-http": HTTP_THREADS,
-        "max-num-batched-tokens": WORKER["max-num-batched-tokens"].usual["llamacpp"],
+        "max-num-batched-tokens": WORKER["max-num-batched-tokens"].engine_defaults["llamacpp"],
     }
     return translated | {name: value for name, value in defaults.items() if name not in translated}
 
@@ -355,7 +355,8 @@ class LlamaCppKind(EngineKind):
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line of llama-server where it is named, else of our program.
 
-        Without the xllamacpp package it is PATH's llama-server."""
+        Without the xllamacpp package it is PATH's llama-server.
+        """
         checked = read_options(options, context.gpus)
         program = _program(checked.server)
         # llama.cpp puts a file's name right behind the directory's.

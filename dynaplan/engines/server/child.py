@@ -127,7 +127,7 @@ class EngineChild:
         """True when the engine has ended, with all that it had started."""
         return self._exit.done()
 
-    async def exited(self) -> int:
+    async def wait(self) -> int:
         """Wait for its end; returns the engine's exit code, or the negative number of the signal."""
         return await asyncio.shield(self._exit)
 
@@ -259,7 +259,7 @@ async def wait_until_ready(
 
     Raises TemporaryError with its last lines when neither happens within ``timeout_s``.
     """
-    exited = asyncio.create_task(child.exited())
+    exited = asyncio.create_task(child.wait())
     try:
         async with asyncio.timeout(timeout_s):
             while not exited.done():

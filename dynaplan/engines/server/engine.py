@@ -109,7 +109,7 @@ class ServerEngine:
     def card(self) -> Mapping[str, Any]:
         """Describe the model: the engine's name for it, its context and KV block in tokens (0: unknown)."""
         options, kind = self._options, self._kind
-        context = self._model.get("max_model_len") or options.get(kind.context_option)
+        context = self._model.get("max_model_len") or options.get("max-model-len")
         block = self._watch.signals.block_tokens or options.get("block-size")
         own_template = options.get("chat-template")
         own = "" if kind.accepts_any_model else self._model.get("id")
@@ -134,10 +134,10 @@ class ServerEngine:
     def url(self) -> str:
         return self._client.url
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         if not self._kind.reports_requests:
             raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
-        return await self._watch.requests()
+        return await self._watch.count_requests()
 
     async def wake(self) -> str:
         """Wake a sleeping engine, let a paused one go on; see ``dynaplan.engines.port.AnsweringEngine``."""
@@ -154,10 +154,10 @@ class ServerEngine:
         told = self._blocks.metrics() if self._blocks else {}
         return {**self._watch.metrics(), **told, **(holds if self._context.role == "prefill" else {})}
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Raise PermanentError once the engine has ended unasked or is hung; its remains are killed."""
         child = self._require_child()
-        way = await first_of(child.exited(), self._wait_until_hung(), self._wait_for_lost_part(child))
+        way = await first_of(child.wait(), self._wait_until_hung(), self._wait_for_lost_part(child))
         if self._is_stopping:  # it was told to end
             await asyncio.Event().wait()
         why = describe_exit(way) if isinstance(way, int) else way
@@ -165,7 +165,7 @@ class ServerEngine:
         raise PermanentError(f"{self._kind.name} {why}\n{child.last_lines()}")
 
     async def _wait_until_hung(self) -> str:
-        return f"hangs: {await self._watch.hung()}"
+        return f"hangs: {await self._watch.wait_until_hung()}"
 
     async def _wait_for_lost_part(self, child: EngineChild) -> str:
         return f"has lost a process: {await child.wait_for_lost_part(self._kind.parts)}"
@@ -206,7 +206,7 @@ class ServerEngine:
     def release(self, request_id: str) -> None:
         self._holds.release(request_id)
 
-    def abandon(self) -> None:
+    def release_all(self) -> None:
         self._holds.release_all()
 
     async def stop(self) -> None:
@@ -217,7 +217,7 @@ class ServerEngine:
         grace_s = 0.0
         try:
             if self._child is not None and self._holds.held:
-                await first_of(self._holds.wait_empty(), self._child.exited())
+                await first_of(self._holds.wait_empty(), self._child.wait())
             grace_s = await self._term_grace_s()
         finally:
             self._is_stopping = True
@@ -235,7 +235,7 @@ class ServerEngine:
             return False
         try:
             async with asyncio.timeout(IDLE_CHECK_TIMEOUT_S):
-                return await self._watch.requests() == 0
+                return await self._watch.count_requests() == 0
         except (TemporaryError, TimeoutError):
             return False
 
@@ -256,7 +256,7 @@ class ServerEngine:
             if await self._wait_until_ready(child):
                 return True
         lines = child.last_lines()
-        code = await child.exited()
+        code = await child.wait()
         await self._end(0)
         if any(text in lines for text in kind.address_in_use):
             return False

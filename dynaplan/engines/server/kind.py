@@ -52,9 +52,6 @@ class EngineKind(ABC):
     metrics_path = "/metrics"
     metrics_timeout_s = 3.0
 
-    context_option = "max-model-len"
-    """The option with the context length in tokens, for a server whose ``/v1/models`` lacks it."""
-
     parts: tuple[str, ...] = ()
     """Texts in the command lines of processes without which the engine is dead, though its server may go on
     for a while."""

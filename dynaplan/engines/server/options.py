@@ -25,14 +25,14 @@ class FlagStyle:
     """The way in which one engine takes its flags.
 
     ``handled`` are options that the adapter itself turns into flags. ``renamed`` gives an option the engine's
-    name for it. ``gone`` are options of older versions that the engine takes no more, and what came of them:
-    they are left out. ``false`` is said as ``--no-option`` for those in ``negatable``, else it is left out.
-    ``word`` joins the words of a flag's name.
+    name for it. ``removed`` are options of older versions that the engine takes no more, and what came of
+    them: they are left out. ``false`` is said as ``--no-option`` for those in ``negatable``, else it is
+    left out. ``word`` joins the words of a flag's name.
     """
 
     handled: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
-    gone: Mapping[str, str] = field(default_factory=dict)
+    removed: Mapping[str, str] = field(default_factory=dict)
     negatable: frozenset[str] = frozenset()
     word: str = "-"
 
@@ -56,7 +56,7 @@ def engine_flags(options: Options, style: FlagStyle) -> tuple[str, ...]:
 
     ``true`` is ``--option``, null is left out, a mapping is JSON text, a list is several words.
     """
-    left_out = DYNAPLAN_OPTIONS | style.handled | set(style.gone)
+    left_out = DYNAPLAN_OPTIONS | style.handled | set(style.removed)
     return tuple(
         word
         for option, value in options.items()
@@ -67,7 +67,7 @@ def engine_flags(options: Options, style: FlagStyle) -> tuple[str, ...]:
 
 def removed_options(options: Options, style: FlagStyle) -> dict[str, str]:
     """The options that are set and that the engine takes no more, each with what came of it."""
-    return {key: why for key, why in style.gone.items() if options.get(key) not in (None, False)}
+    return {key: why for key, why in style.removed.items() if options.get(key) not in (None, False)}
 
 
 def memory_fraction(gpus: float, whole_gpu: float) -> float | None:

@@ -82,7 +82,7 @@ class EngineWatchdog:
     def metrics(self) -> Mapping[str, float]:
         return self._signals.samples
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         """Count the engine's requests now, running and waiting; TemporaryError when it cannot be asked."""
         try:
             signals = await self._read_now()
@@ -90,7 +90,7 @@ class EngineWatchdog:
             raise TemporaryError(f"the engine does not tell its load: {_describe(error)}") from error
         return signals.running + signals.waiting
 
-    async def hung(self) -> str:
+    async def wait_until_hung(self) -> str:
         """Wait until the engine is hung; returns the reason in words."""
         await self._hung.wait()
         return f"no progress and no idleness seen for {self._stuck_s:.0f} s (hang-timeout)"

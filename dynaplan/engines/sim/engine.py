@@ -170,10 +170,10 @@ class SimEngine:
     def release(self, request_id: str) -> None:
         self._held.release(request_id)
 
-    def abandon(self) -> None:
+    def release_all(self) -> None:
         self._held.holds.release_all()
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         await self._failed.wait()
         raise PermanentError(f"the engine failed: {self._failure!r}")
 
@@ -181,7 +181,7 @@ class SimEngine:
     def url(self) -> str:
         return ""
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         load = self.load()
         return load.running_requests + load.waiting_requests
 

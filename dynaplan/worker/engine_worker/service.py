@@ -36,7 +36,7 @@ async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
         runtime.on_stop(relay.close)
         runtime.engine_url = ""
     elif engine.url:
-        routed = RoutedRequests(runtime, engine.requests, engine.load)
+        routed = RoutedRequests(runtime, engine.count_requests, engine.load)
         runtime.held_requests(lambda: routed.held, routed.look)
         runtime.on_drain(routed.gone)
     return engine
@@ -86,7 +86,7 @@ async def _stop_without_orphans(engine: Engine, routers: RoutersWatch) -> None:
     try:
         await asyncio.wait({stopping, alone}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
-            engine.abandon()
+            engine.release_all()
         await stopping
     finally:
         for task in (stopping, alone):
@@ -125,7 +125,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         runtime.describe(kv_network=True)
     runtime.engine_url = engine.url
     runtime.add_metrics(engine.metrics)
-    runtime.spawn(engine.died(), "engine")
+    runtime.spawn(engine.wait_for_failure(), "engine")
     runtime.spawn(SleepNotice(runtime, engine).run(), "sleep")
     return engine
 

@@ -119,7 +119,7 @@ def test_clients_may_use_the_name_that_it_is_served_by_which_it_is_not_told() ->
 async def test_its_count_of_requests_is_not_relied_upon() -> None:
     engine = trtllm.make({"model": "m"}, context())
     with pytest.raises(TemporaryError, match="does not tell how many requests"):
-        await engine.requests()
+        await engine.count_requests()
 
 
 REQUEST = RemotePrefillRequest(

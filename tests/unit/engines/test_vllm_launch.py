@@ -238,5 +238,5 @@ def test_the_command_of_the_own_environment_comes_first(
 
 
 def test_every_dropped_flag_is_told_what_came_of_it() -> None:
-    assert all(len(why) > 5 for why in vllm.FLAGS.gone.values())
-    assert not set(vllm.FLAGS.gone) & vllm.FLAGS.handled
+    assert all(len(why) > 5 for why in vllm.FLAGS.removed.values())
+    assert not set(vllm.FLAGS.removed) & vllm.FLAGS.handled

@@ -50,13 +50,13 @@ def test_names_follow_the_engine() -> None:
 
 
 def test_what_is_ours_or_handled_or_gone_is_not_passed_on() -> None:
-    style = FlagStyle(handled=frozenset({"model"}), gone={"swap-space": "it has it no more"})
+    style = FlagStyle(handled=frozenset({"model"}), removed={"swap-space": "it has it no more"})
     options = {**dict.fromkeys(DYNAPLAN_OPTIONS, 1), "model": "m", "swap-space": 4, "dtype": "half"}
     assert engine_flags(options, style) == ("--dtype", "half")
 
 
 def test_a_gone_option_is_told_only_when_it_asks_for_something() -> None:
-    style = FlagStyle(gone={"swap-space": "gone", "use-v2": "gone", "task": "gone"})
+    style = FlagStyle(removed={"swap-space": "gone", "use-v2": "gone", "task": "gone"})
     assert removed_options({"swap-space": 4, "use-v2": False, "task": None}, style) == {"swap-space": "gone"}
 
 
@@ -144,4 +144,4 @@ def test_a_known_engine_has_its_own_names_but_for_what_its_adapter_handles() -> 
     style = flag_style("sglang", handled=("max-num-batched-tokens",))
     assert style.renamed["max-num-seqs"] == "max-running-requests"
     assert not {"max-num-batched-tokens", "kv-total-tokens"} & set(style.renamed)
-    assert set(style.gone) == {"kv-transfer-config", "num-gpu-blocks-override", "swap-space"}
+    assert set(style.removed) == {"kv-transfer-config", "num-gpu-blocks-override", "swap-space"}

@@ -48,7 +48,7 @@ async def pass_time(
     watch: EngineWatchdog, clock: ManualClock, seconds: int, each: Callable[[], None] = lambda: None
 ) -> bool:
     """Poll once a second for so long; whether the engine was found to be hung."""
-    hung = asyncio.create_task(watch.hung())
+    hung = asyncio.create_task(watch.wait_until_hung())
     for _ in range(seconds):
         clock.advance(1)
         each()
@@ -66,7 +66,7 @@ async def test_running_requests_without_progress_are_a_hang_after_the_timeout(
     engine.signals = BUSY
     assert not await pass_time(watch, clock, 30)  # the first reading differs from no reading
     assert await pass_time(watch, clock, 1)
-    assert "hang-timeout" in await watch.hung()
+    assert "hang-timeout" in await watch.wait_until_hung()
 
 
 async def test_a_busy_engine_whose_counters_move_is_never_hung(engine: Engine, clock: ManualClock) -> None:
@@ -167,12 +167,12 @@ async def test_a_failing_poll_keeps_the_last_load(engine: Engine, clock: ManualC
 
 async def test_requests_are_counted_anew_at_every_question(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatchdog(engine.read, clock, hang_timeout_s=30)
-    assert await watch.requests() == 0
+    assert await watch.count_requests() == 0
     engine.signals = BUSY
-    assert await watch.requests() == 3
+    assert await watch.count_requests() == 3
     engine.is_silent = True
     with pytest.raises(TemporaryError, match="nobody listens"):
-        await watch.requests()
+        await watch.count_requests()
 
 
 async def test_asking_for_the_requests_does_not_hide_progress_from_the_watch(
@@ -182,7 +182,7 @@ async def test_asking_for_the_requests_does_not_hide_progress_from_the_watch(
     engine.signals = BUSY
     for _ in range(100):
         engine.work()
-        await watch.requests()
+        await watch.count_requests()
         assert not await pass_time(watch, clock, 1)
 
 
@@ -191,7 +191,7 @@ async def test_polling_goes_on_once_a_second_until_it_is_stopped(engine: Engine,
     engine.signals = BUSY
     begin_s = clock.time_s
     watch.start()
-    await watch.hung()
+    await watch.wait_until_hung()
     assert clock.time_s - begin_s == pytest.approx(3, abs=1.5)
     await watch.stop()
     reads = engine.reads

@@ -35,7 +35,7 @@ class Engine(PlainEngine):
     async def stop(self) -> None:
         self.events.append("stop")
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         await self.broken.wait()
         raise PermanentError("the engine died")
 
@@ -65,7 +65,7 @@ class PatientEngine(Engine):
         await self.taken.wait()
         await super().stop()
 
-    def abandon(self) -> None:
+    def release_all(self) -> None:
         self.events.append("abandon")
         self.taken.set()
 
