@@ -21,7 +21,7 @@ from dynaplan.config.settings.worker import (
     SimulationOptions,
     WorkerSettings,
 )
-from dynaplan.config.stock import DYNAPLAN_OPTIONS, LlamaCppOptions, OtherServerOptions, VllmOptions
+from dynaplan.config.stock import OWN_OPTIONS, LlamaCppOptions, OtherServerOptions, VllmOptions
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "configuration.md"
 
@@ -54,7 +54,7 @@ def _table(options: Options) -> str:
 
 
 def _row(option: Option) -> str:
-    names = {} if option.name in DYNAPLAN_OPTIONS else option.names
+    names = {} if option.name in OWN_OPTIONS else option.names
     own = (f"{engine}'s `{'`, `'.join(its)}`" for engine, its in names.items())
     meaning = "; ".join((option.meaning, *own))
     return f"| `{option.name}` | {option.default_words} | {meaning} |\n"

@@ -196,7 +196,7 @@ WORKER: Options = {
 }
 """The keys of decode and of prefill workers: the original's services share one parser."""
 
-DYNAPLAN_OPTIONS = frozenset(
+OWN_OPTIONS = frozenset(
     (
         *options_of(WorkerSettings, CommandSettings, SimulationOptions),
         *options_of(RoutingSettings, DisaggregationSettings, ComponentSettings),

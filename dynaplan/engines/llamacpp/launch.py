@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
-from dynaplan.config.stock import DYNAPLAN_OPTIONS, WORKER, engine_names
+from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
 from dynaplan.engines.llamacpp.child import set_field
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import EngineContext
@@ -152,7 +152,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         server="llama-server" if server is True else str(server or ""),
         takes_hand_offs=bool(own.get("remote-prefill")),
         translated=_translated(own),
-        others={key: value for key, value in own.items() if key not in DYNAPLAN_OPTIONS | HANDLED | SET_HERE},
+        others={key: value for key, value in own.items() if key not in OWN_OPTIONS | HANDLED | SET_HERE},
         environment=hub_token(own),
     )
 

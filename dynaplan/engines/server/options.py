@@ -13,7 +13,7 @@ from typing import Any
 
 from dynaplan.config.parallelism import DATA
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.config.stock import DYNAPLAN_OPTIONS, engine_names, removed_from
+from dynaplan.config.stock import OWN_OPTIONS, engine_names, removed_from
 from dynaplan.util.errors import ConfigError
 
 Options = Mapping[str, Any]
@@ -45,9 +45,7 @@ def flag_style(
     ``also`` are further names, ``more`` are fields of ``FlagStyle``.
     """
     ready = frozenset(handled)
-    names = {
-        name: own[0] for name, own in engine_names(engine).items() if name not in DYNAPLAN_OPTIONS | ready
-    }
+    names = {name: own[0] for name, own in engine_names(engine).items() if name not in OWN_OPTIONS | ready}
     return FlagStyle(ready, {**names, **(also or {})}, removed_from(engine), **more)
 
 
@@ -56,7 +54,7 @@ def engine_flags(options: Options, style: FlagStyle) -> tuple[str, ...]:
 
     ``true`` is ``--option``, null is left out, a mapping is JSON text, a list is several words.
     """
-    left_out = DYNAPLAN_OPTIONS | style.handled | set(style.removed)
+    left_out = OWN_OPTIONS | style.handled | set(style.removed)
     return tuple(
         word
         for option, value in options.items()

@@ -6,7 +6,7 @@ from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.config.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
-from dynaplan.config.stock import DYNAPLAN_OPTIONS, LlamaCppOptions
+from dynaplan.config.stock import OWN_OPTIONS, LlamaCppOptions
 from dynaplan.engines.llamacpp.launch import HANDLED
 from dynaplan.engines.server.options import (
     FlagStyle,
@@ -51,7 +51,7 @@ def test_names_follow_the_engine() -> None:
 
 def test_what_is_ours_or_handled_or_gone_is_not_passed_on() -> None:
     style = FlagStyle(handled=frozenset({"model"}), removed={"swap-space": "it has it no more"})
-    options = {**dict.fromkeys(DYNAPLAN_OPTIONS, 1), "model": "m", "swap-space": 4, "dtype": "half"}
+    options = {**dict.fromkeys(OWN_OPTIONS, 1), "model": "m", "swap-space": 4, "dtype": "half"}
     assert engine_flags(options, style) == ("--dtype", "half")
 
 
@@ -132,12 +132,9 @@ def test_a_worker_that_does_not_say_gets_as_many_gpus_as_its_sizes_need(
 
 
 def test_what_dynaplan_reads_itself_is_no_flag_of_an_engine() -> None:
-    assert (
-        set(options_of(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions))
-        <= DYNAPLAN_OPTIONS
-    )
-    assert "hf-token" in DYNAPLAN_OPTIONS
-    assert not set(options_of(LlamaCppOptions)) - DYNAPLAN_OPTIONS - HANDLED
+    assert set(options_of(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions)) <= OWN_OPTIONS
+    assert "hf-token" in OWN_OPTIONS
+    assert not set(options_of(LlamaCppOptions)) - OWN_OPTIONS - HANDLED
 
 
 def test_a_known_engine_has_its_own_names_but_for_what_its_adapter_handles() -> None:
