@@ -4,8 +4,6 @@ Importing it takes milliseconds: no network, no engine, no numpy.
 """
 
 from dynaplan.config.service_config import ServiceConfig
-from dynaplan.graph.context import dynamo_context
-from dynaplan.graph.dependency import AbstractService, Dependency, depends
 from dynaplan.graph.endpoints import (
     DynamoTransport,
     Endpoint,
@@ -17,9 +15,17 @@ from dynaplan.graph.endpoints import (
     on_shutdown,
     readiness,
 )
-from dynaplan.graph.graph import Graph, load_graph
-from dynaplan.graph.interfaces import PlannerInterface
-from dynaplan.graph.service import ComponentType, Service, service
+from dynaplan.graph.loading import Graph, load_graph
+from dynaplan.graph.service import (
+    AbstractService,
+    ComponentType,
+    Dependency,
+    PlannerInterface,
+    Service,
+    depends,
+    dynamo_context,
+    service,
+)
 
 __all__ = [
     "AbstractService",

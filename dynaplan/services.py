@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from dynaplan.config.known import known
-from dynaplan.graph.context import dynamo_context
-from dynaplan.graph.dependency import depends
+from dynaplan.config.service_config import known_options
 from dynaplan.graph.endpoints import async_on_start
-from dynaplan.graph.interfaces import PlannerInterface
-from dynaplan.graph.service import ComponentType, service
+from dynaplan.graph.service import ComponentType, PlannerInterface, depends, dynamo_context, service
 
 
 @service(
-    dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=partial(known, "WORKER")
+    dynamo={"component_type": ComponentType.PREFILL},
+    resources={"gpu": 1},
+    options=partial(known_options, "WORKER"),
 )
 class PrefillWorker:
     """Pulls prompts from the prefill queue, computes their KV blocks and hands them to a decode worker."""
@@ -30,7 +29,9 @@ class PrefillWorker:
 
 
 @service(
-    dynamo={"component_type": ComponentType.DECODE}, resources={"gpu": 1}, options=partial(known, "WORKER")
+    dynamo={"component_type": ComponentType.DECODE},
+    resources={"gpu": 1},
+    options=partial(known_options, "WORKER"),
 )
 class VllmWorker:
     """Decodes; with no prefill worker it prefills as well. Serves the engine's own OpenAI API."""
@@ -45,7 +46,7 @@ class VllmWorker:
         await start_decode_worker(dynamo_context["runtime"])
 
 
-@service(in_process_of="Frontend", options=partial(known, "ROUTER"))
+@service(in_process_of="Frontend", options=partial(known_options, "ROUTER"))
 class Router:
     """Chooses the worker of a request.
 
@@ -56,7 +57,7 @@ class Router:
     worker = depends(VllmWorker)
 
 
-@service(in_process_of="Frontend", options=partial(known, "PROCESSOR"))
+@service(in_process_of="Frontend", options=partial(known_options, "PROCESSOR"))
 class Processor:
     """Checks requests, and decides where their prefill is computed.
 
@@ -68,7 +69,7 @@ class Processor:
     worker = depends(VllmWorker)
 
 
-@service(dynamo={"component_type": ComponentType.FRONTEND}, options=partial(known, "FRONTEND"))
+@service(dynamo={"component_type": ComponentType.FRONTEND}, options=partial(known_options, "FRONTEND"))
 class Frontend:
     """The OpenAI-compatible HTTP API, on the public port; Processor and Router live in its process."""
 

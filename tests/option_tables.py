@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dynaplan.config.settings.engines import LlamaCppOptions, OtherServerOptions, VllmOptions
 from dynaplan.config.settings.fields import NO_EFFECT, Option, Options, options_of
-from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings, RoutingSettings
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.routing import DisaggregationSettings, RoutingSettings
-from dynaplan.config.settings.service_args import Resources, ServiceArgs
-from dynaplan.config.settings.worker import CommandSettings, EngineOptions, SimulationOptions, WorkerSettings
-from dynaplan.config.stock import OURS
+from dynaplan.config.settings.worker import (
+    CommandSettings,
+    EngineOptions,
+    Resources,
+    ServiceArgs,
+    SimulationOptions,
+    WorkerSettings,
+)
+from dynaplan.config.stock import OWN_OPTIONS, LlamaCppOptions, OtherServerOptions, VllmOptions
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "configuration.md"
 
@@ -50,10 +54,10 @@ def _table(options: Options) -> str:
 
 
 def _row(option: Option) -> str:
-    names = {} if option.name in OURS else option.names
+    names = {} if option.name in OWN_OPTIONS else option.names
     own = (f"{engine}'s `{'`, `'.join(its)}`" for engine, its in names.items())
     meaning = "; ".join((option.meaning, *own))
-    return f"| `{option.name}` | {option.usually} | {meaning} |\n"
+    return f"| `{option.name}` | {option.default_words} | {meaning} |\n"
 
 
 def main(guide: Path = GUIDE) -> None:

@@ -19,7 +19,7 @@ def command(words: tuple[str, ...]) -> None:
 
     For example `dynaplan compat python client.py`.
     """
-    from dynaplan.graph.compat import compat_environment
+    from dynaplan.graph.loading import compat_environment
 
     try:
         os.execvpe(words[0], words, compat_environment(os.environ))

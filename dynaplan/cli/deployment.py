@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from dynaplan.config.settings.servers import (
     BACKEND_VARIABLE,
     PATHS,
-    says_where,
+    has_store_address,
     shared_backend,
     store_backend,
 )
@@ -107,7 +107,7 @@ def join(namespace: str | None) -> RunningDeployment | None:
     asked = store_backend(os.environ)
     source = click.get_current_context().get_parameter_source("store")
     is_asked = source is ParameterSource.COMMANDLINE
-    if says_where(os.environ):
+    if has_store_address(os.environ):
         return None
     try:
         found = connect(namespace)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from dynaplan.engines.model_catalogue import CATALOGUE
+from dynaplan.engines.pulled_models import CATALOGUE
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+(?<!\.py)", re.ASCII)
 """``organization/model``, the name of a model on the Hugging Face hub."""

@@ -153,7 +153,7 @@ def _log_to(path: Path) -> None:
 
 def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> ProfileOptions:
     from dynaplan.graph.config import find_config_file, read_config
-    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.loading import load_graph
     from dynaplan.lab.profiling.recommendation import Goal
     from dynaplan.lab.profiling.session import ProfileOptions
     from dynaplan.util.errors import ConfigError
@@ -182,8 +182,8 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
 
 def _check_names(options: ProfileOptions) -> None:
     """Raise ConfigError for an option that no service has, before anything is started."""
-    from dynaplan.graph.graph import load_graph
-    from dynaplan.graph.validation import validate_config
+    from dynaplan.graph.config import validate_config
+    from dynaplan.graph.loading import load_graph
     from dynaplan.lab.profiling.measured_config import PREFILL_WORKER, WORKER, Phase, measured_config
     from dynaplan.util.errors import ConfigError
 
@@ -236,7 +236,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
 
 def _next_step(options: ProfileOptions) -> str:
     """Return the commands that go on with the result: with the disaggregated graph if the file is for it."""
-    from dynaplan.config.settings.routing import PREFILL_COMPONENT
+    from dynaplan.config.settings.frontend import PREFILL_COMPONENT
     from dynaplan.lab.profiling.results import CONFIG_FILE
 
     is_shipped = options.graph == "graphs.agg:Frontend"

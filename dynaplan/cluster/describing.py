@@ -27,7 +27,7 @@ from dynaplan.cluster.manifests import (
 from dynaplan.cluster.planner_files import PlannerFiles, planner_files
 from dynaplan.cluster.sources import ExportSource
 from dynaplan.config.overrides import Sections, merge_sections
-from dynaplan.config.planner import in_namespace, settings_of, with_deployed
+from dynaplan.config.planner import in_namespace, settings_of, with_worker_sizes
 from dynaplan.config.service_config import (
     COMMON,
     SERVICE_ARGS,
@@ -36,8 +36,8 @@ from dynaplan.config.service_config import (
     served_model_name,
 )
 from dynaplan.config.settings.fields import kebab
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.servers import ETCD, NATS
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, ProcessSettings, engine_of
 from dynaplan.engines import registry
@@ -248,7 +248,7 @@ def _planner_settings(source: ExportSource) -> PlannerSettings | None:
     planner = source.spec.of_role(Role.PLANNER)
     if planner is None:
         return None
-    options = with_deployed(section_options(source.config, planner.name), source.config)
+    options = with_worker_sizes(section_options(source.config, planner.name), source.config)
     settings = settings_of(in_namespace(options, source.spec.namespace))
     if settings.startup_time_s is None:
         settings = replace(settings, startup_time_s=source.startup_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.cluster.templates import read_template
-from dynaplan.config.settings.tls import CA_VARIABLE
+from dynaplan.config.settings.servers import CA_VARIABLE
 from dynaplan.fleet.deployments import RunningDeployment
 from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE
 from dynaplan.util.http_routes import ALL_METRICS_PATH

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
-from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import HISTORY_INTERVALS, PlannerSettings
 from dynaplan.planner.recorders.decision_log import read_recording
 from dynaplan.util.errors import ConfigError
 

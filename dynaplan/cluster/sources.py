@@ -42,16 +42,20 @@ def of_graph(
     graph: str, config_file: str | None, namespace: str | None, overrides: Sequence[str]
 ) -> ExportSource:
     """Return what a graph and its configuration describe; raises a UserError as ``serve`` would."""
-    from dynaplan.graph.config import find_config_file, read_config
-    from dynaplan.graph.graph import load_graph
-    from dynaplan.graph.resolve import resolve_graph
-    from dynaplan.graph.validation import unused_common, validate_config
+    from dynaplan.graph.config import (
+        find_config_file,
+        read_config,
+        resolve_graph,
+        unused_common_overrides,
+        validate_config,
+    )
+    from dynaplan.graph.loading import load_graph
 
     directory = (Path(graph) if Path(graph).is_dir() else Path.cwd()).resolve()
     loaded = load_graph(graph, directory)
     path = find_config_file(config_file, directory, loaded) if config_file else None
     config = read_config(path, overrides)
-    warnings = validate_config(loaded, config) + unused_common(config, overrides)
+    warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
     spec = resolve_graph(loaded, config, namespace)
     counts = {service.role: service.workers for service in spec.services}
     startup_s = _startup_s(spec, config)

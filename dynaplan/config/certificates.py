@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dynaplan.config.settings.tls import TlsSettings
+from dynaplan.config.settings.servers import TlsSettings
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:

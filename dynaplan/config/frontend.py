@@ -1,4 +1,7 @@
-"""The Frontend's settings, gathered from the sections that the original spreads them over."""
+"""The Frontend's settings, gathered from the sections that the original spreads them over.
+
+The deadline of queued prompts is one that a section sets, or else the target that the Planner plans for.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,56 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from dynaplan.config.deadline import PrefillDeadline, prefill_deadline
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import kebab
-from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.config.settings.routing import DECODE_COMPONENT, DisaggregationSettings
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, DisaggregationSettings, FrontendSettings
+from dynaplan.config.settings.planner import PlannerSettings
 
 log = logging.getLogger(__name__)
+
+
+DEADLINE = "prefill-deadline"
+
+DEADLINE_OPTIONS = ("policy", "ttft", DEADLINE)
+"""Options of the Planner that frontends read where no section of theirs sets a deadline."""
+
+
+class PrefillDeadline(NamedTuple):
+    """Milliseconds after its arrival that a queued prompt is dispatched by; 0: in the order of arrival.
+
+    ``origin`` is the option that says it; empty where none does.
+    """
+
+    ms: float = 0.0
+    origin: str = ""
+
+    def __str__(self) -> str:
+        """Return the order in words, for a person."""
+        return f"by deadline, {self.ms:g} ms ({self.origin})" if self.ms else "in the order of arrival"
+
+
+def prefill_deadline(said: DisaggregationSettings, planner: Mapping[str, Any]) -> PrefillDeadline:
+    """Return the deadline that holds: what is ``said``, else the target of the Planner with these options.
+
+    Only a planner that plans for targets has one, and only prompts for prefill workers are queued. Raises
+    ConfigError.
+    """
+    if said.prefill_deadline_ms is not None:
+        return PrefillDeadline(said.prefill_deadline_ms, DEADLINE)
+    if not said.is_on:
+        return PrefillDeadline()
+    plan = _planner_settings(planner, DEADLINE_OPTIONS)
+    if plan.prefill_deadline_ms is not None:
+        return PrefillDeadline(plan.prefill_deadline_ms, f"Planner.{DEADLINE}")
+    return PrefillDeadline(plan.ttft_ms, "Planner.ttft") if plan.is_by_targets else PrefillDeadline()
+
 
 SECTIONS = ("Frontend", "Router", "Processor", DECODE_COMPONENT)
 """The sections with options of a Frontend, the strongest first."""
 
-PROMISE = ("policy", "ttft", "itl")
+TARGET_OPTIONS = ("policy", "ttft", "itl")
 """Options of the Planner that say what it promises: frontends count the requests that missed it."""
 
 NAMES = ("served-model-name", "model")
@@ -60,7 +99,9 @@ def read_settings(
     )
 
 
-def deadline_in(config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]) -> PrefillDeadline:
+def configured_deadline(
+    config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]
+) -> PrefillDeadline:
     """Return the deadline that frontends of this configuration dispatch queued prompts by; ConfigError.
 
     ``planner`` are the options of its Planner.
@@ -85,10 +126,8 @@ def uses_events(config: Mapping[str, Mapping[str, Any]]) -> bool:
     return (settings.router == "kv" and settings.kv_events) or settings.router_replica_sync
 
 
-def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
+def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
     """The settings of this process: its own section first, then those of Router, Processor and the worker."""
-    from dynaplan.config.settings.planner import PlannerSettings
-
     config = ServiceConfig.get_instance()
     sections = [(name, config.get_parsed_config(name)) for name in SECTIONS[1:]]
     common = {key: value for key, value in (config.get(COMMON) or {}).items() if kebab(key) in NAMES}
@@ -97,17 +136,22 @@ def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
     gathered = [(SECTIONS[0], own), *sections, (COMMON, common)]
     settings = read_settings(gathered, os.environ, frontends, planner)
     if settings.disaggregation.is_on:
-        log.info("queued prompts are computed %s", deadline_in({**config, SECTIONS[0]: dict(own)}, planner))
-    return replace(settings, promised_ms=promised_in(planner))
+        log.info(
+            "queued prompts are computed %s", configured_deadline({**config, SECTIONS[0]: dict(own)}, planner)
+        )
+    return replace(settings, promised_ms=promised_times(planner))
 
 
-def promised_in(planner: Mapping[str, Any]) -> tuple[float, float] | None:
+def promised_times(planner: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the TTFT and ITL, in ms, that a Planner with these options promises; None for thresholds.
 
     Raises ConfigError.
     """
-    from dynaplan.config.settings.planner import PlannerSettings
-
-    given = kebab_keys(planner)
-    plan = PlannerSettings.from_options({name: given[name] for name in PROMISE if name in given})
+    plan = _planner_settings(planner, TARGET_OPTIONS)
     return (plan.ttft_ms, plan.itl_ms) if plan.is_by_targets else None
+
+
+def _planner_settings(planner: Mapping[str, Any], names: Sequence[str]) -> PlannerSettings:
+    """Return the settings that the options of these names make: a Frontend reads no others of a Planner."""
+    given = kebab_keys(planner)
+    return PlannerSettings.from_options({name: given[name] for name in names if name in given})

@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from dynaplan.config.deadline import DEADLINE
-from dynaplan.config.engine_sizes import sizes_of
-from dynaplan.config.frontend import SECTIONS, deadline_in
+from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline
 from dynaplan.config.service_config import ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import key_of
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
+from dynaplan.config.settings.worker import SimOptions, engine_of
+from dynaplan.config.stock import WORKER
 from dynaplan.util.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+
+Options = Mapping[str, Any]
+
+SLOT_OPTION, STEP_OPTION = "max-num-seqs", "max-num-batched-tokens"
+KV_OPTION, CONTEXT_OPTION = "kv-total-tokens", "max-model-len"
+BLOCKS_OPTION, BLOCK_OPTION = "num-gpu-blocks-override", "block-size"
+
+HAS_BLOCK_COUNT = frozenset({"sim", "vllm"})
+"""Engines whose KV cache ``num-gpu-blocks-override`` may say."""
+
+HAS_FIXED_SLOTS = frozenset({"llamacpp"})
+"""Engines with a fixed number of request slots, whether or not an option says it."""
+
+
+def engine_sizes(options: Options) -> dict[str, int]:
+    """The request slots, and the tokens of a step, of the context and of the KV cache, where options tell.
+
+    What is no whole number above 0 (vLLM takes ``32k``) is left out: to check options is the engine's task.
+    """
+    engine = engine_of(options)
+    found = {
+        key: _first(options, (*WORKER[key].names.get(engine, ()), *(() if key == KV_OPTION else (key,))))
+        for key in (SLOT_OPTION, STEP_OPTION, CONTEXT_OPTION, KV_OPTION)
+    }
+    found[KV_OPTION] = found[KV_OPTION] or _kv_tokens_of_blocks(engine, options)
+    if engine in HAS_FIXED_SLOTS:
+        found[SLOT_OPTION] = found[SLOT_OPTION] or WORKER[SLOT_OPTION].engine_defaults[engine]
+    slots = found[SLOT_OPTION]
+    if slots > (found[STEP_OPTION] or SimOptions.batched_tokens):
+        found[STEP_OPTION] = slots  # each request that decodes takes one token of a step
+    if found[KV_OPTION]:
+        found[CONTEXT_OPTION] = min(found[CONTEXT_OPTION], found[KV_OPTION])
+    return {name: size for name, size in found.items() if size}
+
+
+def _first(options: Options, names: Iterable[str]) -> int:
+    """The first of these options that is a size; 0 when none is."""
+    values = (options.get(name) for name in names)
+    return next((size for size in values if type(size) is int and size > 0), 0)
+
+
+def _kv_tokens_of_blocks(engine: str, options: Options) -> int:
+    if engine not in HAS_BLOCK_COUNT:
+        return 0
+    return _first(options, (BLOCKS_OPTION,)) * (_first(options, (BLOCK_OPTION,)) or SimOptions.block_tokens)
+
+
 ROUTER = "router"
 
-AT_ONCE = "max-concurrent-prefills"
+CONCURRENT_PREFILLS = "max-concurrent-prefills"
 
 
 def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
@@ -36,7 +83,7 @@ def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
 
 def settings_in_graph(options: Mapping[str, Any], namespace: str) -> PlannerSettings:
     """The settings of the Planner section of a graph, what it has to know of the workers filled in."""
-    return settings_of(in_namespace(with_deployed(options, ServiceConfig.get_instance()), namespace))
+    return settings_of(in_namespace(with_worker_sizes(options, ServiceConfig.get_instance()), namespace))
 
 
 def in_namespace(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
@@ -54,32 +101,32 @@ def in_namespace(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     return {**options, "namespace": namespace}
 
 
-def with_deployed(given: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def with_worker_sizes(given: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The planner's options, and where they do not say it, what the options of the other services say.
 
-    Nothing is learnt of a service that the configuration does not have.
+    Nothing is known of a service that the configuration does not have.
     """
     options = {key: value for key, value in kebab_keys(given).items() if value is not None}
-    learnt: dict[str, Any] = {}
+    found_options: dict[str, Any] = {}
     for role in ("decode", "prefill"):
         component = options.get(f"{role}-component") or getattr(PlannerSettings, f"{role}_component")
-        learnt |= _learnt(section_options(config, component), role)
+        found_options |= _worker_options(section_options(config, component), role)
     given_to = (section_options(config, each).get(ROUTER) for each in SECTIONS)
     if router := next(filter(None, given_to), None):
-        learnt[ROUTER] = router
-    deadline = deadline_in(config, options)
+        found_options[ROUTER] = router
+    deadline = configured_deadline(config, options)
     if deadline.origin:
-        learnt[DEADLINE] = deadline.ms
-    return {**learnt, **options}
+        found_options[DEADLINE] = deadline.ms
+    return {**found_options, **options}
 
 
-def _learnt(section: Mapping[str, Any], role: str) -> dict[str, Any]:
+def _worker_options(section: Mapping[str, Any], role: str) -> dict[str, Any]:
     """The planner's options that say what a worker's section of this role says."""
     if not section:
         return {}
-    sizes: dict[str, Any] = sizes_of(section)
-    if section.get(AT_ONCE) is not None:
-        sizes[AT_ONCE] = section[AT_ONCE]
+    sizes: dict[str, Any] = engine_sizes(section)
+    if section.get(CONCURRENT_PREFILLS) is not None:
+        sizes[CONCURRENT_PREFILLS] = section[CONCURRENT_PREFILLS]
     same = worker_sizes(role)
     keys = {each.name: key_of(each) for each in fields(PlannerSettings)}
     return {keys[same[name]]: size for name, size in sizes.items() if name in same}

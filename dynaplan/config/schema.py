@@ -8,8 +8,7 @@ from typing import Any
 from dynaplan.config import stock
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS
 from dynaplan.config.settings.fields import Option, Options, options_of
-from dynaplan.config.settings.service_args import Resources, ServiceArgs
-from dynaplan.config.settings.worker import ModelSettings
+from dynaplan.config.settings.worker import ModelSettings, Resources, ServiceArgs
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 """The version of JSON schema that editors' YAML servers know best."""
@@ -35,7 +34,12 @@ _TYPES: Mapping[type, str | Sequence[str]] = {
     dict: ("object", "string"),
 }
 
-_BOUNDS = {"least": "minimum", "above": "exclusiveMinimum", "most": "maximum", "below": "exclusiveMaximum"}
+_BOUNDS = {
+    "minimum": "minimum",
+    "above": "exclusiveMinimum",
+    "maximum": "maximum",
+    "below": "exclusiveMaximum",
+}
 
 
 def config_schema() -> Schema:

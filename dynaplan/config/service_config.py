@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dynaplan.config.settings.fields import kebab
 from dynaplan.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaplan.config.settings.fields import Options
+
 
 CONFIG_VARIABLE = "DYNAMO_SERVICE_CONFIG"
 COMMON = "Common"
@@ -116,3 +120,11 @@ def _tokens(key: str, value: Any) -> list[str]:
     if value is False:
         return [f"--no-{kebab(key)}"] if kebab(key) in NEGATED_WHEN_FALSE else []
     return [f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
+def known_options(table: str) -> Options:
+    """The table of that name in ``config/stock.py``."""
+    from dynaplan.config import stock
+
+    options: Options = getattr(stock, table)
+    return options

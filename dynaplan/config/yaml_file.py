@@ -1,16 +1,83 @@
-"""Read a configuration's YAML, and say where it is wrong."""
+"""Read a configuration's YAML, and say where it is wrong: the line, and the nearest text that is right."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.settings.fields import kebab
-from dynaplan.config.yaml_mistakes import EXAMPLE, not_yaml
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     import yaml
+
+
+EXAMPLE = "Write sections such as 'VllmWorker:' with indented 'key: value' lines."
+
+MAX_SHOWN_CHARACTERS = 300
+"""The characters of a line that are looked at and shown."""
+
+ENTRY = re.compile(r"\s*(?P<key>[\w.-]+):\s+(?P<value>.*\S)\s*")
+"""A line ``key: value``."""
+
+WITHOUT_COLON = re.compile(r"\s*(?P<key>[\w.-]+)(?:\s+|:(?=\S))(?P<value>[^:#]*[^:#\s])\s*")
+"""A line ``key value`` or ``key:value``, which YAML takes for a text."""
+
+
+def yaml_error(error: yaml.MarkedYAMLError, text: str, source: str) -> ConfigError:
+    """Return the error for the user: the line, what is wrong there, and what to write."""
+    mark = error.problem_mark or error.context_mark
+    problem = str(error.problem or error.context)
+    if mark is None:
+        return ConfigError(f"{source}: {problem}", hint=EXAMPLE)
+    lines = [line[:MAX_SHOWN_CHARACTERS] for line in text.splitlines()]
+    number, fault, hint = _diagnose(problem, error, lines, mark.line)
+    shown = lines[number].strip() if number < len(lines) else ""
+    where = f"{source}, line {number + 1}" + (f": {shown!r}" if shown else "")
+    return ConfigError(f"{where}: {fault}", hint=hint)
+
+
+def _diagnose(problem: str, error: yaml.MarkedYAMLError, lines: list[str], at: int) -> tuple[int, str, str]:
+    """Return the line's number, counted from 0, the fault, and the hint."""
+    line = lines[at] if at < len(lines) else ""
+    begun = error.context_mark.line if error.context_mark else at
+    if "'\\t'" in problem:
+        return at, "a tab", "Indent with spaces: two for each level."
+    if problem.startswith("mapping values are not allowed"):
+        return _explain_colon(lines, at)
+    if "cannot start any token" in problem or "alias" in problem:
+        return at, "a character that YAML keeps for itself", _quote_hint(line)
+    if "end of stream" in problem or "stream end" in problem or "expected ','" in problem:
+        return begun, "a quote or bracket that is not closed", "Close it at the end of its value."
+    if "block end" in problem:
+        return at, "at another depth than the keys before it", INDENT_HINT
+    if "another document" in problem:
+        return at, "a second document", "A configuration is one document: remove the line ---."
+    return at, problem, EXAMPLE
+
+
+INDENT_HINT = "The keys of a section begin in the same column, and those of a list with '- '."
+
+
+def _explain_colon(lines: list[str], at: int) -> tuple[int, str, str]:
+    """Explain a colon where none may be: in a value, or because the line before has none."""
+    entry = ENTRY.fullmatch(lines[at])
+    if entry and ": " in f"{entry['value']} ":
+        return at, "a second ': ' in one line", _quote_hint(lines[at])
+    before = next((number for number in range(at - 1, -1, -1) if lines[number].strip()), at)
+    if slip := WITHOUT_COLON.fullmatch(lines[before]):
+        return before, "no ': ' after the key", f"Write `{slip['key']}: {slip['value']}`."
+    return at, "at another depth than the keys before it", INDENT_HINT
+
+
+def _quote_hint(line: str) -> str:
+    entry = ENTRY.fullmatch(line)
+    if entry is None:
+        return "Put the text in quotes."
+    value = entry["value"].replace("'", "''")
+    return f"Put the value in quotes: `{entry['key']}: '{value}'`."
+
 
 Sections = dict[str, dict[str, Any]]
 
@@ -36,7 +103,7 @@ def read_sections(text: str, source: str) -> Sections:
         _check(node, source)
         sections = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        raise not_yaml(error, text, source) from error
+        raise yaml_error(error, text, source) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not YAML: {error}", hint=EXAMPLE) from error
     return {name: body or {} for name, body in sections.items()}

@@ -1,6 +1,6 @@
 """The part of an engine's API that a frontend must know: fields of requests with bounds, signs of a death.
 
-Each engine declares its own as data (``engines/apis``). A field that is not bounded may cost an
+Each engine declares its own as data (``engine_apis.py``). A field that is not bounded may cost an
 engine its life or its other requests their time; see the lists for what was seen to do so.
 """
 
@@ -68,107 +68,99 @@ class EngineApi:
                 return FieldFault(name, f"{name!r} is {shown(value)}: expected {rule.expected}.")
         return None
 
-    def tells_death(self, message: str) -> bool:
-        """Tell whether an error's message means that the engine is dead."""
+    def reports_death(self, message: str) -> bool:
         return any(mark in message for mark in self.death_marks)
 
 
-def anything() -> FieldRule:
+def any_value() -> FieldRule:
     """Any value: the engine ignores the field, or checks it."""
     return FieldRule("anything", lambda value: True)
 
 
-def refused(why: str) -> FieldRule:
+def forbidden(why: str) -> FieldRule:
     """Make the rule of a field that takes no value; ``why`` ends the refusal's sentence."""
     return FieldRule(f"no such field: {why}", lambda value: False)
 
 
-def flag() -> FieldRule:
-    """Make the rule of a field that takes true or false."""
+def boolean() -> FieldRule:
     return FieldRule("true or false", lambda value: isinstance(value, bool))
 
 
-def whole(least: int, most: int) -> FieldRule:
-    """A whole number within the bounds."""
+def integer(minimum: int, maximum: int) -> FieldRule:
     return FieldRule(
-        f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
+        f"a whole number from {minimum} to {maximum}",
+        lambda value: type(value) is int and minimum <= value <= maximum,
     )
 
 
-def number(least: float, most: float) -> FieldRule:
-    """Make the rule of a field that takes a number from ``least`` to ``most``, both included."""
-    return FieldRule(f"a number from {least:g} to {most:g}", lambda value: _is_within(value, least, most))
+def number(minimum: float, maximum: float) -> FieldRule:
+    return FieldRule(
+        f"a number from {minimum:g} to {maximum:g}", lambda value: _is_within(value, minimum, maximum)
+    )
 
 
-def whole_or_flag(least: int, most: int) -> FieldRule:
-    """A whole number within the bounds, or true or false."""
-    rule = whole(least, most)
+def integer_or_boolean(minimum: int, maximum: int) -> FieldRule:
+    rule = integer(minimum, maximum)
     return FieldRule(
         f"{rule.expected}, or true or false",
         lambda value: isinstance(value, bool) or rule.accepts(value),
     )
 
 
-def text(most_characters: int) -> FieldRule:
-    """A text of at most that length."""
+def string(max_length: int) -> FieldRule:
     return FieldRule(
-        f"a text of at most {most_characters} characters",
-        lambda value: isinstance(value, str) and len(value) <= most_characters,
+        f"a text of at most {max_length} characters",
+        lambda value: isinstance(value, str) and len(value) <= max_length,
     )
 
 
-def texts(most: int, most_characters: int) -> FieldRule:
-    """A text, or a list of texts, with bounds on their number and length."""
-    one = text(most_characters)
+def strings(maximum: int, max_length: int) -> FieldRule:
+    one = string(max_length)
     return FieldRule(
-        f"a text, or at most {most} texts, of at most {most_characters} characters each",
+        f"a text, or at most {maximum} texts, of at most {max_length} characters each",
         lambda value: (
             one.accepts(value)
-            or (isinstance(value, list) and len(value) <= most and all(map(one.accepts, value)))
+            or (isinstance(value, list) and len(value) <= maximum and all(map(one.accepts, value)))
         ),
     )
 
 
-def wholes(most: int) -> FieldRule:
+def integers(maximum: int) -> FieldRule:
     """A list of whole numbers that fit 31 bits."""
     return FieldRule(
-        f"a list of at most {most} whole numbers",
-        lambda value: isinstance(value, list) and len(value) <= most and all(map(_is_whole, value)),
+        f"a list of at most {maximum} whole numbers",
+        lambda value: isinstance(value, list) and len(value) <= maximum and all(map(_is_integer, value)),
     )
 
 
-def entries(most: int) -> FieldRule:
-    """A list or an object with at most that number of entries."""
+def collection(maximum: int) -> FieldRule:
     return FieldRule(
-        f"a list or an object of at most {most} entries",
-        lambda value: isinstance(value, list | dict) and len(value) <= most,
+        f"a list or an object of at most {maximum} entries",
+        lambda value: isinstance(value, list | dict) and len(value) <= maximum,
     )
 
 
-def grammar(most_characters: int, most_depth: int) -> FieldRule:
-    """A grammar as text, its parentheses nested at most that deep."""
+def grammar(max_length: int, max_depth: int) -> FieldRule:
     return FieldRule(
-        f"a text of at most {most_characters} characters, with parentheses at most {most_depth} deep",
-        lambda value: (
-            isinstance(value, str) and len(value) <= most_characters and _depth_of(value) <= most_depth
-        ),
+        f"a text of at most {max_length} characters, with parentheses at most {max_depth} deep",
+        lambda value: isinstance(value, str) and len(value) <= max_length and _depth_of(value) <= max_depth,
     )
 
 
-def schema(most_depth: int, most_values: int, most_repetitions: int) -> FieldRule:
+def schema(max_depth: int, max_values: int, max_repetitions: int) -> FieldRule:
     """JSON that is or holds a JSON schema, of which an engine makes a grammar."""
     return FieldRule(
-        f"JSON nested at most {most_depth} deep, with at most {most_values} values and at most"
-        f" {most_repetitions} for {', '.join(sorted(REPETITIONS))}",
-        lambda value: _is_small(value, most_depth, most_values, most_repetitions),
+        f"JSON nested at most {max_depth} deep, with at most {max_values} values and at most"
+        f" {max_repetitions} for {', '.join(sorted(REPETITIONS))}",
+        lambda value: _is_small(value, max_depth, max_values, max_repetitions),
     )
 
 
-def _is_within(value: Any, least: float, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+def _is_within(value: Any, minimum: float, maximum: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
@@ -184,16 +176,16 @@ def _depth_of(text: str) -> int:
     return deepest
 
 
-def _is_small(value: Any, most_depth: int, most_values: int, most_repetitions: int) -> bool:
+def _is_small(value: Any, max_depth: int, max_values: int, max_repetitions: int) -> bool:
     level, values = [value], 0
-    for _ in range(most_depth + 1):
+    for _ in range(max_depth + 1):
         values += len(level)
-        if values > most_values:
+        if values > max_values:
             return False
         deeper: list[Any] = []
         for each in level:
             if isinstance(each, dict):
-                if any(_is_above(each.get(name), most_repetitions) for name in REPETITIONS & each.keys()):
+                if any(_is_above(each.get(name), max_repetitions) for name in REPETITIONS & each.keys()):
                     return False
                 deeper += each.values()
             elif isinstance(each, list):
@@ -204,5 +196,5 @@ def _is_small(value: Any, most_depth: int, most_values: int, most_repetitions: i
     return False
 
 
-def _is_above(value: Any, most: int) -> bool:
-    return isinstance(value, int | float) and not value <= most
+def _is_above(value: Any, maximum: int) -> bool:
+    return isinstance(value, int | float) and not value <= maximum

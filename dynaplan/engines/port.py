@@ -1,14 +1,36 @@
-"""Ports to an engine: what runs it, what it answers, what it prefills for others."""
+"""Ports to an engine: what runs it, what it answers, what it prefills for others, and its surroundings."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dynaplan.engines.kv_events.wire import Change
+from dynaplan.engines.kv_events import Change
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.http_routes import Route
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """The surroundings of one worker's engine.
+
+    ``role`` is ``decode`` (aggregated workers too) or ``prefill``. ``address`` is the base URL of the
+    worker's own HTTP server. ``token`` is the bearer token of the frontends, and the engine's API key.
+    ``gpus`` is the worker's ``resources.gpu``: a whole number, or a fraction of one GPU. ``scratch_dir`` is
+    a directory in memory, the same for all workers of the deployment; a worker's own files there begin with
+    ``{worker_name}.`` and are removed when it is gone. ``publishes_blocks``: the engine is to tell the worker
+    which KV blocks it stores and removes.
+    """
+
+    worker_name: str
+    role: str = "decode"
+    address: str = ""
+    token: str = field(default="", repr=False)
+    gpus: float = 0
+    scratch_dir: str = ""
+    publishes_blocks: bool = False
 
 
 class HandOver(Protocol):
@@ -37,7 +59,7 @@ class RunningEngine(Protocol):
         """
         ...
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Raise PermanentError once the engine has failed; until then it does not return."""
         ...
 
@@ -66,7 +88,7 @@ class AnsweringEngine(Protocol):
         """The routes to serve from the worker's own HTTP server."""
         ...
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         """Count its requests now, running and waiting; raises TemporaryError when it cannot be asked."""
         ...
 
@@ -79,7 +101,7 @@ class PrefillingEngine(Protocol):
     """The side of an engine that computes prompts for other workers."""
 
     @property
-    def awaits_release(self) -> bool:
+    def waits_for_release(self) -> bool:
         """True when a hand-off is held until ``release``, False when the engine sees that it was taken."""
         ...
 
@@ -94,7 +116,7 @@ class PrefillingEngine(Protocol):
         """Let go of that request's hand-off, which was taken or is not wanted; an unknown one is no error."""
         ...
 
-    def abandon(self) -> None:
+    def release_all(self) -> None:
         """Let go of every held hand-off: no process is left that could take one."""
         ...
 
@@ -102,7 +124,7 @@ class PrefillingEngine(Protocol):
 class CachingEngine(Protocol):
     """The side of an engine that tells which KV blocks it holds."""
 
-    def tell_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         """Call back with every change of the blocks, from the start on; False when the engine does not tell.
 
         To be called once, before ``start``.

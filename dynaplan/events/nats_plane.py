@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from dynaplan.config.settings.events import MAX_AGE_S, max_age_s
+from dynaplan.config.settings.servers import MAX_AGE_S, max_age_s
 from dynaplan.events.inbox import EventCounts, EventInbox
 from dynaplan.events.nats_reading import MessageReader, Source, StreamReader
 from dynaplan.events.nats_sending import NatsSender, StreamSender

@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config import certificates
-from dynaplan.config.settings.events import COMPAT_VARIABLE
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.config.settings.servers import clients_variables
-from dynaplan.config.settings.tls import CA_VARIABLE, TlsSettings
+from dynaplan.config.settings.servers import CA_VARIABLE, COMPAT_VARIABLE, TlsSettings, client_environment
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.fleet import gpu_inventory, local_host
 from dynaplan.fleet.deployments import port_holder
@@ -373,7 +371,7 @@ def _clients_environment() -> dict[str, str]:
         CA_VARIABLE,
     )
     own = {name: os.environ[name] for name in names if name in os.environ}
-    return own | clients_variables(os.environ)
+    return own | client_environment(os.environ)
 
 
 def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 import click
 import zmq
 
-from dynaplan.config.settings.servers import unusual_store
+from dynaplan.config.settings.servers import describe_other_store
 from dynaplan.fleet import local_host
 from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.banner import banner, page_line
@@ -178,7 +178,7 @@ class Serving:
         if not (self._prepared.held and self._prepared.held.adoptable):  # the user has seen it
             secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
             page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
-            report(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ), page))
+            report(banner(self._launch, self._prepared.is_simulated, describe_other_store(os.environ), page))
 
     async def _start(self, arbiter: ServeArbiter) -> None:
         try:

@@ -486,7 +486,7 @@ class Attempt:
         """Raise WorkerDied when the engine is dead behind its server, or another attempt may end better."""
         if self._api.death_marks:
             message = (await answer.read_all()).decode(errors="replace")
-            if self._api.tells_death(message):
+            if self._api.reports_death(message):
                 raise WorkerDied("its engine is dead", is_connection_lost=True)
         if self._call.has_media and _NO_MEDIA in await answer.read_all():
             raise bad_request("The model here takes no such images, sounds or videos.", code="no_media")
@@ -603,7 +603,7 @@ class Attempt:
         return Answered("internal")
 
     def _death_by(self, failure: Failure) -> WorkerDied:
-        return WorkerDied(failure.message, is_connection_lost=self._api.tells_death(failure.message))
+        return WorkerDied(failure.message, is_connection_lost=self._api.reports_death(failure.message))
 
     def _note_death(self, death: WorkerDied) -> None:
         """Hold the worker's death against the request, if the failure is one."""

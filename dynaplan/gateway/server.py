@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 
-from dynaplan.config.frontend import gathered_settings
+from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet import local_host
 from dynaplan.fleet.absence import Absence, absence_in
@@ -103,7 +103,7 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
-    frontend = FrontendServer(runtime, gathered_settings(runtime.settings), make_page)
+    frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)
     await frontend.start()
     if runtime.owner:
         neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, local_host.process_watch)

@@ -1,22 +1,41 @@
 """The configuration of a graph: defaults < decorator < YAML < ``--Service.key=value``.
 
-``read_config`` parses and merges; after ``validate_config`` and ``resolve_graph`` every value is valid, and
-no other code checks it again.
+``read_config`` parses and merges; ``validate_config`` checks sections, names and types; ``resolve_graph``
+turns graph and configuration into the services that the supervisor starts. After these every value is valid,
+and no other code checks it again.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from dynaplan.config.overrides import Sections, merge_sections, parse_overrides
-from dynaplan.config.service_config import CONFIG_VARIABLE
-from dynaplan.graph.errors import nearest
-from dynaplan.graph.graph import Graph
-from dynaplan.util.errors import ConfigError
+from dynaplan.config.overrides import Sections, deep_merge, merge_sections, parse_overrides
+from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
+from dynaplan.config.service_config import (
+    COMMON,
+    COMMON_CONFIGS,
+    CONFIG_VARIABLE,
+    SERVICE_ARGS,
+    common_values,
+    kebab_keys,
+    names_of_common,
+    section_options,
+)
+from dynaplan.config.settings.fields import Options, kebab, options_of
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.worker import SIMULATED, Resources, ServiceArgs, engine_of
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.loading import Graph
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.graph.service import Service
+from dynaplan.util.errors import ConfigError, GraphError, nearest
 from dynaplan.util.masking import mask_secrets
 
 DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
@@ -66,3 +85,283 @@ def environment_text(config: Mapping[str, Any]) -> str:
     """Return the text of ``--show-env``: the variable with the whole configuration, secrets masked."""
     value = json.dumps(mask_secrets(config), ensure_ascii=False)
     return f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={value}"
+
+
+STOCK_SERVICES = frozenset(
+    {
+        "Frontend", "Processor", "Router", "VllmWorker", "PrefillWorker", "Planner",
+        "DecodeWorker", "EncodeWorker", "KvRouter", "MockPrefillWorker", "MockVllmWorker", "Prometheus",
+        "SGLangDecodeWorker", "SGLangWorker", "SimpleLoadBalancer", "TensorRTLLMPrefillWorker",
+        "TensorRTLLMWorker", "VllmBaseWorker", "VllmDecodeWorker", "VllmPrefillWorker",
+    }
+)  # fmt: skip
+"""Names of our stock services and of Dynamo's. A YAML may have a section for one that the graph lacks."""
+
+FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+TYPO_SIMILARITY = 0.85
+"""The similarity (difflib's ratio) from which an unknown option counts as a slip of a known one.
+
+It is high because an engine's new flags often resemble its old ones.
+"""
+
+
+def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Raise ConfigError for the first unknown section, unknown key or wrong type; return the warnings.
+
+    A section named after a stock service that this graph lacks is a warning, so that one YAML serves
+    several graphs; any other unknown section is an error. Services without an option table take any key. So
+    do services with a real engine: an unknown option becomes a flag of that engine (docs/decisions/0016).
+    """
+    services = {service.name: service for service in graph.services()}
+    warnings: list[str] = []
+    for name, section in config.items():
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{name} = {section!r}: expected a mapping of options")
+        if name == COMMON:
+            continue
+        if name in services:
+            warnings += _check_section(services[name], section, config)
+        else:
+            warnings.append(_unknown_section(name, services))
+    return warnings
+
+
+def unused_common_overrides(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> list[str]:
+    """Return a warning for each override ``--Common.key=value`` that no section takes."""
+    listed = {kebab(key) for section in config.values() for key in names_of_common(section)}
+    taken = listed | {"served-model-name"}  # every service of the model takes it from Common unasked
+    return [
+        f"{COMMON}.{key} has no effect: no service lists it in its {COMMON_CONFIGS}"
+        for key in parse_overrides(overrides).get(COMMON, {})
+        if kebab(key) not in taken
+    ]
+
+
+def _unknown_section(name: str, services: Mapping[str, Any]) -> str:
+    """Return the warning for a section of a stock service that the graph lacks; raise for any other name."""
+    if name in STOCK_SERVICES:
+        return f"{name}: this graph has no such service; its section has no effect"
+    raise ConfigError(f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON]))
+
+
+def _check_section(
+    service: Service[Any], section: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    name = service.name
+    common = common_values(config, section)
+    values = common | dict(section)
+    engine = real_engine(service, values)
+    for key, value in values.items():
+        if kebab(key) == SERVICE_ARGS:
+            yield from _check_service_args(service, value)
+        elif kebab(key) == COMMON_CONFIGS:
+            yield from _check_common(name, section, config.get(COMMON, {}))
+        elif service.options is not None:
+            where = f"{name}.{key} (from {COMMON})" if key in common else f"{name}.{key}"
+            option = service.options.get(kebab(key))
+            if option is None and engine:
+                yield from _pass_to_engine(where, key, engine, service.options)
+            elif option is not None and option.engine not in ("", engine):
+                effect = f"{engine} gets it as it is" if engine else "it has no effect"
+                yield f"{where} is an option of {option.engine}; {effect}"
+            else:
+                _check_option(where, key, value, service.options)
+
+
+def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
+    """Return the real engine that these options choose; empty for the simulated one and for no engine."""
+    if service.options is None or "engine" not in service.options:
+        return ""
+    engine = engine_of(kebab_keys(values))
+    return "" if engine == SIMULATED else engine
+
+
+def _pass_to_engine(where: str, key: str, engine: str, options: Options) -> Iterator[str]:
+    """Yield a warning when an option that is passed on to the engine looks like a slip of a known one."""
+    if not FLAG.fullmatch(key):
+        raise ConfigError(f"{where}: not a name that an option of {engine} can have")
+    near = get_close_matches(kebab(key).lower(), options, 1, cutoff=TYPO_SIMILARITY)
+    if near:
+        yield f"{where} is passed on to {engine} as it is; did you mean {near[0]}?"
+
+
+def _check_option(where: str, key: str, value: Any, options: Options) -> None:
+    option = options.get(kebab(key))
+    if option is None:
+        raise ConfigError(f"{where}: unknown option", hint=_near_option(key, options))
+    if not option.accepts(value):
+        raise ConfigError(f"{where} = {value!r}: expected {option.expected}", hint=option.about)
+
+
+def _near_option(key: str, options: Options) -> str:
+    near = get_close_matches(kebab(key).lower(), options, 1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else "No option of this service has a name like that."
+
+
+def _check_common(name: str, section: Mapping[str, Any], common: Mapping[str, Any]) -> Iterator[str]:
+    wanted = names_of_common(section)
+    if not isinstance(wanted, list) or not all(isinstance(each, str) for each in wanted):
+        raise ConfigError(f"{name}.{COMMON_CONFIGS} = {wanted!r}: expected a list of keys of {COMMON}")
+    known = {kebab(key) for key in common}
+    for each in wanted:
+        if kebab(each) not in known:
+            yield f"{name}.{COMMON_CONFIGS}: {COMMON} has no {each!r}. {nearest(each, common)}".rstrip()
+
+
+def _check_service_args(service: Service[Any], value: Any) -> Iterator[str]:
+    where = f"{service.name}.{SERVICE_ARGS}"
+    _check_keys(where, value, options_of(ServiceArgs))
+    arguments = value or {}
+    _check_keys(f"{where}.resources", arguments.get("resources"), options_of(Resources))
+    _check_envs(f"{where}.envs", arguments.get("envs"))
+    if "dynamo" in arguments:
+        yield f"{where}.dynamo has no effect; use --namespace"
+    if service.in_process_of and arguments:
+        yield f"{where} has no effect: {service.name} runs in {service.in_process_of}'s process"
+
+
+def _check_keys(where: str, value: Any, known: Options) -> None:
+    if not isinstance(value, Mapping | NoneType):
+        raise ConfigError(f"{where} = {value!r}: expected a mapping", hint=f"Keys: {', '.join(known)}.")
+    for key in value or ():
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: unknown key", hint=nearest(str(key), known))
+
+
+def _check_envs(where: str, envs: Any) -> None:
+    if not isinstance(envs, Mapping | NoneType):
+        raise ConfigError(f"{where} = {envs!r}: expected a mapping of variables")
+    for key, value in (envs or {}).items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(f"{where}.{key} = {value!r}: expected text", hint="Put the value in quotes.")
+        if not key or "=" in key or "\0" in f"{key}{value}":
+            raise ConfigError(f"{where}.{key}: not a name and value that an environment can hold")
+
+
+DEFAULT_NAMESPACE = PlannerSettings.namespace
+NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+"""The form of a namespace, which becomes part of file names, queue names and keys."""
+
+
+def resolve_graph(
+    graph: Graph, config: Mapping[str, Mapping[str, Any]], namespace: str | None = None
+) -> GraphSpec:
+    """Return the services to run, the entry first, with workers, GPUs and environment.
+
+    The namespace is the given one, else the one that the services' decorators agree on, else ``dynamo``.
+    Raises ConfigError or GraphError when the graph cannot be started like this.
+    """
+    services = graph.services()
+    names = {service.name for service in services}
+    for service in services:
+        if service.in_process_of and service.in_process_of not in names:
+            raise GraphError(
+                f"{service.name} runs in the process of {service.in_process_of}, which this graph lacks",
+                hint=f"Link {service.in_process_of} into {graph.identifier}.",
+            )
+    planners = [service.name for service in services if service.role is Role.PLANNER]
+    if len(planners) > 1:
+        raise GraphError(
+            f"More than one planner found in the pipeline: {', '.join(planners)}", hint="Link one."
+        )
+    return GraphSpec(
+        identifier=graph.identifier,
+        working_dir=str(graph.working_dir),
+        namespace=_namespace(services, namespace),
+        services=tuple(_spec(service, config) for service in services),
+    )
+
+
+def _namespace(services: list[Service[Any]], chosen: str | None) -> str:
+    declared = sorted({service.config.namespace for service in services} - {""})
+    if not chosen and len(declared) > 1:
+        raise GraphError(
+            f"All components must have the same namespace, got {set(declared)}",
+            hint="Give them one namespace in @service(dynamo=...), or use --namespace.",
+        )
+    namespace = chosen or next(iter(declared), DEFAULT_NAMESPACE)
+    if not NAMESPACE.fullmatch(namespace):
+        raise ConfigError(
+            f"namespace {namespace!r}: not a usable name",
+            hint="Expected letters, digits, '-' and '_', beginning with a letter or digit, 63 at most.",
+        )
+    return namespace
+
+
+def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> ServiceSpec:
+    if service.in_process_of:
+        return ServiceSpec(service.name, service.role, in_process_of=service.in_process_of)
+    written = _drop_nulls(config.get(service.name, {}).get(SERVICE_ARGS))
+    arguments = deep_merge(
+        {
+            "workers": service.config.workers,
+            "resources": service.config.resources,
+            "envs": service.config.envs,
+        },
+        written,
+    )
+    where = f"{service.name}.{SERVICE_ARGS}"
+    return ServiceSpec(
+        name=service.name,
+        role=service.role,
+        workers=_workers(f"{where}.workers", arguments["workers"]),
+        gpus=_gpus_of(service, config, arguments["resources"], "gpu" in written.get("resources", {})),
+        envs={name: str(value) for name, value in arguments["envs"].items()},
+        public_endpoints=tuple(each.name for each in service.endpoints.values() if each.is_public),
+    )
+
+
+def _drop_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Drop the keys that are written without a value: they mean the same as keys that are not written."""
+    return {key: value for key, value in (mapping or {}).items() if value is not None}
+
+
+def _workers(where: str, value: Any) -> int:
+    read = options_of(ServiceArgs)["workers"].read(value, is_text=isinstance(value, str))
+    if read is None:
+        raise ConfigError(f"{where} = {value!r}: expected a whole number of at least 1")
+    return int(read)
+
+
+def _gpus_of(
+    service: Service[Any],
+    config: Mapping[str, Mapping[str, Any]],
+    resources: Mapping[str, Any],
+    is_written: bool,
+) -> float:
+    """Return the number of GPUs of one worker: as written, else enough for the engine's parallel ranks.
+
+    Raises ConfigError when a written number does not fit those ranks; 0 (no GPU) fits any engine.
+    """
+    gpus = _gpus(f"{service.name}.{SERVICE_ARGS}.resources.gpu", resources.get("gpu"))
+    options = _engine_options(service, config)
+    if options is None:
+        return gpus
+    try:
+        if not is_written:
+            return gpus_needed(options, gpus)
+        tensor_parallel_size(options, gpus)
+    except ConfigError as error:
+        raise ConfigError(f"{service.name}: {error.args[0]}", hint=error.hint) from error
+    return gpus
+
+
+def _gpus(where: str, value: Any) -> float:
+    gpus = options_of(Resources)["gpu"].read(Resources.gpu if value is None else value, is_text=True)
+    if gpus is None:
+        raise ConfigError(f"{where} = {value!r}: expected a number of GPUs, 0 or more")
+    if gpus > 1 and gpus != int(gpus):
+        raise ConfigError(
+            f"{where} = {value!r}: Float GPUs larger than 1 is not supported",
+            hint="Expected a whole number, or a fraction below 1 for workers that share a GPU.",
+        )
+    return int(gpus) if gpus == int(gpus) else gpus
+
+
+def _engine_options(
+    service: Service[Any], config: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """Return the options of a service that is an engine's worker; None for any other service."""
+    if service.options is None or "tensor-parallel-size" not in service.options:
+        return None
+    return section_options(config, service.name)

@@ -11,7 +11,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, overload
 
-from dynaplan.graph.errors import InterfaceError
+from dynaplan.util.errors import GraphError
+
+
+class LinkError(GraphError, ValueError):
+    """``link()`` was asked for an edge that the services' dependencies do not allow."""
+
+
+class InterfaceError(GraphError, TypeError):
+    """A service does not implement its interface, or a decorator got an argument that it cannot use."""
+
+
+class UnboundDependency(GraphError, AttributeError):
+    """A dependency of an instance was used, but no client was bound to it: it is not linked."""
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,8 +34,6 @@ HOOK_MARK = "__dynaplan_hook__"
 
 
 class DynamoTransport(StrEnum):
-    """The way an endpoint is reached."""
-
     DEFAULT = "default"
     """Called by other services, over the request plane."""
     HTTP = "http"
@@ -30,8 +41,6 @@ class DynamoTransport(StrEnum):
 
 
 class Hook(StrEnum):
-    """The occasion on which a marked method runs."""
-
     START = "start"
     SHUTDOWN = "shutdown"
     LIVENESS = "liveness"
@@ -57,7 +66,6 @@ class Endpoint:
 
     @property
     def is_public(self) -> bool:
-        """True when the endpoint is served to users, on the public port."""
         return DynamoTransport.HTTP in self.transports
 
     @property

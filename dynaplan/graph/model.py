@@ -40,9 +40,7 @@ class GraphSpec:
     services: tuple[ServiceSpec, ...]
 
     def service(self, name: str) -> ServiceSpec | None:
-        """The service of that name, or None."""
         return next((service for service in self.services if service.name == name), None)
 
     def of_role(self, role: Role) -> ServiceSpec | None:
-        """The first service with that role, or None."""
         return next((service for service in self.services if service.role is role), None)

@@ -1,4 +1,11 @@
-"""``@service``, which makes a class a node of a graph, and ``link()``, which chooses the graph's edges."""
+"""The vocabulary of a graph: ``@service`` makes a class a node, ``depends()`` and ``link()`` make the edges.
+
+``depends()`` declares the possible edges, as class attributes; ``A.link(B)`` chooses one. There is no list of
+edges for the whole process: two graph modules that link the same services, each in its own way, must not see
+each other's edges. So an edge belongs to the module whose code calls ``link()``, and is kept in that module's
+own globals. It vanishes with the module; a reloaded module, or another module of the same name, begins with
+none. docs/decisions/0009 gives the reasons.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +14,148 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from dynaplan.graph import links
-from dynaplan.graph.dependency import Dependency, check_interface, dependencies_of
-from dynaplan.graph.endpoints import Endpoint, Hook, endpoints_of, hooks_of
-from dynaplan.graph.errors import InterfaceError, LinkError, nearest
+from dynaplan.graph.endpoints import (
+    ABSTRACT_MARK,
+    ENDPOINT_MARK,
+    Endpoint,
+    Hook,
+    InterfaceError,
+    LinkError,
+    UnboundDependency,
+    endpoints_of,
+    hooks_of,
+)
 from dynaplan.graph.lifecycle import Role
+from dynaplan.util.errors import nearest
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.fields import Options
+
+
+dynamo_context: dict[str, Any] = {}
+"""Filled before a service is made: ``service_name``, ``namespace``, ``worker_id`` (text), ``runtime``,
+``runner_map``, ``component``, ``endpoints``. Empty in a unit test."""
+
+
+GLOBAL_NAME = "__dynaplan_links__"
+
+Edges = dict[tuple["Service[Any]", str], "Service[Any]"]
+"""(source, attribute of the dependency) -> target."""
+
+
+@dataclass
+class _Links:
+    """The edges of one run of a module; ``spec`` identifies the run, because every import makes its own."""
+
+    spec: object
+    edges: Edges = field(default_factory=dict)
+
+
+def _record_link(
+    module_globals: dict[str, Any], source: Service[Any], attribute: str, target: Service[Any]
+) -> None:
+    """Write an edge into the module with these globals, in place of an earlier one for the attribute."""
+    spec = module_globals.get("__spec__")
+    links = module_globals.get(GLOBAL_NAME)
+    if not isinstance(links, _Links) or links.spec is not spec:
+        links = module_globals[GLOBAL_NAME] = _Links(spec)
+    links.edges[source, attribute] = target
+
+
+def stated_links(module_name: str) -> Edges:
+    links = getattr(sys.modules.get(module_name), GLOBAL_NAME, None)
+    return dict(links.edges) if isinstance(links, _Links) else {}
+
+
+class AbstractService:
+    """Base of an interface: a dependency that does not name the service which implements it.
+
+    A service that subclasses it must implement every ``@abstract_endpoint``; ``link()`` replaces the
+    interface with the implementing service.
+    """
+
+
+class Dependency:
+    """One possible edge of a graph; read from an instance, the attribute is the bound client instead."""
+
+    def __init__(self, on: Service[Any] | type[AbstractService]) -> None:
+        self.on = on
+        self.attribute = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.attribute = name
+
+    @property
+    def target_class(self) -> type:
+        """The class that a linked service must be a subclass of."""
+        return self.on if isinstance(self.on, type) else self.on.inner
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Any: ...
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        """Return this object on a class; raise UnboundDependency on an instance.
+
+        A bound client lies in the instance's own ``__dict__``, which Python looks into before it comes here.
+        """
+        if instance is None:
+            return self
+        name = self.target_class.__name__
+        raise UnboundDependency(
+            f"{owner.__name__}.{self.attribute}: no client is bound, {name} is not linked in this graph",
+            hint=f"Link it in the graph module: {owner.__name__}.link({name}).",
+        )
+
+    def __repr__(self) -> str:
+        return f"depends({self.target_class.__name__})"
+
+
+def depends(on: Service[Any] | type) -> Dependency:
+    """Declare a dependency on a service or an interface; an instance has a client of its endpoints there.
+
+    ``async for item in self.<attribute>.<endpoint>(request)`` calls it.
+    """
+
+    if isinstance(on, Service) or (isinstance(on, type) and issubclass(on, AbstractService)):
+        return Dependency(on)
+    raise InterfaceError(
+        "depends() expects 'on' to be a ServiceInterface, an AbstractService type",
+        hint=f"Got {on!r}; decorate its class with @service.",
+    )
+
+
+def dependencies_of(inner: type) -> dict[str, Dependency]:
+    """Return the dependencies of a class, inherited ones too, in the order of their attribute names."""
+    found = {name: getattr(inner, name, None) for each in inner.__mro__ for name in vars(each)}
+    return {name: found[name] for name in sorted(found) if isinstance(found[name], Dependency)}  # type: ignore[misc]
+
+
+def check_interface(inner: type) -> None:
+    """Raise InterfaceError when the class does not implement an ``@abstract_endpoint`` of its interfaces."""
+    names = [
+        name
+        for each in reversed(inner.__mro__)
+        for name, value in vars(each).items()
+        if getattr(value, ABSTRACT_MARK, False)
+    ]
+    missing, unmarked, uncallable = [], [], []
+    for name in dict.fromkeys(names):
+        value = getattr(inner, name)
+        if not callable(value):
+            uncallable.append(f"{name} must be callable, got {type(value).__name__}")
+        elif getattr(value, ABSTRACT_MARK, False):
+            missing.append(name)
+        elif not hasattr(value, ENDPOINT_MARK):
+            unmarked.append(name)
+    parts = [f"missing implementation(s): {', '.join(missing)}"] if missing else []
+    parts += [f"method(s) not decorated with @endpoint: {', '.join(unmarked)}"] if unmarked else []
+    parts += uncallable
+    if parts:
+        raise InterfaceError(f"{inner.__name__} violates Dynamo interface — {'; '.join(parts)}")
+
 
 T = TypeVar("T")
 
@@ -86,7 +225,6 @@ class Service(Generic[T]):
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """The endpoints of the class, by name."""
         return endpoints_of(self.inner)
 
     @property
@@ -101,12 +239,10 @@ class Service(Generic[T]):
 
     @property
     def liveness_hooks(self) -> tuple[str, ...]:
-        """The names of the methods marked ``@liveness``, in the order of the class."""
         return hooks_of(self.inner, Hook.LIVENESS)
 
     @property
     def readiness_hooks(self) -> tuple[str, ...]:
-        """The names of the methods marked ``@readiness``, in the order of the class."""
         return hooks_of(self.inner, Hook.READINESS)
 
     def link(self, target: Service[Any]) -> Service[Any]:
@@ -129,13 +265,13 @@ class Service(Generic[T]):
         if not fitting:
             raise LinkError(
                 f"{target.name} does not fulfill any dependencies required by {self.name}",
-                hint=f"{self.name} depends on: {_listed(self.declared)}.",
+                hint=f"{self.name} depends on: {_target_names(self.declared)}.",
             )
         if len(fitting) > 1:
             raise LinkError(
                 f"{target.name} fulfills multiple dependencies required by {self.name}: {fitting}"
             )
-        links.record(sys._getframe(1).f_globals, self, fitting[0], target)
+        _record_link(sys._getframe(1).f_globals, self, fitting[0], target)
         return target
 
     def bind(self, instance: T, attribute: str, client: Any) -> None:
@@ -223,5 +359,9 @@ def _role(name: str, component_type: str) -> Role:
         raise InterfaceError(f"{name}: unknown component_type {component_type!r}", hint=hint) from None
 
 
-def _listed(declared: Mapping[str, Dependency]) -> str:
+def _target_names(declared: Mapping[str, Dependency]) -> str:
     return ", ".join(each.target_class.__name__ for each in declared.values()) or "nothing"
+
+
+class PlannerInterface(AbstractService):
+    """The Frontend's dependency for a linked planner. It has no endpoints: nothing calls a planner."""

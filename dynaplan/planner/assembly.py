@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.config import certificates
 from dynaplan.config.planner import settings_in_graph
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
-from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
+from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, has_store_address
 from dynaplan.events import event_connections
 from dynaplan.fleet import local_host
 from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
@@ -124,7 +124,11 @@ async def run_planner(settings: PlannerSettings) -> None:
 
 def _store(settings: PlannerSettings) -> Store:
     """Return the key-value store; on a cluster without one an empty store, where the policy needs none."""
-    if settings.environment != KUBERNETES or says_where(os.environ) or os.environ.get(BACKEND_VARIABLE):
+    if (
+        settings.environment != KUBERNETES
+        or has_store_address(os.environ)
+        or os.environ.get(BACKEND_VARIABLE)
+    ):
         return connections.connect_store()
     if settings.policy != "sla" or not settings.prometheus_endpoint:
         raise ConfigError(

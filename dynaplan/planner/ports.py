@@ -9,7 +9,7 @@ from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.connection import Closable
 
 if TYPE_CHECKING:
-    from dynaplan.config.settings.forecasting import Forecast
+    from dynaplan.config.settings.planner import Forecast
     from dynaplan.fleet.counts import FleetCounts
     from dynaplan.fleet.desired_counts import DesiredCounts
     from dynaplan.fleet.holds import RoleHolds

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.fields import options_of
-from dynaplan.config.settings.forecasting import ForecastSettings
-from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import ForecastSettings, PlannerSettings
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from dynaplan.config.known import known
-from dynaplan.graph.context import dynamo_context
+from dynaplan.config.service_config import known_options
 from dynaplan.graph.endpoints import async_on_start
-from dynaplan.graph.interfaces import PlannerInterface
-from dynaplan.graph.service import ComponentType, service
+from dynaplan.graph.service import ComponentType, PlannerInterface, dynamo_context, service
 
 
-@service(dynamo={"component_type": ComponentType.PLANNER}, options=partial(known, "PLANNER"))
+@service(dynamo={"component_type": ComponentType.PLANNER}, options=partial(known_options, "PLANNER"))
 class Planner(PlannerInterface):
     """Watches the load and writes the desired numbers of workers."""
 

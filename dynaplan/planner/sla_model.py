@@ -15,7 +15,7 @@ from typing import Any
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import known_profiles, load_profile, timing_for
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import FITTED, MeasuredProfile
 from dynaplan.planner.rules.sla_policy import SlaModel
 from dynaplan.planner.sizing.formula import DecodeTable, Formula, Piece, PrefillTable, ProfileTables
@@ -163,7 +163,7 @@ def _worker_kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int
         timing, kv_tokens = profile.timing(), profile.max_kv_tokens
     held = EngineSettings.of(replace(options, context_tokens=0), kv_tokens)
     longest = min(options.context_tokens or held.context_tokens, held.total_blocks * held.block_tokens)
-    return WorkerKind(timing.sped_up(options.speedup_ratio), replace(held, context_tokens=longest))
+    return WorkerKind(timing.with_speedup(options.speedup_ratio), replace(held, context_tokens=longest))
 
 
 def _origin(settings: PlannerSettings) -> str:

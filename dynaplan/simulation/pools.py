@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.engines.timing_model.model import EngineModel, EngineRequest
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import reconcile

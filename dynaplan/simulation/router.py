@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynaplan.config.settings.routing import RoutingSettings
-from dynaplan.engines.timing_model.draws import uniform_draws
+from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.gateway.kv_routing.kv_index import KvIndex
 from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
 from dynaplan.gateway.prefill.disaggregation import directed_prefill
 from dynaplan.gateway.routing.booking import BookEntry
 from dynaplan.gateway.routing.choosing import MODES, Inputs
 from dynaplan.simulation.pools import SimulatedWorker
+from dynaplan.util.splitmix import uniform_draws
 
 PREFIX_AWARE = "kv"
 """The mode that asks for prompts' cached prefixes."""

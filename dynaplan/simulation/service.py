@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.engines.timing_model.hand_off import hand_off_s
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest
-from dynaplan.engines.timing_model.settings import EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
+from dynaplan.engines.timing_model.timing import StepTiming, hand_off_s
 from dynaplan.engines.worker_load import kv_pressure
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
 from dynaplan.fleet.counts import Targets

@@ -33,6 +33,5 @@ class Clock(Protocol):
 
 def system_clock() -> Clock:
     """Return the machine's monotonic clock, in seconds, which no setting of the time moves."""
-    from dynaplan.util.clock import SystemClock
 
     return SystemClock()

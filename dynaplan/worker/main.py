@@ -218,7 +218,7 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
-    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.loading import load_graph
 
     return load_graph(options["graph"], Path.cwd()).service(options["service-name"])
 
@@ -263,7 +263,7 @@ async def _runtime(
 
 
 def _fill_context(service: Service[Any], runtime: WorkerRuntime, options: Mapping[str, str]) -> None:
-    from dynaplan.graph.context import dynamo_context
+    from dynaplan.graph.service import dynamo_context
 
     dynamo_context.update(
         service_name=service.name,

@@ -12,17 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.engines import trtllm
-from dynaplan.engines.common.kinds import sequential
-from dynaplan.engines.common.server_client import _object
-from dynaplan.engines.common.signals import read_signals
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.llamacpp.desk import SlotDesk
-from dynaplan.engines.llamacpp.kind import SIGNALS as LLAMACPP
-from dynaplan.engines.llamacpp.slots import SlotFiles, SlotPool
-from dynaplan.engines.sglang import SIGNALS as SGLANG
+from dynaplan.engines import trtllm, vllm
+from dynaplan.engines.llamacpp.launch import METRIC_NAMES as LLAMACPP
+from dynaplan.engines.llamacpp.slots import SlotAllocator, SlotFiles, SlotPool
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.client import _object
+from dynaplan.engines.server.kind import EngineKind
+from dynaplan.engines.server.metrics import read_metrics
+from dynaplan.engines.sglang import METRIC_NAMES as SGLANG
 from dynaplan.engines.sim.api import read_request
-from dynaplan.engines.vllm import ASK_TO_HOLD, SIGNALS, make
+from dynaplan.engines.vllm import METRIC_NAMES, make
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.gateway.engine_answers import count_chat_tokens, find_failure, find_usage, is_aborted
@@ -36,7 +35,7 @@ from dynaplan.util.errors import TemporaryError, UserError
 from tests.attack.fuzzing import bytes_of, json_text, mutated, text_of, total
 
 ENGINES = Path(__file__).parents[1] / "fixtures" / "engines"
-NAMES = {"vllm": SIGNALS, "llamacpp": LLAMACPP, "sglang": SGLANG, "trtllm": trtllm.KIND.signals}
+NAMES = {"vllm": METRIC_NAMES, "llamacpp": LLAMACPP, "sglang": SGLANG, "trtllm": trtllm.KIND.metric_names}
 METRICS = [next(iter(sorted((ENGINES / name).glob("metrics*.txt")))) for name in NAMES]
 STREAMS = [ENGINES / "vllm" / "abort.sse", ENGINES / "llamacpp" / "chat.sse"]
 MODELS = json.loads((ENGINES / "vllm" / "models.json").read_text())
@@ -49,7 +48,7 @@ REQUEST = RemotePrefillRequest("r", body={"prompt": "hi"})
 @total
 @given(data=st.data())
 def test_signals_are_read_from_any_metrics_and_travel_as_a_load(path: Path, data: st.DataObject) -> None:
-    signals = read_signals(text_of(path.read_text(), data.draw), NAMES[path.parent.name])
+    signals = read_metrics(text_of(path.read_text(), data.draw), NAMES[path.parent.name])
     load = signals.load(8)
     assert WorkerLoad.from_json(parse_object(json.dumps(load.to_json()))) == load
     assert 0 <= signals.kv_usage <= 1
@@ -101,14 +100,14 @@ def test_an_answer_to_a_question_is_an_object_or_a_temporary_error(data: st.Data
         assert len(str(error)) < 1000
 
 
-PREFILLINGS = [sequential("kv_transfer_params", ASK_TO_HOLD), trtllm.KIND.prefilling]
+KINDS = [vllm.KIND, trtllm.KIND]
 
 
-@pytest.mark.parametrize("prefilling", PREFILLINGS, ids=["vllm", "trtllm"])
+@pytest.mark.parametrize("kind", KINDS, ids=["vllm", "trtllm"])
 @total
 @given(data=st.data())
 def test_any_answer_to_a_prefill_is_handed_over_or_a_temporary_error(
-    prefilling: Any, data: st.DataObject
+    kind: EngineKind, data: st.DataObject
 ) -> None:
     choice = {"disaggregated_params": {"ctx_request_id": 1}, "finish_reason": "length"}
     answer = mutated({**PREFILL, "choices": [choice]}, data.draw)
@@ -121,7 +120,7 @@ def test_any_answer_to_a_prefill_is_handed_over_or_a_temporary_error(
         handed.append(json.dumps(dict(fields)))
 
     try:
-        asyncio.run(prefilling.run(REQUEST, hand_over, ask, (1, 2)))
+        asyncio.run(kind.prefill(REQUEST, hand_over, ask, (1, 2)))
         assert len(handed) == 1
     except TemporaryError:
         assert not handed
@@ -140,18 +139,18 @@ class Server:
 @total
 @given(data=st.data())
 def test_any_description_of_slots_is_read_or_a_temporary_error(data: st.DataObject) -> None:
-    async def look() -> None:
+    async def refresh() -> None:
         server = Server(json_text(SLOTS, data.draw))
         pool, files = SlotPool(4, lambda: 0.0, 10), SlotFiles("", "w")
-        desk = SlotDesk(cast(Any, server), pool, files, 4, cast(Any, None))
+        allocator = SlotAllocator(cast(Any, server), pool, files, 4, cast(Any, None))
         try:
-            for slot in await desk.look():
+            for slot in await allocator.refresh():
                 assert {type(slot.number), type(slot.context_tokens), type(slot.used_tokens)} == {int}
                 assert type(slot.is_computing) is bool
         except TemporaryError as error:
             assert len(str(error)) < 1000
 
-    asyncio.run(look())
+    asyncio.run(refresh())
 
 
 @total

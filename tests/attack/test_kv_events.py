@@ -8,8 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.engines.kv_events.block_translation import BlockTranslation
-from dynaplan.engines.kv_events.wire import (
+from dynaplan.engines.kv_events import (
     LARGEST_HASH,
     Cleared,
     KvEvent,
@@ -18,6 +17,7 @@ from dynaplan.engines.kv_events.wire import (
     kv_payload,
     read_kv_payload,
 )
+from dynaplan.engines.server.block_events import BlockTranslator
 from dynaplan.events.engine_batches import read_engine_events
 from dynaplan.events.wires import payload_reader, written
 from tests.attack.fuzzing import anything, bytes_of, mutated, total
@@ -66,7 +66,7 @@ def test_a_damaged_message_of_an_engine_is_translated_or_refused(data: st.DataOb
     with suppress(ValueError, OverflowError):
         payload = msgspec.msgpack.encode(mutated(real, data.draw))
         damaged = bytes_of(payload, data.draw) if data.draw(st.booleans()) else payload
-        translation = BlockTranslation()
+        translation = BlockTranslator()
         for message in (RECORDED[0], damaged, RECORDED[1]):
             changes = translation.changes(read_engine_events(message))
             assert all(isinstance(change, Stored | Removed | Cleared) for change in changes)

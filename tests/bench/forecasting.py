@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, ForecastSettings
+from dynaplan.config.settings.planner import HISTORY_INTERVALS, ForecastSettings
 from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
 from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster
 from dynaplan.planner.forecasting.selection import score

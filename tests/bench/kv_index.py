@@ -83,15 +83,14 @@ def event_costs(repeats: int) -> dict[str, list[float]]:
 
 def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     """The three stations of these messages, each with what the one before leaves."""
-    from dynaplan.engines.kv_events.block_translation import BlockTranslation
-    from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
-    from dynaplan.engines.kv_events.wire import CacheSnapshot, kv_payload, read_kv_payload
+    from dynaplan.engines.kv_events import CachedBlocks, CacheSnapshot, kv_payload, read_kv_payload
+    from dynaplan.engines.server.block_events import BlockTranslator
     from dynaplan.events.engine_batches import read_engine_events
     from dynaplan.events.wires import payload_reader, written
     from dynaplan.gateway.kv_routing.kv_following import KvFollowing
     from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
-    translation, cached, following = BlockTranslation(), CachedBlocks(), KvFollowing(KvIndex())
+    translation, cached, following = BlockTranslator(), CachedBlocks(), KvFollowing(KvIndex())
     following.present([1])
     for _ in following.replace(1, following.ask(1), CacheSnapshot(1, -1, ())):
         pass
@@ -142,7 +141,7 @@ class Ours:
     """dynaplan's."""
 
     def __init__(self) -> None:
-        from dynaplan.engines.timing_model.block_hashes import block_hashes
+        from dynaplan.engines.timing_model.kv_blocks import block_hashes
         from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
         self._index = KvIndex()

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from dynaplan.engines.timing_model.kv_blocks import KvBlocks
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role

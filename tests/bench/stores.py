@@ -40,7 +40,6 @@ Opened = AbstractAsyncContextManager[tuple[dict[str, str], int | None]]
 
 HOLDER = """
 import asyncio, os
-from tests.bench.stores import CONNECT
 
 async def main():
     store = CONNECT[os.environ["BENCH_STORE"]](os.environ)

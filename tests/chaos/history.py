@@ -119,7 +119,7 @@ def expected(body: dict[str, Any], path: str) -> str:
     """The simulated engine's whole answer: greedy, so one text for each prompt."""
     model = body["model"]
     asked = read_request(body, is_chat="chat" in path, model=model, context_tokens=CONTEXT_TOKENS)
-    asked = answers(0).stopped(asked)
+    asked = answers(0).apply_stops(asked)
     pieces = answers(0).pieces(answer_offset(asked.question), 0, asked.max_tokens)
     text = json.loads(b'"%b"' % b"".join(pieces))
     return str(text[: asked.characters] if asked.characters is not None else text)

@@ -19,8 +19,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine
+from dynaplan.engines.port import Engine, EngineContext
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 
 TOKEN = "secret"
@@ -84,7 +83,7 @@ class Worker:
 
     async def requests(self) -> int:
         """How many requests the engine has now."""
-        return int(await self.engine.requests())
+        return int(await self.engine.count_requests())
 
     async def prefill(self, request: RemotePrefillRequest) -> Mapping[str, Any]:
         """What the engine hands over; AssertionError unless it does so exactly once."""

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError
 from tests.contract.engine_workers import KINDS, Kind, Worker, raw_post, starting
@@ -174,7 +174,7 @@ async def test_stopping_twice_or_before_it_has_started_does_not_raise(
 
 async def test_an_engine_is_not_dead_as_long_as_it_answers(start_worker: StartWorker) -> None:
     worker = await start_worker()
-    dying = asyncio.create_task(worker.engine.died())
+    dying = asyncio.create_task(worker.engine.wait_for_failure())
     await worker.ask({"prompt": "hi", **WHOLE, "max_tokens": 3})
     assert not dying.done()
     await worker.engine.stop()

@@ -56,7 +56,7 @@ async def test_a_watch_that_ends_leaves_no_connection_whatever_the_server_does(
     await anext(events)
     await store.put("/services/ns/d", "1")
     await anext(events)
-    with secured_etcd.stopped():
+    with secured_etcd.apply_stops():
         await events.aclose()
         await store.close()
         assert secured_etcd.connections() == []

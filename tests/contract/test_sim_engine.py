@@ -10,9 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.engines import registry
-from dynaplan.engines.common import holds
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines import holds, registry
+from dynaplan.engines.port import EngineContext
 from dynaplan.engines.sim.kv_transfer import HeldPrompts
 from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -161,7 +160,7 @@ async def test_a_client_that_leaves_frees_the_kv_blocks_of_its_request(
 
 async def test_a_hand_off_whose_client_has_left_is_let_go(start_worker: StartWorker) -> None:
     prefill = await start_worker(speedup_ratio=0)
-    assert prefill.engine.awaits_release
+    assert prefill.engine.waits_for_release
     for request_id in ("r1", "r2", "r1"):  # r1 was delivered twice
         await prefilled(prefill, RemotePrefillRequest(request_id, body={"prompt": "x" * 400}))
     assert held_prompts(prefill) == 3
@@ -332,7 +331,7 @@ async def test_a_failing_model_answers_500_instead_of_hanging(
         status, answer = await worker.ask({"prompt": "hi", "max_tokens": 3})
         assert (status, answer["error"]["type"]) == (500, "server_error")
     with pytest.raises(PermanentError, match="a bug"):
-        await worker.engine.died()
+        await worker.engine.wait_for_failure()
 
 
 async def test_an_idle_engine_has_no_timer(start_worker: StartWorker) -> None:

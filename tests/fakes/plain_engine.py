@@ -16,16 +16,16 @@ class PlainEngine:
     """``dynaplan.engines.port.Engine`` that answers on the worker's own server and holds nothing."""
 
     url = ""
-    awaits_release = False
+    waits_for_release = False
 
-    def tell_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         return False
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         await asyncio.Event().wait()
 
     def card(self) -> Mapping[str, Any]:
@@ -40,7 +40,7 @@ class PlainEngine:
     def routes(self) -> Sequence[Route]:
         return ()
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         return 0
 
     async def wake(self) -> str:
@@ -50,4 +50,4 @@ class PlainEngine:
 
     def release(self, request_id: str) -> None: ...
 
-    def abandon(self) -> None: ...
+    def release_all(self) -> None: ...

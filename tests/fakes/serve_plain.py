@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from dynaplan.fleet.serve import ServeOptions, serve, serve_on
-from dynaplan.graph.resolve import resolve_graph
+from dynaplan.graph.config import resolve_graph
 from dynaplan.process.holder_link import held, inherited_link
 from dynaplan.sdk import load_graph
 from dynaplan.util.errors import UserError

@@ -51,11 +51,11 @@ class ServingEngine:
             self._child.wait()
         print("the engine is stopped", flush=True)
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         await self._die.wait()
         raise PermanentError("the engine died")
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         if self._options.get("tells-nothing"):
             raise TemporaryError("it does not tell")
         return self._requests

@@ -13,12 +13,11 @@ import aiohttp
 import pytest
 import zmq
 
-from dynaplan.engines.common import block_events
-from dynaplan.engines.common.block_events import BlockEvents, publishing
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
-from dynaplan.engines.kv_events.wire import Change, Cleared
-from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.engines.kv_events import CachedBlocks, Change, Cleared
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server import block_events
+from dynaplan.engines.server.block_events import BlockEvents, publisher_config
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.tokens import tokenize
 from dynaplan.events import event_connections
 from dynaplan.events.engine_batches import END_OF_REPLAY
@@ -273,7 +272,7 @@ Make = Callable[..., Awaitable[tuple[FakeEngine, Follower]]]
 async def engine(runtime_dir: Path, stack: AsyncExitStack) -> Make:
     async def make(before: int = 0, **options: Any) -> tuple[FakeEngine, Follower]:
         context = EngineContext("ns_VllmWorker", scratch_dir=str(runtime_dir))
-        engine = FakeEngine(publishing(context), **options)
+        engine = FakeEngine(publisher_config(context), **options)
         stack.push_async_callback(engine.close)
         for frames in recorded()[:before]:
             engine.publish(frames)
@@ -297,10 +296,10 @@ async def heard(published: FakeEngine, follower: Follower, number: int) -> None:
 
 def expected() -> CachedBlocks:
     """What the whole recording leaves, message by message."""
-    from dynaplan.engines.kv_events.block_translation import BlockTranslation
+    from dynaplan.engines.server.block_events import BlockTranslator
     from dynaplan.events.engine_batches import read_engine_events
 
-    translation, cache = BlockTranslation(), CachedBlocks()
+    translation, cache = BlockTranslator(), CachedBlocks()
     for frames in recorded():
         cache.events(7, translation.changes(read_engine_events(frames[2])))
     return cache
@@ -363,7 +362,7 @@ async def test_what_was_heard_before_a_replay_that_begins_later_is_applied_in_it
 async def test_an_engine_that_sends_nothing_again_is_followed_from_where_it_is_heard(
     engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_events, "REPLAY_S", 0.1)
+    monkeypatch.setattr(block_events, "REPLAY_TIMEOUT_S", 0.1)
     published, follower = await engine(before=30)
     published._serving.cancel()
     await heard(published, follower, 30)
@@ -386,4 +385,4 @@ async def test_garbage_is_counted_and_the_rest_is_read(engine: Make) -> None:
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match="is not private"):
-        publishing(EngineContext("ns_VllmWorker", scratch_dir=str(tmp_path)))
+        publisher_config(EngineContext("ns_VllmWorker", scratch_dir=str(tmp_path)))

@@ -17,11 +17,11 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
-from dynaplan.engines.common import server_engine
-from dynaplan.engines.common.child import EngineChild
-from dynaplan.engines.context import EngineContext
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
-from dynaplan.engines.llamacpp.kind import command
+from dynaplan.engines.llamacpp.launch import KIND
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server import engine as server_engine
+from dynaplan.engines.server.child import EngineChild
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.port_leases import PortLease
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
@@ -124,7 +124,7 @@ async def test_the_decode_worker_computes_at_most_one_token_of_a_prompt_that_was
     await asyncio.gather(*(request(number) for number in range(8)))
     assert decode.engine.metrics()["dynaplan:remote_prefills_taken_total"] == 8
     assert decode.engine.metrics()["dynaplan:remote_prefill_fallbacks_total"] == 0
-    await eventually(lambda: decode.engine._pool.reserved == decode.engine._pool.leaving == 0)
+    await eventually(lambda: decode.engine._pool.reserved == decode.engine._pool.releasing == 0)
     assert files_in(tmp_path) == []
 
 
@@ -234,7 +234,7 @@ async def test_whoever_finds_all_slots_taken_waits_for_one_in_his_turn(start_wor
     await eventually(lambda: decode.engine._pool.waiting == 1)
     third = asyncio.create_task(reserve(decode, "third"))
     await eventually(lambda: decode.engine.load().waiting_requests == 2)
-    assert await decode.engine.requests() == 2
+    assert await decode.engine.count_requests() == 2
     assert not any(route.is_work and route.is_counted for route in decode.engine.routes())  # once is enough
     await release(decode, "first")
     assert await second == {"id_slot": 0, "cache_prompt": True}
@@ -254,7 +254,7 @@ async def test_a_slot_whose_client_has_left_is_given_out_when_the_engine_has_not
         await release(decode, "first")
         second = asyncio.create_task(reserve(decode, "second"))
         await eventually(lambda: decode.engine._pool.waiting == 1)
-        assert await decode.engine._watch.requests() == 1
+        assert await decode.engine._watch.count_requests() == 1
         assert not second.done()
     await second
     assert await decode.requests() == 0
@@ -312,7 +312,7 @@ CUT = """
 import asyncio, sys
 import aiohttp
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 
 async def main():
     engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
@@ -361,7 +361,7 @@ def child_of(tiny_gguf: Path, tmp_path: Path) -> Callable[..., EngineChild]:
 
     def spawn(model: Path = tiny_gguf, port: int = 1) -> EngineChild:
         options = {"model": str(model), "threads": 1, "threads-http": 8, "max-model-len": 512}
-        line = command(options, EngineContext("w", token=TOKEN), [port])
+        line = KIND.command(options, EngineContext("w", token=TOKEN), [port])
         return EngineChild.spawn(line.argv, line.environment)
 
     return spawn
@@ -390,7 +390,7 @@ async def test_sigterm_ends_the_program_at_once_also_while_it_loads(
     await eventually(lambda: len(program.threads()) > 1)  # llama.cpp's, so it is in its constructor
     begun_s = time.monotonic()
     program.terminate()
-    assert await child.exited() == -signal.SIGTERM
+    assert await child.wait() == -signal.SIGTERM
     assert time.monotonic() - begun_s < 1
     await child.stop(0)
 
@@ -442,7 +442,7 @@ async def test_the_program_ends_with_a_worker_that_is_killed(tiny_gguf: Path) ->
 ORPHAN = """
 import asyncio, sys
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 
 async def main():
     engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
@@ -517,7 +517,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = await start_worker(llama_server=str(write_program(tmp_path)))
-    dying = asyncio.create_task(worker.engine.died())
+    dying = asyncio.create_task(worker.engine.wait_for_failure())
     os.kill(worker.engine._child.engine_pid, signal.SIGKILL)
     with pytest.raises(PermanentError, match="SIGKILL"):
         await asyncio.wait_for(dying, 5)
@@ -526,9 +526,9 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.engines.common.watch.READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dynaplan.engines.server.watchdog.METRICS_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
-    dying = asyncio.create_task(worker.engine.died())
+    dying = asyncio.create_task(worker.engine.wait_for_failure())
     os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)
     with pytest.raises(PermanentError, match="hang"):
         await asyncio.wait_for(dying, 20)

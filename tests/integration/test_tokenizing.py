@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.gateway.kv_routing.tokens import process
 from dynaplan.gateway.kv_routing.tokens.models import ModelTokenizers
 from dynaplan.gateway.kv_routing.tokens.process import TokenizingProcess

@@ -27,7 +27,7 @@ STOCK_GRAPH = "graphs.disagg:Frontend"
 
 FRAGILE_GRAPH = """
 from typing import Any
-from dynaplan.graph.context import dynamo_context
+from dynaplan.graph.service import dynamo_context
 from dynaplan.graph.endpoints import endpoint, on_shutdown
 from dynaplan.graph.service import service
 

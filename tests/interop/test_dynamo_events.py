@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.kv_events.wire import Change, Cleared, KvEvent, Removed, Stored
-from dynaplan.engines.timing_model.block_hashes import chained, own_hashes
+from dynaplan.engines.kv_events import Change, Cleared, KvEvent, Removed, Stored
+from dynaplan.engines.timing_model.kv_blocks import chained, own_hashes
 from dynaplan.events.nats_plane import NatsEventPlane
 from dynaplan.events.port import EventPlane
 from dynaplan.events.subjects import Subject

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.model_catalogue import CATALOGUE
-from dynaplan.engines.pulled_models import models_dir, pull
+from dynaplan.engines.pulled_models import CATALOGUE, models_dir, pull
 from dynaplan.util.errors import TemporaryError
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import aggregated, disaggregated

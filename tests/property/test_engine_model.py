@@ -8,10 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dynaplan.engines.timing_model.kv_blocks import chain_hashes
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest, RequestState, StepResult
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
+from dynaplan.engines.timing_model.model import (
+    EngineModel,
+    EngineRequest,
+    EngineSettings,
+    RequestState,
+    StepResult,
+)
 from dynaplan.engines.timing_model.timing import StepTiming
 
 BLOCK_TOKENS = 4
@@ -60,7 +64,7 @@ class EngineMachine(RuleBasedStateMachine):
     def submit(self, prompt: int, answer: int, family: int, is_remote: bool, is_held: bool) -> None:
         prompt = min(prompt, self.settings.context_tokens - 1)
         answer = min(answer, self.settings.context_tokens - prompt)
-        hashes = chain_hashes([family] * prompt, BLOCK_TOKENS)
+        hashes = block_hashes([family] * prompt, BLOCK_TOKENS)
         name = str(len(self.requests))
         request = EngineRequest(name, prompt, answer, hashes, is_remote=is_remote, is_held=is_held)
         self.model.submit(request)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.config.settings.forecasting import PREDICTORS, ForecastSettings
+from dynaplan.config.settings.planner import PREDICTORS, ForecastSettings
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
 from dynaplan.planner.forecasting.series import clean_history, join_warm_up

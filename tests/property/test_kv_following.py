@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
-from dynaplan.engines.kv_events.wire import CacheSnapshot, Change, Cleared, KvEvent, Removed, Stored
+from dynaplan.engines.kv_events import CachedBlocks, CacheSnapshot, Change, Cleared, KvEvent, Removed, Stored
 from dynaplan.gateway.kv_routing import kv_following
 from dynaplan.gateway.kv_routing.kv_following import KvFollowing
 from dynaplan.gateway.kv_routing.kv_index import KvIndex

@@ -183,7 +183,7 @@ def _service(found: RunningDeployment | None, url: str | None, given: Mapping[st
 def _is_simulated(found: RunningDeployment) -> bool:
     from dynaplan.cli.bench.prediction import graph_of
     from dynaplan.config.settings import worker
-    from dynaplan.config.settings.routing import DECODE_COMPONENT
+    from dynaplan.config.settings.frontend import DECODE_COMPONENT
 
     return worker.engine_of(graph_of(found).sections[DECODE_COMPONENT]) == worker.SIMULATED
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import held_in
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.graph.lifecycle import COUNTS, Role
 from dynaplan.lab.simulate.options import SECTIONS, SimulatedGraph

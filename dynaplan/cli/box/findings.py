@@ -106,16 +106,15 @@ def gpus() -> Iterator[Finding]:
 
 def engines() -> Iterator[Finding]:
     """Look which engines can run here."""
-    from dynaplan.engines import registry
+    from dynaplan.engines.requirements import REQUIREMENTS, installed_program
 
-    engines = [name for name in registry.ENGINES if name != "sim"]
-    found = {name: registry.installed_program(name) for name in engines}
-    for name in engines:
+    found = {name: installed_program(name) for name in REQUIREMENTS}
+    for name, requirement in REQUIREMENTS.items():
         if found[name]:
             yield Finding(Level.OK, f"engine {name}", f"is here: {found[name]}")
         else:
-            package = registry.package_of(name)
-            yield Finding(Level.NOTE, f"engine {name}", "is not installed", f"pip install '{package}'")
+            advice = f"pip install '{requirement.package}'"
+            yield Finding(Level.NOTE, f"engine {name}", "is not installed", advice)
     if not any(found.values()):
         yield Finding(
             Level.WARNING,
@@ -220,9 +219,9 @@ def limits() -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Look at the memory that processes may use."""
-    from dynaplan.engines import registry
+    from dynaplan.process.host_memory import box_memory
 
-    box = registry.box_memory()
+    box = box_memory()
     available, total = box.available_bytes / GB, box.total_bytes / GB
     says = f"{available:.1f} of {total:.1f} GB available, {psutil.cpu_count()} CPUs"
     if box.available_bytes < LEAST_MEMORY_BYTES:

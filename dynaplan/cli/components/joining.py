@@ -13,13 +13,12 @@ import aiohttp
 from dynaplan.cli.deployment import join as find_store
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections
-from dynaplan.config.settings.servers import PLACES, store_backend
-from dynaplan.config.settings.tls import CA_VARIABLE
+from dynaplan.config.settings.servers import CA_VARIABLE, PLACES, store_backend
 from dynaplan.fleet import local_host
 from dynaplan.fleet.deployments import RunningDeployment, find_deployment
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.runtime_dir import lasting_token, new_token, read_token
-from dynaplan.graph.resolve import DEFAULT_NAMESPACE
+from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.process import process_table
 from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance

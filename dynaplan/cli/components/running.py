@@ -22,7 +22,7 @@ from dynaplan.cli.starting.memory import check_memory
 from dynaplan.cli.starting.serve import only_service, warn
 from dynaplan.config.overrides import Sections, merge_sections
 from dynaplan.config.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
-from dynaplan.config.settings.events import HOST_VARIABLE
+from dynaplan.config.settings.servers import HOST_VARIABLE
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, engine_of
 from dynaplan.fleet import local_host
 from dynaplan.fleet.deployments import port_holder
@@ -30,13 +30,10 @@ from dynaplan.fleet.ports import Claims
 from dynaplan.fleet.preparation import first_workers
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.runtime_dir import hold_port
-from dynaplan.graph.config import find_config_file, read_config
-from dynaplan.graph.graph import load_graph
-from dynaplan.graph.importing import shipped_graphs
+from dynaplan.graph.config import find_config_file, read_config, resolve_graph, validate_config
 from dynaplan.graph.lifecycle import Worker
+from dynaplan.graph.loading import load_graph, shipped_graphs
 from dynaplan.graph.model import GraphSpec
-from dynaplan.graph.resolve import resolve_graph
-from dynaplan.graph.validation import validate_config
 from dynaplan.process import process_table
 from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.errors import ConfigError

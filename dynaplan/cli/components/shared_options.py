@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import click
 
-from dynaplan.config.settings.events import COMPAT_VARIABLE, HOST_VARIABLE
-from dynaplan.config.settings.tls import OPTIONS, VARIABLES
+from dynaplan.config.settings.servers import COMPAT_VARIABLE, HOST_VARIABLE, TLS_OPTIONS, TLS_VARIABLES
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -53,20 +52,20 @@ def tls_option(name: str) -> Callable[[Command], Command]:
 
     def keep(ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
         if path:
-            os.environ[VARIABLES[name]] = os.path.abspath(os.path.expanduser(path))
+            os.environ[TLS_VARIABLES[name]] = os.path.abspath(os.path.expanduser(path))
 
     return click.option(
         f"--{name}",
         metavar="FILE",
-        envvar=VARIABLES[name],
+        envvar=TLS_VARIABLES[name],
         expose_value=False,
         callback=keep,
-        help=OPTIONS[name].help,
+        help=TLS_OPTIONS[name].help,
     )
 
 
 def tls_options(command: Command) -> Command:
     """Give a command the options for all files of TLS."""
-    for name in reversed(list(OPTIONS)):
+    for name in reversed(list(TLS_OPTIONS)):
         command = tls_option(name)(command)
     return command

@@ -19,7 +19,7 @@ from dynaplan.cli.deployment import store_option
 from dynaplan.config import stock
 from dynaplan.config.overrides import merge_sections
 from dynaplan.config.settings.fields import options_of
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
 from dynaplan.config.settings.worker import (
     SIMULATED,
     EngineOptions,

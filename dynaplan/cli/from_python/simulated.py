@@ -38,7 +38,7 @@ def simulate(
     """
     from dynaplan.cli.simulate import simulation_of
     from dynaplan.graph.config import find_config_file
-    from dynaplan.graph.importing import shipped_graphs
+    from dynaplan.graph.loading import shipped_graphs
     from dynaplan.lab.simulate.options import read_graph
     from dynaplan.lab.simulate.simulation import run_simulations
     from dynaplan.lab.simulate.table import rows

@@ -22,7 +22,7 @@ from dynaplan.cli.scaling.counts import ATTEMPTS, WrittenCounts, left_out_gpus, 
 from dynaplan.cli.scaling.holding import described
 from dynaplan.cli.scaling.waiting import UNKNOWN_START_S
 from dynaplan.config.settings.planner import KUBERNETES, LOCAL, PlannerSettings
-from dynaplan.config.settings.servers import says_where
+from dynaplan.config.settings.servers import has_store_address
 from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.graph.lifecycle import Role
@@ -67,7 +67,7 @@ def deployment_here(namespace: str | None) -> RunningDeployment | None:
     try:
         return connect(namespace)
     except DeploymentError:
-        if says_where(os.environ) or source is ParameterSource.COMMANDLINE:
+        if has_store_address(os.environ) or source is ParameterSource.COMMANDLINE:
             return None
         raise
 

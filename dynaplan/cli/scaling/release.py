@@ -17,8 +17,8 @@ from dynaplan.config.settings.planner import KUBERNETES
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.graph.lifecycle import Role
-from dynaplan.graph.resolve import DEFAULT_NAMESPACE
 from dynaplan.util.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

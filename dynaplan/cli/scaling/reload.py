@@ -28,7 +28,7 @@ from dynaplan.util.masking import mask_secrets
 from dynaplan.util.tables import text_table
 
 if TYPE_CHECKING:
-    from dynaplan.config.deadline import PrefillDeadline
+    from dynaplan.config.frontend import PrefillDeadline
     from dynaplan.config.overrides import Sections
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.launch import Launch, Reload
@@ -107,12 +107,12 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
     What the new settings of ``config`` leave out has its usual value.
     """
     from dynaplan.config.settings.fields import options_of
-    from dynaplan.config.settings.routing import DisaggregationSettings
+    from dynaplan.config.settings.frontend import DisaggregationSettings
 
     usual: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
     unsaid = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
-    usual["max-prefill-queue-size"] = int(min(unsaid.most_queued, ANY_QUEUE))
-    usual["max-local-prefill-length"] = unsaid.longest_local_tokens
+    usual["max-prefill-queue-size"] = int(min(unsaid.max_queued, ANY_QUEUE))
+    usual["max-local-prefill-length"] = unsaid.max_local_tokens
     live = [each for each in changes if each.taking is Taking.LIVE]
     values = {each.key: usual[each.key] if each.is_removed else each.after for each in live}
     return {LIVE_KEYS[key]: str(value) for key, value in values.items()}
@@ -139,7 +139,7 @@ def _read_again(launch: Launch, config_file: str | None, overrides: Sequence[str
     from dynaplan.cli.starting.serve import described, found_file, warn
     from dynaplan.fleet.launch import Reload
     from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
-    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.loading import load_graph
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.environ.pop(DEPLOYMENT_CONFIG_VARIABLE, None)
@@ -171,15 +171,15 @@ def _check_same_services(old: GraphSpec, new: GraphSpec) -> None:
 
 
 def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChange, ...]:
-    from dynaplan.config.deadline import OF_PLANNER
+    from dynaplan.config.frontend import DEADLINE_OPTIONS
     from dynaplan.config.service_config import section_options
     from dynaplan.config.settings.fields import options_of
-    from dynaplan.config.settings.routing import DisaggregationSettings, RoutingSettings
+    from dynaplan.config.settings.frontend import DisaggregationSettings, RoutingSettings
     from dynaplan.config.settings.worker import engine_of
-    from dynaplan.config.stock import agreed_with
-    from dynaplan.graph.graph import load_graph
+    from dynaplan.config.stock import matching_options
+    from dynaplan.graph.config import resolve_graph
     from dynaplan.graph.lifecycle import Role
-    from dynaplan.graph.resolve import resolve_graph
+    from dynaplan.graph.loading import load_graph
 
     graph = launch.graph
     decode = graph.of_role(Role.DECODE)
@@ -191,9 +191,9 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
         live=LIVE_KEYS.keys(),
         of_frontends=options_of(DisaggregationSettings).keys(),
         of_both=options_of(RoutingSettings).keys(),
-        agreed={*agreed_with(engine), "engine", "model"} if engine else (),
+        agreed={*matching_options(engine), "engine", "model"} if engine else (),
         gpus={service.name: service.gpus for service in resolved.services},
-        of_planner=OF_PLANNER if _deadline(before) != _deadline(new.config) else (),
+        of_planner=DEADLINE_OPTIONS if _deadline(before) != _deadline(new.config) else (),
     )
     old, changed = flattened(graph, before), flattened(graph, new.config)
     rules = replace(rules, learnt=_learnt(old, changed))
@@ -220,19 +220,19 @@ def _learnt(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
 
 def _known_to_planner(sections: Sections) -> dict[str, Any]:
     """Return the options of the Planner with what it learns; empty where it asks only for thresholds."""
-    from dynaplan.config.planner import with_deployed
+    from dynaplan.config.planner import with_worker_sizes
 
     planner = sections.get(PLANNER, {})
     if planner.get("policy", "load") == "load":
         return {}
-    return with_deployed(planner, sections)
+    return with_worker_sizes(planner, sections)
 
 
 def _deadline(config: Sections) -> PrefillDeadline:
-    from dynaplan.config.frontend import deadline_in
+    from dynaplan.config.frontend import configured_deadline
     from dynaplan.config.service_config import section_options
 
-    return deadline_in(config, section_options(config, "Planner"))
+    return configured_deadline(config, section_options(config, "Planner"))
 
 
 def flattened(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

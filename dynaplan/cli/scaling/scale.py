@@ -29,8 +29,8 @@ from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.config.settings.planner import KUBERNETES
 from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.graph.lifecycle import Role
-from dynaplan.graph.resolve import DEFAULT_NAMESPACE
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.config.service_config import section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.config.stock import agreed_with
+from dynaplan.config.stock import matching_options
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
-    from dynaplan.graph.graph import Graph
+    from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec, ServiceSpec
 
 Options = Mapping[str, Any]
@@ -48,7 +48,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     """
     from dynaplan.config.overrides import merge_sections
     from dynaplan.engines import registry
-    from dynaplan.graph.validation import real_engine
+    from dynaplan.graph.config import real_engine
 
     located: Sections = {}
     for service in graph.services():
@@ -84,7 +84,7 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
     real = sorted(engines - {SIMULATED})
     if not real or not engines <= set(registry.ENGINES):
         return
-    for key in agreed_with(real[0]):
+    for key in matching_options(real[0]):
         values = [engine_of(options) if key == "engine" else options.get(key) for options in both]
         if values[0] != values[1]:
             raise ConfigError(

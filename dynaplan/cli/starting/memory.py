@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import engine_of
-from dynaplan.engines import registry
-from dynaplan.engines.timing_model.kv_memory import MemoryNeed, longest_context
+from dynaplan.engines.model_memory import MemoryNeed, longest_context, memory_need
+from dynaplan.process.host_memory import box_memory
 from dynaplan.process.memory_model import BoxMemory
 from dynaplan.util.errors import ConfigError
 
@@ -53,7 +53,7 @@ def check_memory(
     ]
     if not found:
         return [], []
-    box = registry.box_memory()
+    box = box_memory()
     lines = [_line(each, box) for each in found]
     warnings = [text for each in found if each.gpu_bytes and (text := _judged(each))]
     return lines, warnings + _judged_together([each for each in found if not each.gpu_bytes], box)
@@ -64,7 +64,7 @@ def _service_memory(
 ) -> ServiceMemory | None:
     options = section_options(config, service.name)
     engine = engine_of(options)
-    need = registry.memory_need(engine, options, service.gpus)
+    need = memory_need(engine, options, service.gpus)
     if need is None:
         return None
     smallest = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=0)

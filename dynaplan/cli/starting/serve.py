@@ -35,7 +35,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
-    from dynaplan.graph.graph import Graph
+    from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec
     from dynaplan.process.holder_link import HolderLink
 
@@ -273,14 +273,12 @@ def described(
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
     from dynaplan.cli.starting.checking import locate_models
-    from dynaplan.graph.config import read_config
-    from dynaplan.graph.graph import load_graph
-    from dynaplan.graph.resolve import resolve_graph
-    from dynaplan.graph.validation import unused_common, validate_config
+    from dynaplan.graph.config import read_config, resolve_graph, unused_common_overrides, validate_config
+    from dynaplan.graph.loading import load_graph
 
     loaded = load_graph(graph, directory)
     config = read_config(found_file(config_file, directory, loaded), overrides)
-    warnings = validate_config(loaded, config) + unused_common(config, overrides)
+    warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
 

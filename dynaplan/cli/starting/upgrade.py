@@ -117,9 +117,8 @@ def check_configuration(launch: Launch) -> None:
     """Raise a UserError where this version, in this environment, cannot run the graph or its settings."""
     from dynaplan.cli.starting.checking import check_settings
     from dynaplan.cli.starting.serve import warn
-    from dynaplan.graph.graph import load_graph
-    from dynaplan.graph.resolve import resolve_graph
-    from dynaplan.graph.validation import validate_config
+    from dynaplan.graph.config import resolve_graph, validate_config
+    from dynaplan.graph.loading import load_graph
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.chdir(directory)

@@ -210,11 +210,11 @@ def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, 
 
 def _dispatch(found: RunningDeployment) -> str | None:
     """Return the order in which queued prompts are computed; None where nothing sets a deadline."""
-    from dynaplan.config.frontend import deadline_in
+    from dynaplan.config.frontend import configured_deadline
     from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
-    deadline = deadline_in(config, section_options(config, "Planner"))
+    deadline = configured_deadline(config, section_options(config, "Planner"))
     return str(deadline) if deadline.origin else None
 
 

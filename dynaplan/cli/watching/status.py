@@ -16,7 +16,7 @@ from dynaplan.cli.watching.page import page
 from dynaplan.cli.watching.routing import routing
 from dynaplan.cli.watching.view import view_of
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.servers import FILE, KUBERNETES, says_where, store_backend
+from dynaplan.config.settings.servers import FILE, KUBERNETES, has_store_address, store_backend
 from dynaplan.util import screen
 from dynaplan.util.errors import DeploymentError
 
@@ -59,7 +59,7 @@ def _documents(namespace: str | None) -> list[dict[str, Any]]:
     try:
         found = find_deployments(namespace)
     except DeploymentError:
-        is_named = says_where(os.environ)
+        is_named = has_store_address(os.environ)
         if not is_named and store_backend(os.environ) not in (FILE, KUBERNETES):
             raise
         name = namespace or DEFAULT_NAMESPACE

@@ -20,7 +20,7 @@ NO_EFFECT = "Of the original; has no effect"
 UNITS = ("_ms", "_s", "_tokens")
 """Units that fields' names end with. Users leave them out."""
 
-MOST = 1e300
+MAX_NUMBER = 1e300
 """The largest number that an option takes: one that a float holds."""
 
 READ, WRITTEN = "read", "written"
@@ -33,12 +33,12 @@ class Option(NamedTuple):
     """One option: its key, type, bounds, default and meaning, and what engines make of it.
 
     - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
-    - ``least`` and ``most`` bound a number and are allowed themselves; ``above`` and ``below`` are not
-    - ``shown`` is the default in words, where the value does not tell it
+    - ``minimum`` and ``maximum`` bound a number and are allowed themselves; ``above`` and ``below`` are not
+    - ``default_text`` is the default in words, where the value does not tell it
     - ``engine`` is the only engine that has it, empty for all others; ``names`` are an engine's own names for
-      it; ``usual`` is an engine's default, where that is its own; ``gone`` says for an engine that does not
-      take it (any more) what came of it
-    - ``agreed`` are the engines whose decode and prefill workers must have the same value
+      it; ``engine_defaults`` is an engine's default, where that is its own; ``removed`` says for an engine
+      that does not take it (any more) what came of it
+    - ``must_match`` are the engines whose decode and prefill workers must have the same value
     - ``is_flag`` is False for what no engine gets on its command line
     - ``same_as`` is, for a setting of the planner, the role and the option of its workers that say the same
     """
@@ -47,18 +47,18 @@ class Option(NamedTuple):
     default: Any = None
     name: str = ""
     kind: type = object
-    least: float | None = None
+    minimum: float | None = None
     above: float | None = None
-    most: float | None = None
+    maximum: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    shown: str = ""
+    default_text: str = ""
     path: str = ""
     engine: str = ""
     names: Mapping[str, tuple[str, ...]] = _NOTHING
-    usual: Mapping[str, Any] = _NOTHING
-    gone: Mapping[str, str] = _NOTHING
-    agreed: tuple[str, ...] = ()
+    engine_defaults: Mapping[str, Any] = _NOTHING
+    removed: Mapping[str, str] = _NOTHING
+    must_match: tuple[str, ...] = ()
     is_flag: bool = True
     same_as: tuple[str, str] | None = None
 
@@ -71,9 +71,9 @@ class Option(NamedTuple):
         return ", ".join((_KINDS[self.kind][0], *bounds))
 
     @property
-    def usually(self) -> str:
+    def default_words(self) -> str:
         """The default in words; empty where there is none."""
-        return self.shown or ("" if self.default in (None, "") else _word(self.default))
+        return self.default_text or ("" if self.default in (None, "") else _default_text(self.default))
 
     @property
     def meaning(self) -> str:
@@ -82,8 +82,7 @@ class Option(NamedTuple):
 
     @property
     def help(self) -> str:
-        """The text of a command's ``--help``."""
-        default = "" if self.kind is bool or not self.usually else f"  [default: {self.usually}]"
+        default = "" if self.kind is bool or not self.default_words else f"  [default: {self.default_words}]"
         return f"{self.meaning}{default}"
 
     def accepts(self, value: Any) -> bool:
@@ -93,7 +92,7 @@ class Option(NamedTuple):
     def read(self, value: Any, is_text: bool = False) -> Any:
         """The value as the option's type; None when it is not one. ``is_text``: numbers may come as text."""
         if is_text:
-            value = _of_text(value, self.kind)
+            value = _parse_text(value, self.kind)
         if self.choices and isinstance(value, str):
             value = kebab(value)
         if not _KINDS[self.kind][1](value) or (self.choices and value not in self.choices):
@@ -128,14 +127,14 @@ def options_of(*settings: Any) -> Options:
 
 @cache
 def _options_of(settings: type[Any]) -> Options:
-    return {key_of(each): _completed(each, settings) for each in _declared(settings)}
+    return {key_of(each): _complete(each, settings) for each in _option_fields(settings)}
 
 
-def _declared(settings: Any) -> tuple[Field[Any], ...]:
+def _option_fields(settings: Any) -> tuple[Field[Any], ...]:
     return tuple(each for each in fields(settings) if "option" in each.metadata)
 
 
-def _completed(setting: Field[Any], settings: type[Any]) -> Option:
+def _complete(setting: Field[Any], settings: type[Any]) -> Option:
     """The option with what its field and its dataclass say of it."""
     declared: Option = setting.metadata["option"]
     kind = declared.kind
@@ -146,7 +145,6 @@ def _completed(setting: Field[Any], settings: type[Any]) -> Option:
 
 
 def key_of(setting: Field[Any]) -> str:
-    """The key of a field that is an option."""
     name = setting.name
     for unit in UNITS:
         name = name.removesuffix(unit)
@@ -181,11 +179,11 @@ class Settings:
             key = given[min(unknown)][0]
             raise ConfigError(f"{cls.SECTION} has no option {key!r}", hint=nearest(kebab(key), known))
         values = {
-            name: _checked(cls, known[name], (places or {}).get(name, key), value)
+            name: _read_checked(cls, known[name], (places or {}).get(name, key), value)
             for name, (key, value) in given.items()
             if name in known and value is not None
         }
-        keys = {each.name: key_of(each) for each in _declared(cls)}
+        keys = {each.name: key_of(each) for each in _option_fields(cls)}
         settings = cls(**{name: values[key] for name, key in keys.items() if key in values})
         settings.check(frozenset(values))
         return settings
@@ -195,11 +193,11 @@ class Settings:
 
     def to_options(self) -> dict[str, Any]:
         """Map every option that is set to its value, as ``from_options`` reads it."""
-        values = ((key_of(each), getattr(self, each.name)) for each in _declared(self))
+        values = ((key_of(each), getattr(self, each.name)) for each in _option_fields(self))
         return {name: value for name, value in values if value is not None}
 
 
-def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
+def _read_checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
     read = option.read(value)
     is_left_empty = read == "" and option.default in ("", None)
     is_blank = isinstance(read, str) and not read.strip() and not is_left_empty
@@ -209,7 +207,7 @@ def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> 
     return read
 
 
-def _of_text(value: Any, kind: type) -> Any:
+def _parse_text(value: Any, kind: type) -> Any:
     """Turn text into the value that it says, for an option that is no text; ``4.0`` is a whole number."""
     if isinstance(value, str) and kind in (bool, int, float):
         try:
@@ -219,7 +217,7 @@ def _of_text(value: Any, kind: type) -> Any:
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _word(value: Any) -> str:
+def _default_text(value: Any) -> str:
     """A default as users write it: ``true``, and ``600`` for 600.0."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -228,7 +226,7 @@ def _word(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= MOST
+    return is_number and abs(value) <= MAX_NUMBER
 
 
 _TRUTH = {"true": True, "false": False}
@@ -250,9 +248,9 @@ _KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
 """Type -> its name in words, and whether a value is of it."""
 
 _BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
-    ("least", "{:g} or more", operator.ge),
+    ("minimum", "{:g} or more", operator.ge),
     ("above", "more than {:g}", operator.gt),
-    ("most", "{:g} or less", operator.le),
+    ("maximum", "{:g} or less", operator.le),
     ("below", "less than {:g}", operator.lt),
 )
 """The bounds of an option, their words, and the comparison of a value with them."""

@@ -1,17 +1,139 @@
-"""The planner's options: the names and defaults of the load planner's documentation, and a few of our own."""
+"""The planner's options: the names and defaults of the load planner's documentation, and a few of our own.
+
+The planner's section has three parts: what is promised and how workers are counted for it (``SlaSettings``),
+how the load is forecast (``ForecastSettings``), and all else (``PlannerSettings``, which has them all).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, kebab, option
-from dynaplan.config.settings.forecasting import ForecastSettings
-from dynaplan.config.settings.routing import ROUTERS, ComponentSettings
+from dynaplan.config.settings.fields import NO_EFFECT, READ, WRITTEN, Settings, kebab, option
+from dynaplan.config.settings.frontend import ROUTERS, ComponentSettings
 from dynaplan.config.settings.servers import MessagingSettings
-from dynaplan.config.settings.sla import SlaSettings
 from dynaplan.util.errors import ConfigError
+
+SIZINGS = ("queueing", "formula")
+"""Ways of sizing: the queueing model, or the formulas of Dynamo's planner."""
+
+
+@dataclass(frozen=True)
+class SlaSettings(Settings):
+    """Every option of sizing for targets, by the original's names and defaults, and a few of our own."""
+
+    SECTION: ClassVar[str] = "Planner"
+
+    ttft_ms: float = option(500.0, "Time to the first token that is promised, ms", above=0)
+    itl_ms: float = option(50.0, "Time between tokens that is promised, ms", above=0)
+    ttft_percentile: float = option(95.0, "Per cent of the requests that get the TTFT", above=0, below=100)
+    itl_percentile: float = option(95.0, "Per cent of the requests that get the ITL", above=0, below=100)
+    slo_window_s: float = option(
+        3600.0, "Seconds over which the percentiles are promised; 0: in every interval", minimum=0
+    )
+    isl_tokens: int = option(3000, "Length of prompts until one has been seen", minimum=1)
+    osl_tokens: int = option(500, "Length of answers until one has been seen", minimum=1)
+    profile_results_dir: str = option(
+        "profiling_results", "Directory of the engine's profile, or the name of a shipped one", path=READ
+    )
+    no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
+    sizing: str = option("queueing", "How workers are counted", choices=SIZINGS)
+    learnt_floor: bool = option(
+        False, "Keep as many workers as would have kept the promise over the last `slo-window`: for bursts"
+    )
+    hedge: bool = option(
+        True,
+        "Stand still or follow the forecast, whichever would have kept the promise with fewer GPUs over the "
+        "last `slo-window`: for bursts, with `prefill-deadline`",
+    )
+    scale_down_headroom: float = option(
+        0.15, "Part by which demand could grow before a worker that is removed were missed", minimum=0
+    )
+
+    def targets(self) -> SlaTargets:
+        return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)
+
+
+@dataclass(frozen=True)
+class SlaTargets:
+    """The promise: TTFT and ITL in ms, and the per cent of the requests that get each.
+
+    The ITL of a request is the mean over its tokens after the first. ``ttft_spare`` and ``itl_spare`` are
+    parts of the requests (0 to 1) that may miss on top, because fewer did before: see ``ErrorBudget``.
+    """
+
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    ttft_percentile: float = 95.0
+    itl_percentile: float = 95.0
+    ttft_spare: float = 0.0
+    itl_spare: float = 0.0
+
+    @property
+    def ttft_rest(self) -> float:
+        """Part of the requests, 0 to 1, whose TTFT may exceed the target."""
+        return 1 - self.ttft_percentile / 100 + self.ttft_spare
+
+    @property
+    def itl_rest(self) -> float:
+        """Part of the requests, 0 to 1, whose ITL may exceed the target."""
+        return 1 - self.itl_percentile / 100 + self.itl_spare
+
+
+PREDICTORS = ("constant", "arima", "kalman", "prophet", "auto")
+"""The values of ``load-predictor``. The first four are the original's."""
+
+OUTSIDE_PREDICTORS = ("arima", "prophet")
+"""The predictors that a library computes in a process of its own; the core computes the others."""
+
+HISTORY_INTERVALS = 500
+"""The number of newest intervals of a history that are used; older ones need not be kept."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expected value of one curve; never negative, never NaN.
+
+    ``method`` is what computed it: with the predictor ``auto`` the one that was chosen, and the last value's
+    (``constant``) where another one failed or is warming up; ``why`` says so. Not ``is_known`` means that
+    nothing was ever measured: the value is 0 then and says nothing. ``typical_error`` is how far the method
+    was off on average over the recent past, as many intervals ahead as now; 0 where it is not known.
+    ``outcomes`` are what came beyond such forecasts, and what came, in each interval, the newest last.
+    """
+
+    value: float
+    method: str
+    why: str
+    is_known: bool = True
+    typical_error: float = 0.0
+    outcomes: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ForecastSettings(Settings):
+    """Every option of forecasting, by the original's names.
+
+    The variances of the Kalman filter are per interval, in the square of the curve's unit (of its logarithm
+    with ``load_predictor_log1p``).
+    """
+
+    SECTION: ClassVar[str] = "Planner"
+
+    load_predictor: str = option("auto", "How the load is forecast", choices=PREDICTORS)
+    load_predictor_log1p: bool = option(False, "Forecast the logarithm of the load: for load that multiplies")
+    load_predictor_warmup_trace: str | None = option(
+        None, "A trace file that the history begins with", path=READ
+    )
+    load_predictor_deadline_s: float = option(
+        10.0, "Seconds that arima and prophet may take; then the last value stands in", above=0
+    )
+    prophet_window_size: int = option(50, "Intervals that prophet looks back", minimum=2)
+    kalman_q_level: float = option(1.0, "Variance by which the load's level moves in an interval", minimum=0)
+    kalman_q_trend: float = option(0.1, "Variance by which the load's trend moves in an interval", minimum=0)
+    kalman_r: float = option(10.0, "Variance of one measurement", above=0)
+    kalman_min_points: int = option(5, "Measurements before which the last one is the forecast", minimum=1)
+
 
 NEW_DECODE_WORKER_GRACE_PERIOD = 3
 """Intervals without removal after one that added a decode worker: it has to fill its KV cache first."""
@@ -42,7 +164,7 @@ POLICIES = ("load", "sla", "both")
 
 def _of_workers(about: str, role: str, same_as: str, shown: str = AS_THE_GRAPH) -> Any:
     """Declare a size of a role's workers, which an option of theirs says, too."""
-    return option(None, about, least=1, shown=shown, same_as=(role, same_as))
+    return option(None, about, minimum=1, default_text=shown, same_as=(role, same_as))
 
 
 @dataclass(frozen=True)
@@ -63,38 +185,40 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         "the planner scales a cluster",
     )
     backend: str | None = option(None, NO_EFFECT)
-    served_model_name: str | None = option(None, "The model whose traffic counts", shown="that of all models")
+    served_model_name: str | None = option(
+        None, "The model whose traffic counts", default_text="that of all models"
+    )
     no_operation: bool = option(False, "Observe, decide and record, but change nothing")
     log_dir: str | None = option(
         None, "Directory for decisions.jsonl and the TensorBoard events", path=WRITTEN
     )
     adjustment_interval_s: float = option(30.0, "Seconds between scaling decisions", above=0)
     metric_pulling_interval_s: float = option(1.0, "Seconds between metric pulls", above=0)
-    max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", least=1)
-    min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", least=1)
-    min_endpoint: int | None = option(None, "The same minimum, as a number of workers", least=1)
+    max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", minimum=1)
+    min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", minimum=1)
+    min_endpoint: int | None = option(None, "The same minimum, as a number of workers", minimum=1)
     decode_kv_scale_up_threshold: float = option(
-        0.9, "Mean KV usage above which to add a decode worker", least=0
+        0.9, "Mean KV usage above which to add a decode worker", minimum=0
     )
     decode_kv_scale_down_threshold: float = option(
-        0.5, "Mean KV usage below which to remove a decode worker", least=0
+        0.5, "Mean KV usage below which to remove a decode worker", minimum=0
     )
     prefill_queue_scale_up_threshold: float = option(
-        0.5, "Queue per prefill worker above which to add one", least=0
+        0.5, "Queue per prefill worker above which to add one", minimum=0
     )
     prefill_queue_scale_down_threshold: float = option(
-        0.2, "Queue per prefill worker below which to remove one", least=0
+        0.2, "Queue per prefill worker below which to remove one", minimum=0
     )
-    decode_engine_num_gpu: int = option(1, "GPUs of one decode worker", least=1)
-    prefill_engine_num_gpu: int = option(1, "GPUs of one prefill worker", least=1)
+    decode_engine_num_gpu: int = option(1, "GPUs of one decode worker", minimum=1)
+    prefill_engine_num_gpu: int = option(1, "GPUs of one prefill worker", minimum=1)
     router: str | None = option(
-        None, "How Frontends choose a decode worker", choices=ROUTERS, shown=AS_THE_GRAPH
+        None, "How Frontends choose a decode worker", choices=ROUTERS, default_text=AS_THE_GRAPH
     )
     prefill_deadline_ms: float | None = option(
         None,
         "How Frontends dispatch queued prompts: by this deadline, ms; 0: in the order of arrival",
-        least=0,
-        shown=AS_THE_GRAPH,
+        minimum=0,
+        default_text=AS_THE_GRAPH,
     )
     max_model_len: int | None = _of_workers("Context in tokens", "decode", "max-model-len")
     decode_max_num_seqs: int | None = _of_workers(
@@ -119,13 +243,13 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         1800.0, "Seconds after which an unacknowledged decision blocks no longer", above=0
     )
     startup_time_s: float | None = option(
-        None, "Seconds from a worker's start to ready; as it was before where not given", least=0
+        None, "Seconds from a worker's start to ready; as it was before where not given", minimum=0
     )
     prometheus_endpoint: str | None = option(
         None, "Prometheus server to ask about traffic; without one the frontends are asked"
     )
     metric_reporting_prometheus_port: int = option(
-        0, "Port of the planner's own /metrics and /health when it runs on its own; 0 for none", least=0
+        0, "Port of the planner's own /metrics and /health when it runs on its own; 0 for none", minimum=0
     )
     metric_reporting_prometheus_host: str = option("127.0.0.1", "Address of that port")
 
@@ -153,14 +277,12 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         return type(self).from_options({**kept, **given})
 
     def to_options(self) -> dict[str, Any]:
-        """Map every option that is set to its value, as ``from_options`` reads it."""
         options = super().to_options()
         if self.min_endpoint is not None:
             del options["min-gpu-budget"]
         return options
 
     def check(self, given: frozenset[str] = frozenset()) -> None:
-        """Raise ConfigError for options that contradict each other."""
         expected = f"Expected one of {', '.join(ENVIRONMENTS)}."
         if self.environment not in ENVIRONMENTS:
             raise ConfigError(f"Invalid environment: {self.environment}", hint=expected)

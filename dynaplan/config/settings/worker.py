@@ -1,7 +1,7 @@
-"""Options of a worker: of its process, of every engine, and of the simulated engine.
+"""Options of a worker: of its process, of every engine, of the simulated engine, and ``ServiceArgs``.
 
-``names`` are an engine's own for an option, so that one configuration fits them all; ``gone`` is what became
-of one that an engine does not take.
+``names`` are an engine's own for an option, so that one configuration fits them all; ``removed`` is what
+became of one that an engine does not take.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.config.settings.fields import READ, Settings, option
+from dynaplan.config.settings.fields import NO_EFFECT, READ, Settings, option
 from dynaplan.config.settings.servers import MessagingSettings
 from dynaplan.util.errors import ConfigError
 
@@ -22,13 +22,13 @@ class ProcessSettings(MessagingSettings):
     """Options of a service's processes: their deadlines, in seconds, and their patience with servers."""
 
     drain_deadline_s: float = option(
-        600.0, "Seconds for a worker to finish its requests when it leaves; then it is killed", least=0
+        600.0, "Seconds for a worker to finish its requests when it leaves; then it is killed", minimum=0
     )
     health_timeout_s: float = option(
         30.0,
         "Seconds that the `/health` of a worker without registration may say nothing before its process is "
         "killed; 0 is never",
-        least=0,
+        minimum=0,
     )
 
 
@@ -42,15 +42,15 @@ class WorkerSettings(ProcessSettings):
     """
 
     engine: str = option(
-        "sim", "What computes: sim (simulated), llamacpp, vllm, sglang or trtllm", agreed=REAL_ENGINES
+        "sim", "What computes: sim (simulated), llamacpp, vllm, sglang or trtllm", must_match=REAL_ENGINES
     )
     start_timeout_s: float = option(
-        1800.0, "Seconds that the engine's server may take to load the model", least=0
+        1800.0, "Seconds that the engine's server may take to load the model", minimum=0
     )
     hang_timeout_s: float = option(
         120.0,
         "Seconds without progress after which an engine that has requests is replaced; 0 is never",
-        least=0,
+        minimum=0,
     )
     kv_network: bool = option(
         False,
@@ -58,7 +58,7 @@ class WorkerSettings(ProcessSettings):
         engine="vllm",
     )
     max_concurrent_prefills: int = option(
-        4, "Prompts that a prefill worker takes from the queue at once", least=1
+        4, "Prompts that a prefill worker takes from the queue at once", minimum=1
     )
 
 
@@ -82,31 +82,34 @@ class CommandSettings(Settings):
 class ModelSettings(Settings):
     """The model, and how much of it a request may use. The defaults are the simulated engine's.
 
-    ``context_tokens`` 0 is what fits: see ``engines/timing_model/settings.py``.
+    ``context_tokens`` 0 is what fits: see ``engines/timing_model/model.py``.
     """
 
     model: str = option(
         "nvidia/Llama-3.1-8B-Instruct-FP8",
         "The model, as the engine knows it; real engines need it",
-        agreed=REAL_ENGINES,
+        must_match=REAL_ENGINES,
     )
     served_model_name: str | None = option(
-        None, "The name that clients use", shown="the last part of the model's path", agreed=REAL_ENGINES
+        None,
+        "The name that clients use",
+        default_text="the last part of the model's path",
+        must_match=REAL_ENGINES,
     )
     block_tokens: int = option(
         16,
         "Tokens of one KV block",
         name="block-size",
-        least=1,
+        minimum=1,
         names={"sglang": ("page-size",)},
-        usual={"llamacpp": 64},
+        engine_defaults={"llamacpp": 64},
     )
     context_tokens: int = option(
         0,
         "Context length in tokens",
         name="max-model-len",
-        least=1,
-        shown="16384, or what the KV cache holds",
+        minimum=1,
+        default_text="16384, or what the KV cache holds",
         names={"sglang": ("context-length",), "trtllm": ("max-seq-len",)},
     )
 
@@ -119,26 +122,26 @@ class EngineOptions(ModelSettings):
         8192,
         "Most tokens of one step",
         name="max-num-batched-tokens",
-        least=1,
+        minimum=1,
         names={
             "sglang": ("chunked-prefill-size",),
             "trtllm": ("max-num-tokens",),
             "llamacpp": ("batch-size",),
         },
-        usual={"llamacpp": 512},
+        engine_defaults={"llamacpp": 512},
     )
     request_slots: int = option(
         256,
         "Most requests of one step",
         name="max-num-seqs",
-        least=1,
+        minimum=1,
         names={
             "sglang": ("max-running-requests",),
             "trtllm": ("max-batch-size",),
             "llamacpp": ("parallel", "n-parallel"),
         },
-        usual={"llamacpp": 4},
-        agreed=("llamacpp",),
+        engine_defaults={"llamacpp": 4},
+        must_match=("llamacpp",),
     )
     is_prefix_caching: bool = option(
         True,
@@ -147,15 +150,15 @@ class EngineOptions(ModelSettings):
         names={"llamacpp": ("cache-prompt",)},
     )
     tensor_parallel_size: int = option(
-        1, "GPUs that each layer is split over", least=1, shown="the worker's GPUs"
+        1, "GPUs that each layer is split over", minimum=1, default_text="the worker's GPUs"
     )
     total_blocks: int = option(
         0,
         "KV blocks, instead of what fits",
         name="num-gpu-blocks-override",
-        least=1,
-        shown="what fits",
-        gone={
+        minimum=1,
+        default_text="what fits",
+        removed={
             "sglang": "it is vLLM's; SGLang's is max-total-tokens",
             "trtllm": "it is vLLM's; set max_tokens of kv_cache_config instead",
         },
@@ -163,9 +166,9 @@ class EngineOptions(ModelSettings):
     seed: int = option(
         0,
         "Of every random choice",
-        least=0,
+        minimum=0,
         names={"sglang": ("random-seed",)},
-        gone={"trtllm": "trtllm-serve has none"},
+        removed={"trtllm": "trtllm-serve has none"},
     )
 
 
@@ -177,25 +180,25 @@ class SimulationOptions(Settings):
         "",
         "Measured profile to take times from, by name or path, or a polynomial: `mocker`, `h100-bf16`, "
         "`a100-bf16`, `h200-bf16`, `h200-fp8-fit`",
-        shown="by the model: `h200_sxm-Llama-3.1-8B-Instruct-FP8`, for a 70B "
+        default_text="by the model: `h200_sxm-Llama-3.1-8B-Instruct-FP8`, for a 70B "
         "`h100_sxm-Llama-3.3-70B-Instruct-FP8`",
         path=READ,
     )
     speedup_ratio: float = option(
-        1.0, "Divides every simulated duration; 0 means no delay at all", least=0, most=1e9
+        1.0, "Divides every simulated duration; 0 means no delay at all", minimum=0, maximum=1e9
     )
     startup_time_s: float = option(
-        0.0, "Seconds until the worker is ready, as a real engine loads its model", least=0, most=86_400
+        0.0, "Seconds until the worker is ready, as a real engine loads its model", minimum=0, maximum=86_400
     )
     jitter: float = option(
-        0.0, "Largest random change of a step's duration, as a part of it", least=0, most=0.5
+        0.0, "Largest random change of a step's duration, as a part of it", minimum=0, maximum=0.5
     )
     total_kv_tokens: int = option(
         0,
         "KV cache size in tokens",
         name="kv-total-tokens",
-        least=1,
-        shown="the profile's",
+        minimum=1,
+        default_text="the profile's",
         names={"sim": ("kv-total-tokens",), "sglang": ("max-total-tokens",)},
     )
 
@@ -227,3 +230,27 @@ KV_NETWORK_ENGINE = "vllm"
 
 SIMULATED = WorkerSettings.engine
 """The engine of a worker that does not say one; its every option is known."""
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Resources(Settings):
+    """The mapping ``resources``: the share of the machine that one worker gets."""
+
+    gpu: float = option(
+        0.0,
+        "GPUs of one worker; a part of 1 shares a GPU, and the engine gets that part of its memory",
+        minimum=0,
+        default_text="1 for the workers of engines, more where their parallel sizes need them",
+    )
+    cpu: Any = option(None, NO_EFFECT)
+    memory: Any = option(None, NO_EFFECT)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class ServiceArgs(Settings):
+    """The section ``ServiceArgs`` of a service."""
+
+    workers: int = option(1, "Worker processes at the start", minimum=1)
+    resources: Mapping[str, Any] | None = option(None, "What one worker gets: gpu, cpu, memory")
+    envs: Mapping[str, str] | None = option(None, "Environment variables of the workers")
+    dynamo: Mapping[str, Any] | None = option(None, f"{NO_EFFECT}: use `--namespace`")

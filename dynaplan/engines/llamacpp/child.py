@@ -23,7 +23,7 @@ from typing import Any
 EXIT_USAGE = 2
 """The exit code for a wrong command line."""
 
-LONGEST_CODE = 3
+MAX_CODE_DIGITS = 3
 """Digits of an exit code."""
 
 
@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     import xllamacpp
 
     exit_unloaded, *fields = words or ("",)
-    if not (exit_unloaded.isascii() and exit_unloaded.isdecimal() and len(exit_unloaded) <= LONGEST_CODE):
+    if not (exit_unloaded.isascii() and exit_unloaded.isdecimal() and len(exit_unloaded) <= MAX_CODE_DIGITS):
         print(f"the first word is {exit_unloaded!r}: expected an exit code", file=sys.stderr)
         return EXIT_USAGE
     params = xllamacpp.CommonParams()

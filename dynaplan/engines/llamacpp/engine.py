@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.engines.common.kinds import Ask, Options, Prefilling, prefill_body
-from dynaplan.engines.common.server_engine import ServerEngine
-from dynaplan.engines.common.signals import Signals
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.llamacpp.desk import HAND_OFF, SlotDesk
-from dynaplan.engines.llamacpp.kind import KIND
-from dynaplan.engines.llamacpp.options import check_fields, read_options
-from dynaplan.engines.llamacpp.slots import UNUSED_S, SlotFiles, SlotPool
-from dynaplan.engines.port import Engine, HandOver
+from dynaplan.engines.llamacpp.launch import KIND, check_fields, read_options
+from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_RESERVATION_S, SlotAllocator, SlotFiles, SlotPool
+from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import Ask, prefill_body
+from dynaplan.engines.server.metrics import EngineMetrics
+from dynaplan.engines.server.options import Options
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.clock import SystemClock
@@ -24,12 +22,10 @@ from dynaplan.util.http_routes import Route
 
 
 def make(options: Options, context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return LlamaCppEngine(options, context)
 
 
 def check(options: Options, gpus: float) -> None:
-    """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
     checked = read_options(options, gpus)
     if not checked.server and importlib.util.find_spec("xllamacpp"):
         import xllamacpp
@@ -45,16 +41,16 @@ class LlamaCppEngine(ServerEngine):
     """
 
     def __init__(self, options: Options, context: EngineContext) -> None:
-        super().__init__(replace(KIND, prefilling=Prefilling(self._run_prefill)), options, context)
+        super().__init__(KIND, options, context)
         self._checked = checked = read_options(options, context.gpus)
         is_prefill = context.role == "prefill"
         self._takes_hand_offs = checked.takes_hand_offs and not is_prefill
         clock = SystemClock()
         # A prefill worker gives back what it takes; only frontends can die over a reservation.
-        self._pool = SlotPool(checked.slots, clock.now_s, 0 if is_prefill else UNUSED_S)
+        self._pool = SlotPool(checked.slots, clock.now_s, 0 if is_prefill else UNUSED_RESERVATION_S)
         self._files = SlotFiles(context.scratch_dir, context.worker_name)
         self._holds = self._files.holds
-        self._desk = SlotDesk(self._client, self._pool, self._files, checked.slots, clock)
+        self._allocator = SlotAllocator(self._client, self._pool, self._files, checked.slots, clock)
         self._context_tokens = 0
 
     async def start(self) -> None:
@@ -64,7 +60,7 @@ class LlamaCppEngine(ServerEngine):
 
     def routes(self) -> Sequence[Route]:
         """The slots of a decode worker that takes hand-offs; the API is the engine's own."""
-        return self._desk.routes() if self._takes_hand_offs else ()
+        return self._allocator.routes() if self._takes_hand_offs else ()
 
     def card(self) -> Mapping[str, Any]:
         """Describe the model; ``reserves`` says that before each request a slot must be asked for."""
@@ -76,28 +72,28 @@ class LlamaCppEngine(ServerEngine):
         load = super().load()
         return replace(load, waiting_requests=load.waiting_requests + self._pool.waiting)
 
-    async def requests(self) -> int:
+    async def count_requests(self) -> int:
         """Count its requests, with those whose slot or prompt is not there yet."""
-        return await super().requests() + max(self._pool.waiting, self._desk.reserving)
+        return await super().count_requests() + max(self._pool.waiting, self._allocator.reserving)
 
     def metrics(self) -> Mapping[str, float]:
         """The engine's own samples, its KV usage, and what became of hand-offs."""
         ours: dict[str, float] = {"llamacpp:kv_cache_usage_ratio": self._watch.signals.kv_usage}
         if self._takes_hand_offs:
             ours["dynaplan:kv_slots_reserved"] = self._pool.reserved
-            ours["dynaplan:kv_slots_taken_back_total"] = self._pool.taken_back
-            ours["dynaplan:remote_prefills_taken_total"] = self._desk.restored
-            ours["dynaplan:remote_prefill_fallbacks_total"] = self._desk.not_restored
+            ours["dynaplan:kv_slots_taken_back_total"] = self._pool.reclaimed
+            ours["dynaplan:remote_prefills_taken_total"] = self._allocator.restored
+            ours["dynaplan:remote_prefill_fallbacks_total"] = self._allocator.not_restored
         return {**super().metrics(), **ours}
 
     async def _first_model(self) -> Mapping[str, Any]:
         """The model as ``/slots`` describes it; raises TemporaryError when the engine cannot be asked."""
-        await self._watch.requests()
+        await self._watch.count_requests()
         return {"id": self._checked.name, "max_model_len": self._context_tokens}
 
-    async def _read(self) -> Signals:
+    async def _read(self) -> EngineMetrics:
         signals = await super()._read()
-        slots = await self._desk.look()
+        slots = await self._allocator.refresh()
         block_tokens = self._checked.block_tokens
         all_tokens = sum(slot.context_tokens for slot in slots)
         used_tokens = [slot.used_tokens for slot in slots if slot.is_computing]
@@ -113,7 +109,6 @@ class LlamaCppEngine(ServerEngine):
     async def _run_prefill(
         self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
     ) -> None:
-        """Compute the prompt in a slot of our own, save the slot, and hand its file over."""
         if self._files.directory is None:
             raise PermanentError("this worker has no scratch directory: it cannot hand KV entries over")
         name = self._files.new_name()
@@ -134,15 +129,15 @@ class LlamaCppEngine(ServerEngine):
             request = _with_prompt(request)
             body = prefill_body(request, n_predict=1, id_slot=slot, cache_prompt=True)
             await ask(request.path, body, request.request_id)
-            tokens = await self._desk.save(slot, name)
+            tokens = await self._allocator.save(slot, name)
             is_idle = True
         finally:
-            self._desk.give_back(owner, is_idle=is_idle)
+            self._allocator.release(owner, is_idle=is_idle)
         return tokens
 
     async def _end(self, grace_s: float) -> None:
         """Let go of everything; the files last, when no engine can read or write them any more."""
-        await self._desk.close()
+        await self._allocator.close()
         try:
             await super()._end(grace_s)
         finally:

@@ -1,29 +1,43 @@
-"""Reservations of llama.cpp's slots, and the files in which KV entries travel from one slot to another.
+"""llama.cpp's slots: who may use which, and the files in which KV entries travel from one slot to another.
 
 llama.cpp lets any request name a slot, and makes it wait while the slot computes. It does not reserve a slot:
-that entries restored into one are still there when their request comes is ensured here.
+that entries restored into one are still there when their request comes is ensured here. ``SlotPool`` counts
+the reservations, ``SlotFiles`` names and deletes the files, and ``SlotAllocator`` is the place where
+frontends reserve slots of one server and give them back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dynaplan.engines.common.holds import HOLD_S, Holds
-from dynaplan.util.errors import TemporaryError
+from dynaplan.engines.holds import HOLD_S, Holds
+from dynaplan.engines.server.client import ServerClient
+from dynaplan.util.clock import Clock
+from dynaplan.util.documents import flag_field, whole_field
+from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.http_routes import Route
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 log = logging.getLogger(__name__)
 
-UNUSED_S = 10.0
+
+UNUSED_RESERVATION_S = 10.0
 """Seconds after which a reserved slot that does not compute is taken back: its frontend has died."""
 
 
-class _Reserved:
+class _Reservation:
     """One reservation of a slot.
 
     ``idle_since_s`` is the time since which the slot has been seen not to compute, None while it computes.
@@ -47,29 +61,29 @@ class SlotPool:
     owner (``announce``) and does not compute for ``unused_s`` seconds is taken back; 0 means never.
     """
 
-    def __init__(self, count: int, now_s: Callable[[], float], unused_s: float = UNUSED_S) -> None:
+    def __init__(
+        self, count: int, now_s: Callable[[], float], unused_s: float = UNUSED_RESERVATION_S
+    ) -> None:
         self._now_s = now_s
         self._unused_s = unused_s
         self._free = deque(range(count))
-        self._reserved: dict[str, _Reserved] = {}
-        self._leaving: set[int] = set()
+        self._reserved: dict[str, _Reservation] = {}
+        self._releasing: set[int] = set()
         self._waiting: dict[str, asyncio.Future[int]] = {}
-        self.taken_back = 0
+        self.reclaimed = 0
 
     @property
     def waiting(self) -> int:
-        """The number of owners that wait for a slot."""
         return len(self._waiting)
 
     @property
     def reserved(self) -> int:
-        """The number of slots that are reserved."""
         return len(self._reserved)
 
     @property
-    def leaving(self) -> int:
+    def releasing(self) -> int:
         """The number of slots that were given back and are not yet seen idle."""
-        return len(self._leaving)
+        return len(self._releasing)
 
     async def take(self, owner: str) -> int:
         """Wait for a slot and return its number; an owner that has one gets the same again.
@@ -81,12 +95,12 @@ class SlotPool:
         self._drop_waiter(owner, "it was asked for again")
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[owner] = waiter
-        self._hand_out()
+        self._grant()
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.give_back(owner)
+                self.release(owner)
             elif self._waiting.get(owner) is waiter:
                 del self._waiting[owner]
             raise
@@ -96,7 +110,7 @@ class SlotPool:
         if owner in self._reserved:
             self._reserved[owner].is_announced = True
 
-    def give_back(self, owner: str, *, is_idle: bool = False) -> None:
+    def release(self, owner: str, *, is_idle: bool = False) -> None:
         """End the owner's reservation, if it has one, and its waiting for one.
 
         ``is_idle`` says that the engine is known not to compute there.
@@ -107,14 +121,14 @@ class SlotPool:
             return
         if is_idle:
             self._free.append(held.slot)
-            self._hand_out()
+            self._grant()
         else:
-            self._leaving.add(held.slot)
+            self._releasing.add(held.slot)
 
     def observe(self, computing: Collection[int]) -> None:
         """Note the slots in which the engine computes now; in the others it does not."""
-        for slot in sorted(self._leaving.difference(computing)):
-            self._leaving.discard(slot)
+        for slot in sorted(self._releasing.difference(computing)):
+            self._releasing.discard(slot)
             self._free.append(slot)
         for owner, held in list(self._reserved.items()):
             if held.slot in computing or not held.is_announced:
@@ -123,17 +137,17 @@ class SlotPool:
                 held.idle_since_s = self._now_s()
             elif 0 < self._unused_s <= self._now_s() - held.idle_since_s:
                 log.warning("slot %d was reserved by %s and not used: taken back", held.slot, owner)
-                self.taken_back += 1
+                self.reclaimed += 1
                 del self._reserved[owner]
                 self._free.append(held.slot)
-        self._hand_out()
+        self._grant()
 
-    def _hand_out(self) -> None:
+    def _grant(self) -> None:
         while self._free and self._waiting:
             owner = next(iter(self._waiting))
             waiter = self._waiting.pop(owner)
             if not waiter.done():
-                self._reserved[owner] = _Reserved(self._free.popleft())
+                self._reserved[owner] = _Reservation(self._free.popleft())
                 waiter.set_result(self._reserved[owner].slot)
 
     def _drop_waiter(self, owner: str, why: str) -> None:
@@ -153,24 +167,21 @@ class SlotFiles:
         self._worker_name = worker_name
         # The random part tells them from files of the worker's last life, whose names may still be under way.
         self._names = (f"{worker_name}.{secrets.token_hex(4)}.{number}.kv" for number in itertools.count(1))
-        self._of: dict[str, list[str]] = {}
-        self.holds = Holds(self._delete_of, hold_s)
+        self._of_request: dict[str, list[str]] = {}
+        self.holds = Holds(self._delete_for_request, hold_s)
 
     @property
     def directory(self) -> Path | None:
-        """The directory of the files; None when this worker has none."""
         return self._directory
 
     def new_name(self) -> str:
-        """Make a name that no other file has had."""
         return next(self._names)
 
     def assign(self, request_id: str, name: str) -> None:
         """Delete this file too when that request's hold ends; it may have several: work can come twice."""
-        self._of.setdefault(request_id, []).append(name)
+        self._of_request.setdefault(request_id, []).append(name)
 
     def delete(self, name: str) -> None:
-        """Delete one file; nothing happens when it is not there."""
         if self._directory is not None:
             try:
                 (self._directory / name).unlink(missing_ok=True)
@@ -193,6 +204,185 @@ class SlotFiles:
         path = self._directory / name
         return name if name.endswith(".kv") and path.is_file() and not path.is_symlink() else ""
 
-    def _delete_of(self, request_id: str) -> None:
-        for name in self._of.pop(request_id, []):
+    def _delete_for_request(self, request_id: str) -> None:
+        for name in self._of_request.pop(request_id, []):
             self.delete(name)
+
+
+HAND_OFF = "kv_slot_file"
+"""The field of a hand-off: ``{"file": its name in the scratch directory, "tokens": count, "slots": N}``.
+
+A file can be restored only by a server with as many slots as the server that saved it.
+"""
+
+SLOTS_TIMEOUT_S = 4.0
+"""Seconds that the engine may take to describe its slots."""
+
+IDLE_POLL_S = (0.005, 0.02, 0.05, 0.2)
+"""Seconds between two polls of whether a slot that was released still computes; the last one repeats."""
+
+MOVED_TOKENS_FIELD = {"save": "n_saved", "restore": "n_restored"}
+"""The field in the answer to each action with the number of tokens moved."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot of the engine; while it does not compute, its ``used_tokens`` are only a cache."""
+
+    number: int
+    is_computing: bool
+    context_tokens: int
+    used_tokens: int
+
+
+class SlotAllocator:
+    """The place where frontends reserve slots and give them back.
+
+    ``reserving`` counts the requests that wait for their reservation now, ``restored`` the hand-offs that
+    were taken over here, ``not_restored`` the hand-offs that could not be.
+    """
+
+    def __init__(
+        self, client: ServerClient, pool: SlotPool, files: SlotFiles, slots: int, clock: Clock
+    ) -> None:
+        self._client = client
+        self._slots = slots
+        self._pool = pool
+        self._files = files
+        self._clock = clock
+        self._idle_poll: asyncio.Task[None] | None = None
+        self.reserving = self.restored = self.not_restored = 0
+
+    def routes(self) -> Sequence[Route]:
+        """The routes by which frontends reserve a slot before a request and give it back after it."""
+        return (
+            Route("POST", "/kv_slots/reserve", self._reserve, is_counted=False),
+            Route("POST", "/kv_slots/release", self._release, is_work=False),
+        )
+
+    async def refresh(self) -> Sequence[Slot]:
+        """Read the slots, for the pool too; raises TemporaryError when the engine cannot be asked."""
+        text = await self._client.text("/slots", SLOTS_TIMEOUT_S)
+        try:
+            slots = _slots(text)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise TemporaryError(f"/slots of the engine: {error} in {text[:200]!r}") from None
+        self._pool.observe({slot.number for slot in slots if slot.is_computing})
+        return slots
+
+    async def save(self, slot: int, name: str) -> int:
+        """Write the slot's KV entries into a file of that name; returns the number of tokens saved."""
+        return await self._move(slot, "save", name)
+
+    def release(self, owner: str, *, is_idle: bool = False) -> None:
+        """Free the owner's slot: at once if it ``is_idle``, else when it is seen not to compute."""
+        self._pool.release(owner, is_idle=is_idle)
+        if self._pool.releasing and (self._idle_poll is None or self._idle_poll.done()):
+            self._idle_poll = asyncio.create_task(self._wait_until_idle(), name="slots given back")
+
+    async def close(self) -> None:
+        """Stop looking after slots that were given back."""
+        settling, self._idle_poll = self._idle_poll, None
+        if settling is not None:
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+
+    async def _wait_until_idle(self) -> None:
+        """Look at the engine until the slots that were given back are idle."""
+        polls = 0
+        while self._pool.releasing:
+            with contextlib.suppress(TemporaryError):
+                await self.refresh()
+            if self._pool.releasing:
+                await self._clock.sleep(IDLE_POLL_S[min(polls, len(IDLE_POLL_S) - 1)])
+                polls += 1
+
+    async def _reserve(self, http: web.Request) -> web.Response:
+        """Reserve a slot for one request and answer with the fields that name it; may wait for a slot."""
+        from aiohttp import web
+
+        try:
+            document = await http.json()
+            request_id, hand_off = str(document["request_id"]), document.get("hand_off")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
+        self.reserving += 1
+        try:
+            slot = await self._take_and_restore(request_id, hand_off)
+        except TemporaryError as error:
+            return web.json_response({"error": str(error)}, status=409)
+        finally:
+            self.reserving -= 1
+        return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
+
+    async def _take_and_restore(self, request_id: str, hand_off: object) -> int:
+        """Take a slot and restore the prompt into it; TemporaryError when it is released meanwhile."""
+        slot = await self._pool.take(request_id)
+        try:
+            await self._restore(slot, hand_off)
+        except BaseException:
+            self.release(request_id)
+            raise
+        self._pool.announce(request_id)
+        return slot
+
+    async def _release(self, http: web.Request) -> web.Response:
+        """Give back the slot of a request that has ended, or that never came."""
+        from aiohttp import web
+
+        try:
+            request_id = str((await http.json())["request_id"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
+        self.release(request_id)
+        return web.json_response({})
+
+    async def _restore(self, slot: int, hand_off: object) -> None:
+        """Take the KV entries over; where that fails, the engine computes the prompt itself."""
+        if not hand_off:
+            return
+        try:
+            await self._move(slot, "restore", self._find_file(hand_off))
+        except (TemporaryError, PermanentError) as error:
+            self.not_restored += 1
+            log.warning("cannot take over %r: %s; computing the prompt here", hand_off, error)
+        else:
+            self.restored += 1
+
+    def _find_file(self, hand_off: object) -> str:
+        """Find the hand-off's file; TemporaryError says why it cannot be restored here."""
+        taken = hand_off.get(HAND_OFF) if isinstance(hand_off, Mapping) else None
+        if not isinstance(taken, Mapping):
+            raise TemporaryError(f"it has no {HAND_OFF}")
+        if taken.get("slots") != self._slots:
+            raise TemporaryError(
+                f"the prefill worker has {taken.get('slots')} slots, this worker {self._slots}",
+                hint="Give both the same max-num-seqs (or parallel).",
+            )
+        name = self._files.find(taken.get("file"))
+        if not name:
+            raise TemporaryError("there is no such file")
+        return name
+
+    async def _move(self, slot: int, action: str, name: str) -> int:
+        path = f"/slots/{slot}?action={action}"
+        answer: Mapping[str, Any] = await self._client.ask(path, {"filename": name}, f"{action} {name}")
+        tokens = answer.get(MOVED_TOKENS_FIELD[action])
+        if not isinstance(tokens, int):
+            raise TemporaryError(
+                f"the engine's answer to {path} has no {MOVED_TOKENS_FIELD[action]}: {dict(answer)!r}"
+            )
+        return tokens
+
+
+def _slots(text: str) -> list[Slot]:
+    """Read the answer of ``/slots``; raises ValueError, TypeError, AttributeError or RecursionError."""
+    return [
+        Slot(
+            whole_field(each, "id"),
+            flag_field(each, "is_processing"),
+            whole_field(each, "n_ctx"),
+            whole_field(each, "n_prompt_tokens", 0),
+        )
+        for each in json.loads(text)
+    ]

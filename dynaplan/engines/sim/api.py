@@ -4,22 +4,63 @@ Every answer is the same text, a sentence that says what this is and then filler
 four characters: one piece is one token, as the tokenizer counts. The filler starts at a place that the prompt
 decides, so answers to different prompts differ, and the same prompt gets the same answer from every worker.
 A streamed token is one event; the pieces are JSON-encoded once, and the rest of the event once per request.
+
+A prompt may end with the beginning of its own answer, which the engine continues. A real model continues any
+text. This one has one answer for each prompt, so it looks for the place where the prompt ends and the answer
+begins: a chat says it (``continue_final_message``), and in a completion's text the answer is known by its
+first words.
 """
 
 from __future__ import annotations
 
 import json
+import string
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dynaplan.engines.sim.begun_answers import INTRODUCTION, split
-from dynaplan.engines.timing_model.draws import uniform_draws
-from dynaplan.engines.timing_model.tokens import BYTES_PER_TOKEN, prompt_token_ids, tokenize
+from dynaplan.engines.timing_model.tokens import (
+    BYTES_PER_TOKEN,
+    is_continuation,
+    prompt_token_ids,
+    split_last_message,
+    text_prompt,
+    tokenize,
+)
 from dynaplan.util.documents import shown
 from dynaplan.util.errors import UserError
 from dynaplan.util.sockets import is_own_address
+from dynaplan.util.splitmix import uniform_draws
+
+INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
+"""The beginning of every answer."""
+
+MIN_MATCH_CHARACTERS = 4
+"""Characters of the introduction, one token, by which a beginning of an answer is known."""
+
+_FILLER = frozenset(string.ascii_lowercase + " ")
+
+
+def split(body: Mapping[str, Any], *, is_chat: bool) -> tuple[str, str] | None:
+    """Split a prompt into the text before its answer and the answer's beginning; None when it has none."""
+    if is_chat:
+        return split_last_message(body.get("messages")) if is_continuation(body) else None
+    prompt = text_prompt(body, is_chat=False)
+    at = _answer_start(prompt) if isinstance(prompt, str) else 0
+    return (prompt[:at], prompt[at:]) if at and isinstance(prompt, str) else None
+
+
+def _answer_start(prompt: str) -> int:
+    """Return the place in the prompt where an answer of this engine begins; 0 or less for none."""
+    whole = prompt.rfind(INTRODUCTION)
+    if whole > 0 and _FILLER.issuperset(prompt[whole + len(INTRODUCTION) :]):
+        return whole
+    for length in range(len(INTRODUCTION), MIN_MATCH_CHARACTERS - 1, -1):
+        if prompt.endswith(INTRODUCTION[:length]):
+            return len(prompt) - length
+    return 0
+
 
 FILLER_TEXT = (
     "amber birch cedar delta ember fjord grove haven inlet jetty kelp lagoon meadow north ocean pebble "
@@ -28,13 +69,13 @@ FILLER_TEXT = (
 FILLER_TOKENS = 4096
 """The length of the filler in tokens, after which it repeats."""
 
-LEAST_NATURAL_TOKENS = 48
+MIN_NATURAL_TOKENS = 48
 """The fewest tokens of an answer that ends by itself."""
 
 NATURAL_SPREAD_TOKENS = 64
 """The number of lengths, from the fewest on, among which the prompt chooses."""
 
-MOST_STOPS = 64
+MAX_STOPS = 64
 """Texts in ``stop``; OpenAI takes 4, vLLM any number."""
 
 DONE = b"data: [DONE]\n\n"
@@ -124,7 +165,7 @@ def _answer_tokens(
         return limit, "length"
     if body.get("ignore_eos") is True:
         return room, "length"
-    natural = LEAST_NATURAL_TOKENS + hash(question) % NATURAL_SPREAD_TOKENS - begun // BYTES_PER_TOKEN
+    natural = MIN_NATURAL_TOKENS + hash(question) % NATURAL_SPREAD_TOKENS - begun // BYTES_PER_TOKEN
     natural = max(natural, _token_count(body, "min_tokens", 0) or 0, 1)
     return (natural, "stop") if natural <= room else (room, "length")
 
@@ -132,10 +173,10 @@ def _answer_tokens(
 def _stop(value: Any) -> tuple[str, ...]:
     """Read the texts at which the answer ends: none, one, or a list."""
     texts = [] if value is None else [value] if isinstance(value, str) else value
-    is_list = isinstance(texts, list) and len(texts) <= MOST_STOPS
+    is_list = isinstance(texts, list) and len(texts) <= MAX_STOPS
     if not is_list or not all(isinstance(text, str) and text for text in texts):
         raise UserError(
-            f"'stop' is {shown(value)}: expected a text, or at most {MOST_STOPS} in a list, none empty"
+            f"'stop' is {shown(value)}: expected a text, or at most {MAX_STOPS} in a list, none empty"
         )
     return tuple(texts)
 
@@ -180,7 +221,7 @@ class AnswerText:
             length += len(words[-1]) + 1
         self._filler = _pieces(" ".join(words))[:FILLER_TOKENS]
 
-    def stopped(self, asked: CompletionRequest) -> CompletionRequest:
+    def apply_stops(self, asked: CompletionRequest) -> CompletionRequest:
         """Return the request as it is to be answered: no further than to the first of its stop texts.
 
         As in vLLM, stop texts are looked for after each token, in their order: one may begin in a token and
@@ -284,11 +325,9 @@ class Rendering:
         return b'data: %b],"usage":%b}\n\n%b' % (self._start, self._usage(emitted, cached), DONE)
 
     def document(self, choices: Sequence[bytes], emitted: int, cached: int) -> bytes:
-        """Render the whole answers to all prompts as one JSON document."""
         return b'%b%b],"usage":%b}' % (self._start, b",".join(choices), self._usage(emitted, cached))
 
     def choice(self, emitted: int) -> bytes:
-        """Render the whole answer to its prompt."""
         content = b'"%b"' % b"".join(self._pieces(0, emitted))
         if self._asked.is_chat:
             inner = b'"message":{"role":"assistant","content":%b}' % content
@@ -323,12 +362,10 @@ def _finish(reason: str) -> bytes:
 
 
 def error_document(message: str, kind: str) -> bytes:
-    """Render an error in the shape of OpenAI's API."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
 
 
 def models_document(model: str, context_tokens: int) -> dict[str, Any]:
-    """Compose the answer of ``GET /v1/models``."""
     card = {
         "id": model,
         "object": "model",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dynaplan.engines.kv_events.wire import Change, Removed, Stored
-from dynaplan.engines.timing_model.block_hashes import own_hashes
+from dynaplan.engines.kv_events import Change, Removed, Stored
+from dynaplan.engines.timing_model.kv_blocks import own_hashes
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Origin:
 class BlockChanges:
     """A ``dynaplan.engines.timing_model.kv_blocks.BlockListener`` that makes changes of what it hears.
 
-    ``tell`` calls ``changed`` with those since the last time, in their order. The model knows blocks by
+    ``flush`` calls ``changed`` with those since the last time, in their order. The model knows blocks by
     their chained hashes only, so what else a change says is kept as long as a prompt or the cache has the
     block.
     """
@@ -31,9 +31,9 @@ class BlockChanges:
         self._changed = changed
         self._block_tokens = block_tokens
         self._origins: dict[int, _Origin] = {}
-        self._heard: list[tuple[int, _Origin | None]] = []
+        self._pending: list[tuple[int, _Origin | None]] = []
 
-    def enter(self, prompt: Sequence[int], hashes: Sequence[int]) -> None:
+    def add_prompt(self, prompt: Sequence[int], hashes: Sequence[int]) -> None:
         """Note the blocks of a prompt that begins to be served."""
         size, parent = self._block_tokens, None
         for place, block in enumerate(hashes):
@@ -44,38 +44,38 @@ class BlockChanges:
             origin.users += 1
             parent = block
 
-    def leave(self, hashes: Sequence[int]) -> None:
+    def remove_prompt(self, hashes: Sequence[int]) -> None:
         """Note that a prompt with these blocks is served no more."""
         for block in hashes:
-            self._unused(block)
+            self._release(block)
 
     def stored(self, block: int) -> None:
         """Note that a block is published."""
         origin = self._origins[block]
         origin.users += 1
-        self._heard.append((block, origin))
+        self._pending.append((block, origin))
 
     def removed(self, block: int) -> None:
         """Note that a block's place was needed."""
-        self._unused(block)
-        self._heard.append((block, None))
+        self._release(block)
+        self._pending.append((block, None))
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Tell the changes since the last time, if there are any."""
-        if self._heard:
-            heard, self._heard = self._heard, []
-            self._changed(list(_changes(heard)))
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._changed(list(_changes(pending)))
 
-    def _unused(self, block: int) -> None:
+    def _release(self, block: int) -> None:
         origin = self._origins[block]
         origin.users -= 1
         if not origin.users:
             del self._origins[block]
 
 
-def _changes(heard: Sequence[tuple[int, _Origin | None]]) -> list[Change]:
+def _changes(pending: Sequence[tuple[int, _Origin | None]]) -> list[Change]:
     changes: list[Change] = []
-    for is_removed, group in groupby(heard, lambda each: each[1] is None):
+    for is_removed, group in groupby(pending, lambda each: each[1] is None):
         if is_removed:
             changes.append(Removed(tuple(block for block, _ in group)))
         else:

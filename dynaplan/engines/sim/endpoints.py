@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from dynaplan.engines.sim.answer import LiveAnswer
 from dynaplan.engines.sim.api import (
     AnswerText,
     CompletionRequest,
@@ -20,21 +21,65 @@ from dynaplan.engines.sim.api import (
     models_document,
     read_request,
 )
-from dynaplan.engines.sim.other_paths import (
+from dynaplan.engines.sim.extra_apis import (
     ResponseRendering,
     chat_of_response,
-    detokenized,
-    embedded_prompts,
+    detokenize,
+    embedding_prompts,
     embeddings_document,
-    tokenized_document,
+    tokenize_response,
 )
-from dynaplan.engines.timing_model.request import EngineRequest
+from dynaplan.engines.timing_model.model import EngineRequest, RequestState
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
 from dynaplan.util.http_routes import Route
 
 log = logging.getLogger(__name__)
 
+
+class LiveAnswer:
+    """One request on its way: the tokens that the model has emitted, and a waiter for more."""
+
+    __slots__ = ("failure", "is_finished", "is_streamed", "ready_tokens", "request", "transport", "waiter")
+
+    def __init__(
+        self, request: EngineRequest, *, is_streamed: bool, transport: asyncio.BaseTransport | None
+    ) -> None:
+        self.request = request
+        self.is_streamed = is_streamed
+        self.transport = transport
+        self.ready_tokens = 0
+        self.is_finished = False
+        self.failure: Exception | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def progress(self, seen_tokens: int) -> None:
+        """Wait for more tokens than ``seen_tokens`` (a stream), or for all; raises the failure."""
+        while not self.is_finished and not (self.is_streamed and self.ready_tokens > seen_tokens):
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        if self.failure is not None:
+            raise self.failure
+
+    def advance(self, tokens: int) -> None:
+        self.ready_tokens = tokens
+        self.is_finished = self.request.state >= RequestState.HELD
+        if self.is_finished or self.is_streamed:
+            self._wake()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = failure
+        self.is_finished = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
 JSON_HEADERS = {"Content-Type": "application/json"}
+_Work = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
+
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -54,8 +99,6 @@ class _Computing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One prompt of a request, and its answer."""
-
     asked: CompletionRequest
     answer: LiveAnswer
     rendering: Rendering
@@ -71,49 +114,35 @@ class SimEndpoints:
         self._context_tokens = context_tokens
 
     def routes(self) -> Sequence[Route]:
-        """List the paths of the OpenAI API, and vLLM's for its tokenizer."""
-        return (
-            Route("POST", "/v1/chat/completions", self._chat_completions),
-            Route("POST", "/v1/completions", self._completions),
-            Route("POST", "/v1/responses", self._responses),
-            Route("POST", "/v1/embeddings", self._embeddings),
-            Route("POST", "/tokenize", self._tokenize),
-            Route("POST", "/detokenize", self._detokenize),
-            Route("GET", "/v1/models", self._models, is_work=False),
-        )
+        work: Mapping[str, _Work] = {
+            "/v1/chat/completions": self._chat_completions,
+            "/v1/completions": self._completions,
+            "/v1/responses": self._responses,
+            "/v1/embeddings": self._embeddings,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        routes = [Route("POST", path, partial(_answer, each)) for path, each in work.items()]
+        return (*routes, Route("GET", "/v1/models", self._models, is_work=False))
 
     def read(self, body: object, *, is_chat: bool) -> CompletionRequest:
         """Check the body of a completion or a chat; raises UserError saying what is wrong with it."""
         return read_request(body, is_chat=is_chat, model=self._model, context_tokens=self._context_tokens)
 
-    async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(http, lambda body: self._complete(http, [body], is_chat=True))
+    async def _chat_completions(self, http: web.Request, body: Any) -> web.StreamResponse:
+        return await self._complete(http, [body], is_chat=True)
 
-    async def _completions(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(http, lambda body: self._complete(http, _each_prompt(body), is_chat=False))
+    async def _completions(self, http: web.Request, body: Any) -> web.StreamResponse:
+        return await self._complete(http, _each_prompt(body), is_chat=False)
 
-    async def _responses(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(
-            http,
-            lambda body: self._complete(
-                http, [chat_of_response(body)], is_chat=True, render=ResponseRendering
-            ),
-        )
+    async def _responses(self, http: web.Request, body: Any) -> web.StreamResponse:
+        return await self._complete(http, [chat_of_response(body)], is_chat=True, render=ResponseRendering)
 
-    async def _embeddings(self, http: web.Request) -> web.StreamResponse:
-        return await _answered(http, lambda body: self._embed(http, body))
+    async def _tokenize(self, _http: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response(tokenize_response(body, self._context_tokens))
 
-    async def _tokenize(self, http: web.Request) -> web.StreamResponse:
-        async def work(body: Any) -> web.Response:
-            return web.json_response(tokenized_document(body, self._context_tokens))
-
-        return await _answered(http, work)
-
-    async def _detokenize(self, http: web.Request) -> web.StreamResponse:
-        async def work(body: Any) -> web.Response:
-            return web.json_response({"prompt": detokenized(body)})
-
-        return await _answered(http, work)
+    async def _detokenize(self, _http: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response({"prompt": detokenize(body)})
 
     async def _models(self, _http: web.Request) -> web.Response:
         return web.json_response(models_document(self._model, self._context_tokens))
@@ -127,7 +156,7 @@ class SimEndpoints:
         render: type[Rendering] = Rendering,
     ) -> web.StreamResponse:
         """Answer the prompts of one request, all computed at once."""
-        asked = [self._text.stopped(self.read(body, is_chat=is_chat)) for body in bodies]
+        asked = [self._text.apply_stops(self.read(body, is_chat=is_chat)) for body in bodies]
         remote = asked[0].remote_kv
         is_remote = remote is not None and await self._engine.fetch(remote, len(asked[0].prompt))
         number, prompt_tokens = self._engine.next_number(), sum(len(each.prompt) for each in asked)
@@ -158,9 +187,9 @@ class SimEndpoints:
         )
         return LiveAnswer(request, is_streamed=asked.is_stream, transport=http.transport)
 
-    async def _embed(self, http: web.Request, body: Any) -> web.StreamResponse:
+    async def _embeddings(self, http: web.Request, body: Any) -> web.StreamResponse:
         """Compute each text as a prompt, and answer with numbers that depend on nothing but the text."""
-        prompts = embedded_prompts(body, self._context_tokens)
+        prompts = embedding_prompts(body, self._context_tokens)
         answers = []
         for prompt in prompts:
             request = EngineRequest(self._engine.next_number(), len(prompt), 1, self._engine.hashes(prompt))
@@ -188,16 +217,14 @@ class SimEndpoints:
         )
 
 
-async def _answered(
-    http: web.Request, work: Callable[[Any], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _answer(work: _Work, http: web.Request) -> web.StreamResponse:
     """Answer with what the work on a request's body gives; a failure is an answer too."""
     try:
         body = json.loads(await http.read())
     except ValueError as error:
         return _error(f"the request body is not JSON: {error}", 400)
     try:
-        return await work(body)
+        return await work(http, body)
     except UserError as error:
         return _error(str(error), 400)
     except RequestRefused as refusal:

@@ -1,28 +1,29 @@
-"""The simulated engine: the engine model in real time behind the OpenAI API, in the worker's own process."""
+"""The simulated engine: the engine model in real time behind the OpenAI API, in the worker's own process.
+
+``StepDriver`` drives the model: it begins a step, waits for its duration, reports its end. Timers of the
+event loop do it, not a task: an engine without requests has no timer and costs nothing. The end of a step is
+counted from the end of the step before, so that late timers do not slow the engine down.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import BlocksChanged, Engine, HandOver
-from dynaplan.engines.sim.answer import LiveAnswer
+from dynaplan.engines.port import BlocksChanged, Engine, EngineContext, HandOver
 from dynaplan.engines.sim.api import RemoteKv
 from dynaplan.engines.sim.block_changes import BlockChanges
-from dynaplan.engines.sim.driver import StepDriver
-from dynaplan.engines.sim.endpoints import SimEndpoints
+from dynaplan.engines.sim.endpoints import LiveAnswer, SimEndpoints
 from dynaplan.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.engines.sim.profiles import timing_for
-from dynaplan.engines.timing_model.block_hashes import block_hashes
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
+from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
@@ -30,11 +31,89 @@ from dynaplan.util.http_routes import Route
 
 log = logging.getLogger(__name__)
 
-CHECK_CLIENTS_S = 0.25
+
+INSTANT_SLICE_S = 0.001
+"""Seconds of instant steps after which the event loop gets its turn."""
+
+FOLD_S = 0.001
+"""Decode steps are done several at once up to this many seconds together."""
+
+MAX_LATE_S = 0.05
+"""Seconds of a late timer that are made up for by shorter waits; later than that the engine slows down."""
+
+
+class StepDriver:
+    """Steps a model. ``on_progress`` is called when tokens are due, ``on_failure`` when the model raised.
+
+    ``speedup_ratio`` divides the durations; with 0 steps take no time, and the event loop gets its turn
+    after every millisecond of them. Decode steps shorter than a millisecond are done several at once.
+    """
+
+    def __init__(
+        self,
+        model: EngineModel,
+        speedup_ratio: float,
+        on_progress: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._model = model
+        self._speedup_ratio = speedup_ratio
+        self._on_progress = on_progress
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None
+        self._due_s = 0.0
+        self._is_step_pending = False
+
+    def wake(self) -> None:
+        """Go on stepping, after a change in the model, if there is work to do."""
+        if self._timer is None and not self._model.is_idle:
+            self._due_s = self._loop.time()
+            self._timer = self._loop.call_soon(self._turn)
+
+    def stop(self) -> None:
+        """Cancel the next step; requests in the model stay where they are."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _turn(self) -> None:
+        self._timer = None
+        try:
+            self._timer = self._step() if self._speedup_ratio else self._step_instantly()
+        except Exception as error:
+            self._on_failure(error)
+
+    def _step(self) -> asyncio.Handle | None:
+        """End the step that is due and begin the next; returns the timer of its end, None without a step."""
+        if self._is_step_pending:
+            self._is_step_pending = False
+            self._on_progress()
+        if self._model.is_idle:
+            return None
+        result = self._model.step(FOLD_S * self._speedup_ratio)
+        if result.is_empty:
+            return None
+        self._is_step_pending = True
+        earliest_s = self._loop.time() - MAX_LATE_S
+        self._due_s = max(self._due_s, earliest_s) + result.duration_s / self._speedup_ratio
+        return self._loop.call_at(self._due_s, self._turn)
+
+    def _step_instantly(self) -> asyncio.Handle | None:
+        """Step for a slice of time; returns the handle of the next slice, None when no work is left."""
+        end_s = self._loop.time() + INSTANT_SLICE_S
+        is_stuck = False
+        while not self._model.is_idle and not is_stuck and self._loop.time() < end_s:
+            is_stuck = self._model.step(math.inf).is_empty
+        self._on_progress()
+        return None if is_stuck or self._model.is_idle else self._loop.call_soon(self._turn)
+
+
+CLIENT_CHECK_S = 0.25
 
 
 class SimEngine:
-    """``ports.engines.Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
+    """An ``Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
 
     Others take its hand-offs at the worker's own HTTP server; the role is only told in the card. Raises
     ConfigError for a wrong option.
@@ -58,7 +137,7 @@ class SimEngine:
         self._held = HeldPrompts(context.worker_name, context.address, self._release)
         self._endpoints = SimEndpoints(self, checked.seed, checked.model, self._settings.context_tokens)
 
-    def tell_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         """Call back at the end of each step that changed the published blocks."""
         if not self._settings.is_prefix_caching:
             return False
@@ -85,35 +164,28 @@ class SimEngine:
             await self._fetcher.close()
 
     @property
-    def awaits_release(self) -> bool:
-        """True: a decode worker takes a hand-off here, unless its client has left before."""
+    def waits_for_release(self) -> bool:
         return True
 
     def release(self, request_id: str) -> None:
-        """Let go of that request's hand-off, which was not taken."""
         self._held.release(request_id)
 
-    def abandon(self) -> None:
-        """Let go of every computed prompt."""
+    def release_all(self) -> None:
         self._held.holds.release_all()
 
-    async def died(self) -> None:
-        """Raise PermanentError when the engine has failed; until then it does not return."""
+    async def wait_for_failure(self) -> None:
         await self._failed.wait()
         raise PermanentError(f"the engine failed: {self._failure!r}")
 
     @property
     def url(self) -> str:
-        """Empty: it answers on the worker's own server."""
         return ""
 
-    async def requests(self) -> int:
-        """Count its requests, running and waiting."""
+    async def count_requests(self) -> int:
         load = self.load()
         return load.running_requests + load.waiting_requests
 
     async def wake(self) -> str:
-        """Return "", that it is awake: a simulated engine never sleeps."""
         return ""
 
     def routes(self) -> Sequence[Route]:
@@ -137,8 +209,8 @@ class SimEngine:
     def load(self) -> WorkerLoad:
         """The model's load; requests whose KV entries are on their way here count as waiting."""
         load = self._model.load()
-        on_the_way = self._fetcher.on_the_way
-        return replace(load, waiting_requests=load.waiting_requests + on_the_way) if on_the_way else load
+        in_transfer = self._fetcher.in_transfer
+        return replace(load, waiting_requests=load.waiting_requests + in_transfer) if in_transfer else load
 
     def metrics(self) -> Mapping[str, float]:
         """Values under vLLM's Prometheus names; names ending in ``_total`` are counters, the rest gauges."""
@@ -213,9 +285,9 @@ class SimEngine:
             raise RequestRefused(str(error)) from error
         self._live[answer.request.request_id] = answer
         if self._changes:
-            self._changes.enter(prompt, answer.request.block_hashes)
+            self._changes.add_prompt(prompt, answer.request.block_hashes)
         if self._client_check is None:
-            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+            self._client_check = asyncio.get_running_loop().call_later(CLIENT_CHECK_S, self._check_clients)
         self._driver.wake()
         return answer
 
@@ -227,7 +299,7 @@ class SimEngine:
             answer.fail(PermanentError(f"request {answer.request.request_id}: {failure}"))
             self._wake()
         if was_live and self._changes:
-            self._changes.leave(answer.request.block_hashes)
+            self._changes.remove_prompt(answer.request.block_hashes)
         if not self._live and self._client_check is not None:
             self._client_check.cancel()
             self._client_check = None
@@ -247,7 +319,7 @@ class SimEngine:
             if tokens != answer.ready_tokens:
                 answer.advance(tokens)
         if self._changes:
-            self._changes.tell()
+            self._changes.flush()
 
     def _fail(self, error: Exception) -> None:
         log.error("the engine model failed; every request gets an error from now on", exc_info=error)
@@ -263,9 +335,8 @@ class SimEngine:
             if answer.transport is not None and answer.transport.is_closing():
                 self.close(answer, "its client left")
         if self._live:
-            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+            self._client_check = asyncio.get_running_loop().call_later(CLIENT_CHECK_S, self._check_clients)
 
 
 def make(options: Mapping[str, Any], context: EngineContext) -> Engine:
-    """The engine, not started; raises ConfigError for a wrong option."""
     return SimEngine(options, context)

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
-from dynaplan.engines.common.holds import Holds
-from dynaplan.engines.timing_model.hand_off import hand_off_s
+from dynaplan.engines.holds import Holds
+from dynaplan.engines.timing_model.timing import hand_off_s
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -86,7 +86,7 @@ class KvFetcher:
         self._speedup_ratio = speedup_ratio
         self._headers = {"Authorization": f"Bearer {worker_token}"} if worker_token else {}
         self._session: ClientSession | None = None
-        self.on_the_way = 0
+        self.in_transfer = 0
         self.taken = 0
         self.fallbacks = 0
         self.asked_tokens = 0
@@ -95,14 +95,14 @@ class KvFetcher:
     async def fetch(self, source: RemoteKv, prompt_tokens: int) -> bool:
         """Take the prompt's KV entries; False when they cannot be had, so that they are computed here."""
         self.asked_tokens += prompt_tokens
-        self.on_the_way += 1
+        self.in_transfer += 1
         try:
             if not await self._take(source) or source.tokens != prompt_tokens:
                 self.fallbacks += 1
                 return False
             await self._transfer(prompt_tokens)
         finally:
-            self.on_the_way -= 1
+            self.in_transfer -= 1
         self.taken += 1
         return True
 

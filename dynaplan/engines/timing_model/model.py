@@ -15,14 +15,168 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from dynaplan.engines.timing_model.draws import uniform_draws
+from dynaplan.config.settings.worker import EngineOptions, SimOptions
 from dynaplan.engines.timing_model.kv_blocks import BlockListener, KvBlocks
-from dynaplan.engines.timing_model.request import EngineRequest, RequestState, StepResult, Totals
-from dynaplan.engines.timing_model.settings import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.splitmix import uniform_draws
+
+DEFAULT_CONTEXT_TOKENS = 16_384
+"""The context where no option says it and the KV cache holds as much."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The sizes of an engine, in tokens unless the name says blocks.
+
+    Each step's duration is multiplied by a factor drawn evenly from ``1 - jitter`` to ``1 + jitter``.
+    """
+
+    total_blocks: int
+    block_tokens: int = EngineOptions.block_tokens
+    context_tokens: int = DEFAULT_CONTEXT_TOKENS
+    batched_tokens: int = EngineOptions.batched_tokens
+    request_slots: int = EngineOptions.request_slots
+    is_prefix_caching: bool = True
+    jitter: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def of(cls, options: SimOptions, profile_kv_tokens: int) -> EngineSettings:
+        """Fill in the KV size and the context; raise ConfigError when the context does not fit."""
+        kv_tokens = options.total_kv_tokens or profile_kv_tokens
+        total_blocks = options.total_blocks or max(kv_tokens // options.block_tokens, 1)
+        kv_tokens = total_blocks * options.block_tokens
+        if options.context_tokens > kv_tokens:
+            raise ConfigError(
+                f"max-model-len is {options.context_tokens}, but the KV cache holds {kv_tokens} tokens",
+                hint="Expected at most num-gpu-blocks-override times block-size, or kv-total-tokens.",
+            )
+        return cls(
+            total_blocks=total_blocks,
+            block_tokens=options.block_tokens,
+            context_tokens=options.context_tokens or min(DEFAULT_CONTEXT_TOKENS, kv_tokens),
+            batched_tokens=options.batched_tokens,
+            request_slots=options.request_slots,
+            is_prefix_caching=options.is_prefix_caching,
+            jitter=options.jitter,
+            seed=options.seed,
+        )
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+
+class RequestState(IntEnum):
+    """The state of a request. ``HELD``: computed for another engine, which has yet to take its blocks."""
+
+    WAITING = 0
+    PREFILLING = 1
+    DECODING = 2
+    HELD = 3
+    ENDED = 4
+
+
+class EngineRequest:
+    """One request, and once it is submitted its state, which only its model changes.
+
+    ``block_hashes`` are the chained hashes of the prompt's full blocks (none: nothing is shared).
+    ``is_remote`` says that the prompt's KV entries come from another engine; ``is_held`` that its own are
+    kept after the last token until ``release``. ``finish_reason`` is as given, or "abort".
+    """
+
+    __slots__ = (
+        "_context",
+        "_emitted",
+        "_finish_at",
+        "_joined_at",
+        "_shared",
+        "_target",
+        "_was_admitted",
+        "block_hashes",
+        "cached_tokens",
+        "finish_reason",
+        "is_held",
+        "is_remote",
+        "max_tokens",
+        "prompt_tokens",
+        "request_id",
+        "state",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        max_tokens: int,
+        block_hashes: Sequence[int] = (),
+        *,
+        is_remote: bool = False,
+        is_held: bool = False,
+        finish_reason: str = "length",
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.block_hashes = block_hashes
+        self.is_remote = is_remote
+        self.is_held = is_held
+        self.finish_reason = finish_reason
+        self.cached_tokens = 0
+        self.state = RequestState.WAITING
+        self._target = prompt_tokens  # tokens to compute before the next one is emitted
+        self._context = 0  # tokens in KV; while decoding: when it joined the batch
+        self._emitted = 0  # likewise
+        self._joined_at = 0  # the clock when it joined the batch
+        self._finish_at = 0  # the clock when its last token is emitted
+        self._shared: list[int] = []  # published blocks it uses, in order
+        self._was_admitted = False
+
+
+class StepResult(NamedTuple):
+    """The result of one step: requests that emitted their first token (``started``) and their last.
+
+    ``decode_steps`` above 1 are as many decode-only steps in one result. An empty result (``is_empty``) means
+    that nothing can go on until a request comes, is cancelled, or a held one is released.
+    """
+
+    duration_s: float
+    decode_steps: int
+    tokens: int
+    started: Sequence[EngineRequest]
+    finished: Sequence[EngineRequest]
+    preempted: Sequence[EngineRequest]
+    is_empty: bool = False
+
+
+class Totals:
+    """Counters since the start; tokens unless the name says otherwise."""
+
+    __slots__ = (
+        "cached",
+        "external",
+        "finished_requests",
+        "generated",
+        "preemptions",
+        "prefix_queries",
+        "prompts",
+    )
+
+    def __init__(self) -> None:
+        self.prompts = 0
+        self.generated = 0
+        self.prefix_queries = 0
+        self.cached = 0
+        self.external = 0
+        self.preemptions = 0
+        self.finished_requests = 0
+
 
 ADMISSION_RESERVE = 0.01
 """The part of all blocks that stays free when a request is admitted beside others, so that these can grow."""
@@ -61,7 +215,6 @@ class EngineModel:
 
     @property
     def held(self) -> int:
-        """The number of requests whose blocks wait to be taken."""
         return len(self._held)
 
     def submit(self, request: EngineRequest) -> None:
@@ -99,7 +252,6 @@ class EngineModel:
         return True
 
     def emitted_tokens(self, request: EngineRequest) -> int:
-        """Return the number of tokens of its answer so far."""
         if request.state is RequestState.DECODING:
             return request._emitted + self._clock - request._joined_at
         return request._emitted

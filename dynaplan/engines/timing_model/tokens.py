@@ -17,7 +17,7 @@ from dynaplan.util.errors import UserError
 BYTES_PER_TOKEN = 4
 """The bytes of UTF-8 in one token."""
 
-LARGEST_TOKEN = 2**32 - 1
+MAX_TOKEN_ID = 2**32 - 1
 
 TEXT_PARTS: Mapping[str, str] = {
     "text": "text",
@@ -37,7 +37,6 @@ def tokenize(text: str) -> tuple[int, ...]:
 
 
 def count_tokens(text: str) -> int:
-    """Return the number of tokens of the text."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
@@ -63,7 +62,7 @@ def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, .
     """
     if is_chat:
         messages = body.get("messages")
-        return chat_text(messages) if not continues(body) else "".join(begun_answer(messages))
+        return chat_text(messages) if not is_continuation(body) else "".join(split_last_message(messages))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -74,12 +73,12 @@ def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, .
     raise UserError("'prompt' must be a text, a list of token ids, or a list of these, none of them empty")
 
 
-def continues(body: Mapping[str, Any]) -> bool:
+def is_continuation(body: Mapping[str, Any]) -> bool:
     """Tell whether the chat's last message is the beginning of the answer that is asked for."""
     return body.get("continue_final_message") is True
 
 
-def begun_answer(messages: object) -> tuple[str, str]:
+def split_last_message(messages: object) -> tuple[str, str]:
     """Split a chat that is to be continued into its text before the answer, and the answer's beginning."""
     if not isinstance(messages, list) or len(messages) < 2 or _role(messages[-1]) != "assistant":
         raise UserError("'continue_final_message' needs a last message of the assistant, after others")
@@ -87,7 +86,7 @@ def begun_answer(messages: object) -> tuple[str, str]:
 
 
 def _is_token(value: object) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST_TOKEN
+    return type(value) is int and 0 <= value <= MAX_TOKEN_ID
 
 
 def _role(message: object) -> str:
@@ -112,13 +111,13 @@ def _part_text(part: object) -> str:
         raise UserError("every part of a message's 'content' must be an object with a 'type'")
     name = TEXT_PARTS.get(part["type"])
     if name is None:
-        return _mark_of(part)
+        return _media_marker(part)
     if isinstance(part.get(name), str):
         return str(part[name])
     raise UserError(f"a part of the type {part['type']!r} must have a text as {name!r}")
 
 
-def _mark_of(part: Mapping[str, Any]) -> str:
+def _media_marker(part: Mapping[str, Any]) -> str:
     """Return what stands for an image or a sound: a mark that tells it from others, and none of its bytes."""
-    told = json.dumps(part, sort_keys=True, default=str).encode("utf-8", "replace")
-    return f"<|{part['type'][:20]} {blake2b(told, digest_size=8).hexdigest()}|>"
+    document = json.dumps(part, sort_keys=True, default=str).encode("utf-8", "replace")
+    return f"<|{part['type'][:20]} {blake2b(document, digest_size=8).hexdigest()}|>"

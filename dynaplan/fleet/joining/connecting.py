@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaplan.config import certificates
-from dynaplan.config.settings.events import HOST_VARIABLE
-from dynaplan.config.settings.servers import BACKEND_VARIABLE, MEMORY, PLACES, lease_ttl_s, store_backend
+from dynaplan.config.settings.servers import (
+    BACKEND_VARIABLE,
+    HOST_VARIABLE,
+    MEMORY,
+    PLACES,
+    lease_ttl_s,
+    store_backend,
+)
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.events import event_connections
 from dynaplan.fleet import local_host

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name

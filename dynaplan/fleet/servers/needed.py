@@ -16,7 +16,6 @@ from typing import Any
 
 from dynaplan.config.frontend import SECTIONS, uses_events
 from dynaplan.config.service_config import section_options
-from dynaplan.config.settings.events import is_nats_wanted
 from dynaplan.config.settings.servers import (
     BACKEND_VARIABLE,
     ETCD,
@@ -26,6 +25,7 @@ from dynaplan.config.settings.servers import (
     NATS,
     NATS_VARIABLE,
     PLACES,
+    is_nats_wanted,
     lease_ttl_s,
     shared_backend,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
 from dynaplan.gateway.openai_api import PromptBlocks
 

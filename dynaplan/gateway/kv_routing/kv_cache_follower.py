@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from dynaplan.engines.kv_events.wire import (
+from dynaplan.engines.kv_events import (
     CARD_KEY,
     SNAPSHOT_PATH,
     TOPIC,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from dynaplan.engines.kv_events.wire import CacheSnapshot, Change, KvEvent, Removed, Stored
+from dynaplan.engines.kv_events import CacheSnapshot, Change, KvEvent, Removed, Stored
 from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
 SLICE_BLOCKS = 4096

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.config.settings.frontend import RoutingSettings
 
 DROPPED_AT_ONCE = 4096
 """Blocks that one call of ``record`` drops at most beyond the surplus: about 0.5 ms."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from dynaplan.engines.timing_model.block_hashes import TOKEN_BYTES, block_hashes, packed_block_hashes
+from dynaplan.engines.timing_model.kv_blocks import TOKEN_BYTES, block_hashes, packed_block_hashes
 from dynaplan.gateway.openai_api import Call, PromptBlocks
 
 DEFAULT_BLOCK_TOKENS = 16

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynaplan.config.settings.routing import RoutingSettings
-from dynaplan.engines.kv_events.wire import FOLLOWS
+from dynaplan.config.settings.frontend import RoutingSettings
+from dynaplan.engines.kv_events import FOLLOWS
 from dynaplan.gateway.kv_routing.cache_worth_notice import CacheWorthNotice
 from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX, CachedPrefixes, ToldBlocks
 from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower

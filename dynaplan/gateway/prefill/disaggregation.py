@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.fleet.live_settings import live_setting, live_settings_prefix
 
 
@@ -47,9 +47,9 @@ def place_prefill(
     if not can_hand_over:
         return PrefillPlace.OUT_OF_REACH
     to_compute_tokens = int(prompt_tokens * (1 - prefix_hit_rate))
-    if settings.is_conditional and to_compute_tokens <= settings.longest_local_tokens:
+    if settings.is_conditional and to_compute_tokens <= settings.max_local_tokens:
         return PrefillPlace.SHORT
-    if queue_size >= settings.most_queued:
+    if queue_size >= settings.max_queued:
         return PrefillPlace.QUEUE_FULL
     return PrefillPlace.REMOTE
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.config.settings.frontend import RoutingSettings
 
 
 @dataclass(frozen=True)

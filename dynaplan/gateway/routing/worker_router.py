@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.fleet.absence import Absence
 from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX, CachedPrefixes
 from dynaplan.gateway.kv_routing.prompt_tokens import Tokenizers, prompt_blocks, token_fault

@@ -11,7 +11,7 @@ from dynaplan.config.overrides import Sections, merge_sections
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.fields import kebab
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.util.errors import ConfigError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Slo

@@ -11,9 +11,9 @@ from string import Template
 from typing import Any
 
 import dynaplan
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines import registry
+from dynaplan.engines.sim.profiles import profile_name
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.drawing.panels import WIDTH, Lane, Panel, Series, TimeAxis, draw, readable
 from dynaplan.lab.drawing.svg import STYLE, colour_class
@@ -198,7 +198,7 @@ def _file(name: str) -> str:
 
 def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     workers = "prefill and decode workers" if options.is_disaggregated else "aggregated workers"
-    profile = registry.engine_profile(SimOptions.from_options(options.engine))
+    profile = profile_name(SimOptions.from_options(options.engine))
     yield "Trace", options.trace + (f", {options.rate_scale:g} times" if options.rate_scale != 1 else "")
     yield "Profile", profile
     yield "GPUs", f"{options.gpus}, {workers}"
@@ -220,10 +220,10 @@ def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
 def _local_prefill(settings: DisaggregationSettings) -> str:
     """Return in words the prompts that decode workers compute themselves."""
     texts = []
-    if settings.most_queued < UNLIMITED_QUEUE:
-        texts.append(f"with {settings.most_queued:g} prompts in the prefill queue")
+    if settings.max_queued < UNLIMITED_QUEUE:
+        texts.append(f"with {settings.max_queued:g} prompts in the prefill queue")
     if settings.is_conditional:
-        texts.append(f"of prompts up to {settings.longest_local_tokens} tokens")
+        texts.append(f"of prompts up to {settings.max_local_tokens} tokens")
     return " or ".join(texts) or "never"
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from dynaplan.config.settings.forecasting import Forecast
-from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.planner.forecasting.forecaster import forecast

@@ -15,16 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-from dynaplan.config.deadline import DEADLINE, PrefillDeadline, prefill_deadline
+from dynaplan.config.frontend import DEADLINE, PrefillDeadline, prefill_deadline
 from dynaplan.config.planner import settings_of
 from dynaplan.config.service_config import kebab_keys
-from dynaplan.config.settings.forecasting import OUTSIDE_PREDICTORS, Forecast
-from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.routing import ROUTERS
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.frontend import ROUTERS
+from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
-from dynaplan.engines import registry
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.sim.profiles import measured_size, profile_name, timing_for
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
@@ -275,9 +273,9 @@ def warnings(options: SimulateOptions) -> list[str]:
     for role in SCALED_ROLES if options.is_disaggregated else (Role.DECODE,):
         checked = SimOptions.from_options(options.engine_of(role))
         size = checked.tensor_parallel_size
-        measured = registry.measured_gpus(checked)
+        measured = measured_size(checked)
         if size != measured:
-            name = registry.engine_profile(checked)
+            name = profile_name(checked)
             found[name, size] = (
                 f"the profile {name} was measured with tensor-parallel-size {measured}: a worker of "
                 f"{size} GPUs is timed as one of {measured}"
@@ -291,10 +289,10 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
             f"startup-time of the engine is {checked.startup_time_s:g}",
             hint="Expected it as --startup-time here: the whole time until a worker is ready.",
         )
-    timing, kv_tokens = registry.engine_timing(checked)
+    timing, kv_tokens = timing_for(checked)
     if not checked.speedup_ratio:
         raise ConfigError("speedup-ratio is 0", hint="Expected more: without delays there is nothing to see.")
-    return EngineSettings.of(checked, kv_tokens), timing.sped_up(checked.speedup_ratio)
+    return EngineSettings.of(checked, kv_tokens), timing.with_speedup(checked.speedup_ratio)
 
 
 def _trace(options: SimulateOptions) -> Trace:
@@ -396,7 +394,7 @@ def _planner_settings(
 ) -> PlannerSettings:
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
     slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
-    profile = {"profile-results-dir": registry.engine_profile(SimOptions.from_options(options.engine))}
+    profile = {"profile-results-dir": profile_name(SimOptions.from_options(options.engine))}
     deadline = {DEADLINE: settings.disaggregation.prefill_deadline_ms}
     known = kebab_keys(given)
     return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo, **deadline})

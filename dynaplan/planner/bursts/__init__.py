@@ -14,6 +14,6 @@ The learnt floor (``standing.py``, ``fluid.py``, ``burst_floor.py``), exchange a
 - ``planner/assembly.py``, from above: the memory fades when a planner starts.
 
 Without this folder these have no purpose: the options ``hedge`` and ``learnt-floor``
-(``config/settings/sla.py``), ``Expected.surprise``, ``Forecast.outcomes``, and of the error budget
+(``config/settings/planner.py``), ``Expected.surprise``, ``Forecast.outcomes``, and of the error budget
 ``is_overspent`` and ``kept_s``.
 """

@@ -54,7 +54,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.interval import Arrived, fared
 from dynaplan.planner.bursts.lived import lived_through, missed_more

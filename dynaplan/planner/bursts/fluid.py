@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.planner.bursts.memory import Decoding
 from dynaplan.planner.sizing.queueing.prefill_model import largest_batch
 from dynaplan.planner.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import PlannerSettings, SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.events.dispatch_order import DispatchRule
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role

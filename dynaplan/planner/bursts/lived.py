@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.evidence import SAME
 from dynaplan.planner.bursts.interval import Arrived, TriedInterval, fared

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from operator import mul
 
-from dynaplan.config.settings.forecasting import ForecastSettings
+from dynaplan.config.settings.planner import ForecastSettings
 from dynaplan.planner.forecasting.series import Series, fill_gaps
 
 LAGS = 4

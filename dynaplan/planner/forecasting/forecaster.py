@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from dynaplan.config.settings.forecasting import (
+from dynaplan.config.settings.planner import (
     HISTORY_INTERVALS,
     OUTSIDE_PREDICTORS,
     Forecast,

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.settings.forecasting import (
+from dynaplan.config.settings.planner import (
     HISTORY_INTERVALS,
     OUTSIDE_PREDICTORS,
     Forecast,
     ForecastSettings,
 )
-from dynaplan.engines.common.child import SECRETS
+from dynaplan.engines.server.child import SECRET_PREFIXES
 from dynaplan.planner.forecasting.forecaster import CoreForecaster, forecast_last_value
 from dynaplan.planner.forecasting.library_process import MODULES
 from dynaplan.planner.forecasting.series import Series, clean_history
@@ -178,5 +178,5 @@ class _Library:
 
 def _environment() -> dict[str, str]:
     """Return our environment, with one thread and without secrets."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRET_PREFIXES)}
     return environment | helper_environment() | dict.fromkeys(THREADS, "1")

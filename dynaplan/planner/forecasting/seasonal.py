@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 from operator import add
 
-from dynaplan.config.settings.forecasting import ForecastSettings
+from dynaplan.config.settings.planner import ForecastSettings
 from dynaplan.planner.forecasting.series import Series, fill_gaps
 from dynaplan.planner.forecasting.smoothing import level
 

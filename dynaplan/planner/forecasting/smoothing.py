@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 
-from dynaplan.config.settings.forecasting import ForecastSettings
+from dynaplan.config.settings.planner import ForecastSettings
 from dynaplan.planner.forecasting.autoregression import CAP
 from dynaplan.planner.forecasting.series import Series, fill_gaps
 

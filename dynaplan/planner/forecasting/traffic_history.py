@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
+from dynaplan.config.settings.planner import HISTORY_INTERVALS
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.arrivals import Dispersions, average_dispersions, dispersions_of

@@ -40,8 +40,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import PlannerSettings, SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role

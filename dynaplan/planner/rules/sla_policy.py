@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import PlannerSettings, SlaTargets
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role

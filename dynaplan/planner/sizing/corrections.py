@@ -64,7 +64,7 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Demand

@@ -23,8 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from dynaplan.config.settings.forecasting import Forecast
-from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.bursts.surprises import surprise
 from dynaplan.planner.forecasting.arrivals import is_within_chance

@@ -64,7 +64,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import ErrorBudget

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.model import Demand, Prediction, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.limits import find_smallest, raise_to, within_limits

@@ -15,11 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.traces.formats import FORMATS, BadLine, NumberedRequests, TraceFormat
 from dynaplan.simulation.traces.synthetic import is_synthetic, synthetic
 from dynaplan.util.errors import ConfigError
+from dynaplan.util.splitmix import uniform_draws
 
 SPREAD_S = 5.0
 """Seconds over which the copies of a request are spread: they stand for other users, not for one user's

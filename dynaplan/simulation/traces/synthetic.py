@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.traces.bursts import BURSTS, Arrivals, Numbers, exponential, lengths, normal
 from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.util.splitmix import uniform_draws
 
 BLOCK_TOKENS = 16
 """The tokens of a block, as engines have them."""

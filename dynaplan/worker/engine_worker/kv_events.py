@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
-from dynaplan.engines.kv_events.wire import SNAPSHOT_PATH, TOPIC, Change, KvEvent, Removed, Stored, kv_payload
+from dynaplan.engines.kv_events import (
+    SNAPSHOT_PATH,
+    TOPIC,
+    CachedBlocks,
+    Change,
+    KvEvent,
+    Removed,
+    Stored,
+    kv_payload,
+)
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import ConfigError, PermanentError, QueueUnavailable
 from dynaplan.util.http_routes import Route

@@ -50,7 +50,7 @@ class PrefillPuller:
 
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
-    read is acknowledged at once: another delivery would not help. An engine that ``awaits_release`` hears
+    read is acknowledged at once: another delivery would not help. An engine that ``waits_for_release`` hears
     when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
 
     With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
@@ -75,7 +75,7 @@ class PrefillPuller:
         self._clock = clock
         self._stream = prefill_stream(namespace)
         self._worker_name = worker_name
-        self._release_to = release_subject(namespace, worker_name) if engine.awaits_release else ""
+        self._release_to = release_subject(namespace, worker_name) if engine.waits_for_release else ""
         self._is_listening = False
         self._wall_s = wall_s
         self._slots = asyncio.Semaphore(most_at_once)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dynaplan.config.frontend import routes_by_events
 from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, engine_of
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.kv_events.wire import CARD_KEY, FOLLOWS
+from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
+from dynaplan.engines.port import EngineContext
 from dynaplan.store.instances import PREFILL_LANE, host_of, is_loopback
 from dynaplan.worker.engine_worker.kv_events import KvEventPublisher
 from dynaplan.worker.engine_worker.prefill_puller import PrefillPuller
@@ -36,7 +36,7 @@ async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
         runtime.on_stop(relay.close)
         runtime.engine_url = ""
     elif engine.url:
-        routed = RoutedRequests(runtime, engine.requests, engine.load)
+        routed = RoutedRequests(runtime, engine.count_requests, engine.load)
         runtime.held_requests(lambda: routed.held, routed.look)
         runtime.on_drain(routed.gone)
     return engine
@@ -86,7 +86,7 @@ async def _stop_without_orphans(engine: Engine, routers: RoutersWatch) -> None:
     try:
         await asyncio.wait({stopping, alone}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
-            engine.abandon()
+            engine.release_all()
         await stopping
     finally:
         for task in (stopping, alone):
@@ -107,7 +107,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     engine = registry.make_engine(engine_of(runtime.settings), runtime.settings, context)
     runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
     publisher = KvEventPublisher(runtime)
-    is_publishing = _is_followed(runtime) and engine.tell_blocks(publisher.changed)
+    is_publishing = _is_followed(runtime) and engine.subscribe_blocks(publisher.changed)
     await engine.start()
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
@@ -125,7 +125,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         runtime.describe(kv_network=True)
     runtime.engine_url = engine.url
     runtime.add_metrics(engine.metrics)
-    runtime.spawn(engine.died(), "engine")
+    runtime.spawn(engine.wait_for_failure(), "engine")
     runtime.spawn(SleepNotice(runtime, engine).run(), "sleep")
     return engine
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 from dynaplan.engines.sim.engine import SimEngine
 from dynaplan.util.http_routes import Route
 from dynaplan.worker.server import WorkerServer

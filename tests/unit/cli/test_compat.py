@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group
-from dynaplan.config.settings.events import COMPAT_VARIABLE
-from dynaplan.graph.compat import FOLDER
+from dynaplan.config.settings.servers import COMPAT_VARIABLE
+from dynaplan.graph.loading import COMPAT_DIR
 from dynaplan.util.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def test_the_command_runs_as_it_is_with_the_modules_on_its_path(monkeypatch: pyt
     ((program, words, environment),) = run
     assert (program, words) == ("python", ("python", "-u", "ask.py", "--help"))
     assert environment[COMPAT_VARIABLE] == "dynamo"
-    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(FOLDER)
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(COMPAT_DIR)
 
 
 def test_a_program_that_there_is_not_is_named() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dynaplan.cli import main
-from dynaplan.config.settings.tls import CA_VARIABLE
+from dynaplan.config.settings.servers import CA_VARIABLE
 from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, Reload
 from dynaplan.fleet.runtime_dir import CLIENTS_FILE
 from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE, prometheus_targets

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from dynaplan.cli import pull
 from dynaplan.cli.main import group
-from dynaplan.engines import registry
 from dynaplan.util.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def test_a_misspelt_model_is_answered_with_the_nearest() -> None:
 def test_a_pull_tells_licence_path_and_the_command_that_serves_the_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(registry, "pull_model", lambda name: tmp_path / name)
+    monkeypatch.setattr(pull, "pull", lambda model, _: tmp_path / model.name)
     result = CliRunner().invoke(group, ["pull", "smollm2"])
     assert result.exit_code == 0
     assert "Apache-2.0" in result.output

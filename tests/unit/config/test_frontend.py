@@ -1,22 +1,66 @@
-"""The Frontend's options, from the sections that the original spreads them over."""
+"""The Frontend's settings: the sections that they come from, and the deadline of queued prompts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from dynaplan.config.frontend import (
-    deadline_in,
-    gathered_settings,
-    promised_in,
+    PrefillDeadline,
+    configured_deadline,
+    own_frontend_settings,
+    prefill_deadline,
+    promised_times,
     read_settings,
     routes_by_events,
 )
 from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
-from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings
 from dynaplan.util.errors import ConfigError
+
+ON = DisaggregationSettings(is_on=True)
+
+
+@pytest.mark.parametrize(
+    ("planner", "deadline"),
+    [
+        ({}, PrefillDeadline()),
+        ({"ttft": 300}, PrefillDeadline()),
+        ({"policy": "load", "ttft": 300}, PrefillDeadline()),
+        ({"policy": "sla"}, PrefillDeadline(500.0, "Planner.ttft")),
+        ({"policy": "both", "ttft": 300}, PrefillDeadline(300.0, "Planner.ttft")),
+        ({"policy": "sla", "prefill_deadline": 0}, PrefillDeadline(0.0, "Planner.prefill-deadline")),
+        ({"prefill-deadline": 700}, PrefillDeadline(700.0, "Planner.prefill-deadline")),
+        ({"policy": "sla", "an option of tomorrow": 1}, PrefillDeadline(500.0, "Planner.ttft")),
+    ],
+)
+def test_a_planner_that_plans_for_targets_says_the_deadline(
+    planner: Mapping[str, Any], deadline: PrefillDeadline
+) -> None:
+    assert prefill_deadline(ON, planner) == deadline
+
+
+@pytest.mark.parametrize("ms", [0.0, 800.0])
+def test_what_a_frontend_is_told_comes_first_and_zero_is_off(ms: float) -> None:
+    said = DisaggregationSettings(is_on=True, prefill_deadline_ms=ms)
+    assert prefill_deadline(said, {"policy": "sla"}) == PrefillDeadline(ms, "prefill-deadline")
+
+
+def test_without_prefill_workers_nothing_is_queued() -> None:
+    assert prefill_deadline(DisaggregationSettings(), {"policy": "sla"}) == PrefillDeadline()
+
+
+def test_a_wrong_target_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ttft"):
+        prefill_deadline(ON, {"policy": "sla", "ttft": "soon"})
+
+
+def test_it_is_told_in_words_with_its_origin() -> None:
+    assert str(PrefillDeadline(500.0, "Planner.ttft")) == "by deadline, 500 ms (Planner.ttft)"
+    assert str(PrefillDeadline(0.0, "prefill-deadline")) == "in the order of arrival"
 
 
 def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendSettings:
@@ -26,8 +70,8 @@ def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendS
 def test_the_defaults_are_the_originals() -> None:
     settings = read()
     assert (settings.host, settings.port, settings.router) == ("127.0.0.1", 8000, "round-robin")
-    assert settings.disaggregation.longest_local_tokens == 1000
-    assert settings.disaggregation.most_queued == 2
+    assert settings.disaggregation.max_local_tokens == 1000
+    assert settings.disaggregation.max_queued == 2
     assert not settings.disaggregation.is_on
 
 
@@ -121,8 +165,8 @@ def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
     ServiceConfig.reset()
     caplog.set_level("INFO")
     try:
-        settings = gathered_settings(ServiceConfig.get_instance().get_parsed_config("Frontend"))
-        deadline = deadline_in(config, ServiceConfig.get_instance().get_parsed_config("Planner"))
+        settings = own_frontend_settings(ServiceConfig.get_instance().get_parsed_config("Frontend"))
+        deadline = configured_deadline(config, ServiceConfig.get_instance().get_parsed_config("Planner"))
     finally:
         ServiceConfig.reset()
     assert settings.disaggregation.prefill_deadline_ms == deadline.ms == deadline_ms
@@ -130,7 +174,7 @@ def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
 
 
 def test_a_planner_that_plans_for_targets_promises_them_and_another_nothing() -> None:
-    assert promised_in({"policy": "sla", "ttft": 300, "namespace": "n"}) == (300.0, 50.0)
-    assert promised_in({"policy": "both", "ttft": 300, "itl": 20.5}) == (300.0, 20.5)
-    assert promised_in({"ttft": 300}) is None
-    assert promised_in({}) is None
+    assert promised_times({"policy": "sla", "ttft": 300, "namespace": "n"}) == (300.0, 50.0)
+    assert promised_times({"policy": "both", "ttft": 300, "itl": 20.5}) == (300.0, 20.5)
+    assert promised_times({"ttft": 300}) is None
+    assert promised_times({}) is None

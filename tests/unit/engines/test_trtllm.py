@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from dynaplan.engines import trtllm
-from dynaplan.engines.common.signals import Signals, read_signals
-from dynaplan.engines.common.watch import EngineWatch
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
+from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import TemporaryError
 from tests.fakes.clock import ManualClock
@@ -30,11 +30,11 @@ def context(**fields: Any) -> EngineContext:
 
 
 def words(options: Mapping[str, Any], **fields: Any) -> tuple[str, ...]:
-    return trtllm.command({"model": "m", **options}, context(**fields), PORTS).argv
+    return trtllm.KIND.command({"model": "m", **options}, context(**fields), PORTS).argv
 
 
 def written(options: Mapping[str, Any], **fields: Any) -> Any:
-    launch = trtllm.command({"model": "m", **options}, context(**fields), PORTS)
+    launch = trtllm.KIND.command({"model": "m", **options}, context(**fields), PORTS)
     assert list(launch.files) == [FILE]
     return yaml.safe_load(launch.files[FILE])
 
@@ -91,13 +91,13 @@ def test_both_sides_of_a_disaggregated_graph_have_a_cache_transceiver() -> None:
 
 async def test_values_that_stand_still_are_no_standstill() -> None:
     """The server brings its metrics up to date when a request ends: nothing moves within a long one."""
-    signals = read_signals((FIXTURES / "metrics.txt").read_text(), trtllm.SIGNALS)
+    signals = read_metrics((FIXTURES / "metrics.txt").read_text(), trtllm.METRIC_NAMES)
 
-    async def read() -> Signals:
+    async def read() -> EngineMetrics:
         return signals
 
     clock = ManualClock()
-    watch = EngineWatch(read, clock, hang_timeout_s=2.0)
+    watch = EngineWatchdog(read, clock, hang_timeout_s=2.0)
     for _ in range(10):
         clock.advance(1.0)
         await watch.poll()
@@ -119,7 +119,7 @@ def test_clients_may_use_the_name_that_it_is_served_by_which_it_is_not_told() ->
 async def test_its_count_of_requests_is_not_relied_upon() -> None:
     engine = trtllm.make({"model": "m"}, context())
     with pytest.raises(TemporaryError, match="does not tell how many requests"):
-        await engine.requests()
+        await engine.count_requests()
 
 
 REQUEST = RemotePrefillRequest(
@@ -152,7 +152,7 @@ async def prefilled(engine: Prefiller, request: RemotePrefillRequest = REQUEST) 
         assert engine.body, "the decode side is told when the prompt is computed, not before"
         told.append(fields)
 
-    await trtllm.run_prefill(request, hand_over, engine.ask, PORTS)
+    await trtllm.KIND.prefill(request, hand_over, engine.ask, PORTS)
     (fields,) = told
     return fields
 
@@ -195,4 +195,4 @@ async def test_an_answer_without_a_hand_off_is_left_to_the_decode_side_as_a_whol
         raise AssertionError("there is nothing to hand over")
 
     with pytest.raises(TemporaryError, match="has no disaggregated_params"):
-        await trtllm.run_prefill(REQUEST, hand_over, ask, PORTS)
+        await trtllm.KIND.prefill(REQUEST, hand_over, ask, PORTS)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dynaplan.engines import vllm
-from dynaplan.engines.common.kinds import LaunchLine
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.kind import LaunchLine
 from dynaplan.util.errors import ConfigError
 
 TOKEN = "the-worker-token"
@@ -30,8 +30,8 @@ def launch(
     options = {"model": "/models/m", "vllm-command": "vllm serve", **(options or {})}
     context = EngineContext("w", role, address, token=TOKEN, gpus=gpus)
     vllm.check(options, gpus)
-    ports = range(20001, 20001 + vllm.ports_needed(options, context))
-    return vllm.command(options, context, tuple(ports))
+    ports = range(20001, 20001 + vllm.KIND.ports_needed(options, context))
+    return vllm.KIND.command(options, context, tuple(ports))
 
 
 def flag(made: LaunchLine, name: str) -> str | None:
@@ -149,8 +149,8 @@ def test_the_connector_of_configurations_written_for_dynamo_means_nixl() -> None
 
 def test_every_gpu_of_a_worker_has_a_port_for_its_side_channel() -> None:
     context = EngineContext("w", "prefill", gpus=4)
-    assert vllm.ports_needed({}, context) == 5
-    assert vllm.ports_needed({}, EngineContext("w", "decode", gpus=4)) == 1
+    assert vllm.KIND.ports_needed({}, context) == 5
+    assert vllm.KIND.ports_needed({}, EngineContext("w", "decode", gpus=4)) == 1
 
 
 def test_the_sizes_that_others_call_otherwise_are_vllms_flags() -> None:
@@ -158,7 +158,7 @@ def test_the_sizes_that_others_call_otherwise_are_vllms_flags() -> None:
     assert flag(made, "--tensor-parallel-size") == "2"
     assert flag(made, "--pipeline-parallel-size") == "2"
     assert flag(made, "--data-parallel-size") == "2"
-    assert vllm.ports_needed({"dp-size": 2}, EngineContext("w", "prefill", gpus=2)) == 3
+    assert vllm.KIND.ports_needed({"dp-size": 2}, EngineContext("w", "prefill", gpus=2)) == 3
 
 
 def test_two_gpus_split_the_layers() -> None:
@@ -238,5 +238,5 @@ def test_the_command_of_the_own_environment_comes_first(
 
 
 def test_every_dropped_flag_is_told_what_came_of_it() -> None:
-    assert all(len(why) > 5 for why in vllm.FLAGS.gone.values())
-    assert not set(vllm.FLAGS.gone) & vllm.FLAGS.handled
+    assert all(len(why) > 5 for why in vllm.FLAGS.removed.values())
+    assert not set(vllm.FLAGS.removed) & vllm.FLAGS.handled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
 
 RULE = DispatchRule(late_wait_s=15.0)

@@ -11,7 +11,7 @@ import pytest
 from dynaplan.fleet.host.startup_times import FILE_NAME, StartupTimesFile
 from dynaplan.fleet.rules.startup_times import startup_key, usual_s
 from dynaplan.fleet.scratch import remove_files_of, scratch_directory
-from dynaplan.graph.resolve import NAMESPACE
+from dynaplan.graph.config import NAMESPACE
 from tests.unit.fleet.rules.graphs import worker
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.api_rules import EngineApi, anything
+from dynaplan.engines.api_rules import EngineApi, any_value
 from dynaplan.gateway.openai_api import (
     API_PATHS,
     CHAT_COMPLETIONS,
@@ -147,7 +147,9 @@ def test_only_one_prompt_of_text_is_computed_by_another_worker() -> None:
 
 
 def test_an_engine_whose_fields_are_all_known_takes_only_the_other_paths_that_it_names() -> None:
-    known = EngineApi(is_complete=True, paths={"/v1/embeddings": {"model": anything(), "input": anything()}})
+    known = EngineApi(
+        is_complete=True, paths={"/v1/embeddings": {"model": any_value(), "input": any_value()}}
+    )
     check_fields(call("/v1/embeddings", input="x"), known)
     with pytest.raises(ApiError, match=r"has no such field.* Did you mean 'input'"):
         check_fields(call("/v1/embeddings", inputs="x"), known)

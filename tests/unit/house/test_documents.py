@@ -12,7 +12,7 @@ import click
 from dynaplan.cli.main import COMMANDS, group
 from dynaplan.config import stock
 from dynaplan.config.settings.fields import kebab, options_of
-from dynaplan.config.settings.service_args import Resources, ServiceArgs
+from dynaplan.config.settings.worker import Resources, ServiceArgs
 from dynaplan.graph.lifecycle import HOLDS_GPUS, LIFECYCLE
 from tests.unit.house.source import (
     DOCUMENTS,

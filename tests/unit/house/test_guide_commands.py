@@ -19,9 +19,8 @@ from dynaplan.cli.main import group
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.config.overrides import Sections, merge_sections, parse_overrides, split_overrides
 from dynaplan.config.yaml_file import read_sections
-from dynaplan.graph.config import find_config_file, read_config
-from dynaplan.graph.graph import load_graph
-from dynaplan.graph.validation import validate_config
+from dynaplan.graph.config import find_config_file, read_config, validate_config
+from dynaplan.graph.loading import load_graph
 from dynaplan.util.errors import DynaplanError
 from tests.guides.reading import commands, fenced, in_the_text, invocations
 from tests.guides.walks import ELSEWHERE, WALKS

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from dynaplan.config.settings.routing import DisaggregationSettings
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest

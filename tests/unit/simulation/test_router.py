@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
 from dynaplan.gateway.traced_requests import TracedRequest

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.routing import DisaggregationSettings
-from dynaplan.engines.timing_model.hand_off import hand_off_s
+from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.engines.timing_model.timing import hand_off_s
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role

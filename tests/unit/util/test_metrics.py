@@ -6,9 +6,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import dynaplan
-from dynaplan.engines.sglang import SIGNALS as SGLANG
-from dynaplan.engines.trtllm import SIGNALS as TRTLLM
-from dynaplan.engines.vllm import SIGNALS as VLLM
+from dynaplan.engines.sglang import METRIC_NAMES as SGLANG
+from dynaplan.engines.trtllm import METRIC_NAMES as TRTLLM
+from dynaplan.engines.vllm import METRIC_NAMES as VLLM
 from dynaplan.engines.worker_load import WorkerLoad, load_gauges
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.planner.model import DecisionRecord, PlannerState

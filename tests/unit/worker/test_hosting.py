@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from dynaplan.graph.dependency import depends
 from dynaplan.graph.endpoints import async_on_start, endpoint, on_shutdown, readiness
-from dynaplan.graph.service import service
+from dynaplan.graph.service import depends, service
 from dynaplan.worker.client import DependencyClient, LocalClient
 from dynaplan.worker.hosting import Host, registered_names
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dynaplan.engines.timing_model.block_hashes import TOKEN_BYTES, packed_block_hashes
+from dynaplan.engines.timing_model.kv_blocks import TOKEN_BYTES, packed_block_hashes
 from dynaplan.process.helper_main import Channel, become_helper
 
 TEMPLATE_S = 1.0

@@ -53,8 +53,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from dynaplan.config.settings.sla import SlaTargets
-from dynaplan.engines.timing_model.hand_off import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
+from dynaplan.config.settings.planner import SlaTargets
+from dynaplan.engines.timing_model.timing import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.forecasting.arrivals import dispersions_of
@@ -82,7 +82,7 @@ class ServiceModel:
 
     ``is_evenly_routed``: decode workers take turns (round-robin); else each request draws one at random. A
     hand-off takes ``transfer_ms`` plus ``transfer_ms_per_token`` for each computed token of the prompt; the
-    defaults are those of ``engines/timing_model/hand_off.py``.
+    defaults are those of ``engines/timing_model/timing.py``.
     """
 
     decode: WorkerKind

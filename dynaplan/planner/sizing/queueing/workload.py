@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
@@ -129,7 +129,7 @@ class WorkerKind:
 
     def slowed(self, factor: float) -> WorkerKind:
         """Return workers whose steps each take ``factor`` times as long."""
-        return replace(self, timing=self.timing.sped_up(1 / factor))
+        return replace(self, timing=self.timing.with_speedup(1 / factor))
 
     def decode_ms(self, requests: float, kv_tokens: float) -> float:
         """Return the ms of a step that decodes a mean number of requests with ``kv_tokens`` among them."""

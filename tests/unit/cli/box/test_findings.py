@@ -12,7 +12,7 @@ import pytest
 
 from dynaplan.cli.box import findings
 from dynaplan.cli.box.findings import Finding, Level
-from dynaplan.engines import registry
+from dynaplan.engines import requirements
 from dynaplan.fleet import deployments, local_host
 from dynaplan.fleet.gpus import Gpu, GpuProcess, GpuUse
 from dynaplan.fleet.servers import embedded
@@ -74,7 +74,7 @@ def test_a_missing_server_is_a_fault_unless_the_environment_names_one(
 
 
 def test_without_a_real_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "installed_program", lambda name: "")
+    monkeypatch.setattr(requirements, "installed_program", lambda name: "")
     found = levels(findings.engines())
     assert found["engines"] is Level.WARNING
     assert found["engine vllm"] is Level.NOTE

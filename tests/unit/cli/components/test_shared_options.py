@@ -10,19 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.components.shared_options import tls_options
-from dynaplan.config.settings.tls import VARIABLES
+from dynaplan.config.settings.servers import TLS_VARIABLES
 
 
 @click.command()
 @tls_options
 def command() -> None:
-    click.echo(" ".join(os.environ.get(name, "-") for name in VARIABLES.values()))
+    click.echo(" ".join(os.environ.get(name, "-") for name in TLS_VARIABLES.values()))
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in VARIABLES.values():
+    for name in TLS_VARIABLES.values():
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 

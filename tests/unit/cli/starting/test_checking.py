@@ -11,7 +11,7 @@ import pytest
 import graphs
 from dynaplan.cli.starting.checking import check_settings, locate_models
 from dynaplan.engines import registry
-from dynaplan.graph.resolve import resolve_graph
+from dynaplan.graph.config import resolve_graph
 from dynaplan.sdk import Graph, load_graph
 from dynaplan.util.errors import ConfigError
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from dynaplan.cli.main import main
+from dynaplan.cli.starting import memory
 from dynaplan.cli.starting.memory import check_memory
-from dynaplan.engines import registry
-from dynaplan.engines.timing_model.kv_memory import MemoryNeed
+from dynaplan.engines.model_memory import MemoryNeed
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.memory_model import BoxMemory
 from dynaplan.util.errors import ConfigError
-from tests.unit.engines.common.test_gguf_header import GOOD, written
+from tests.unit.engines.test_gguf import GOOD, written
 
 GB = 2**30
 H100 = (Gpu(0, "GPU-0", "H100", 80 * GB), Gpu(1, "GPU-1", "H100", 80 * GB))
@@ -31,8 +31,8 @@ def found(
     **options: Any,
 ) -> tuple[list[str], list[str]]:
     """The lines and warnings about one service on a box of 24 GB, 20 of them free."""
-    monkeypatch.setattr(registry, "memory_need", lambda *_: need)
-    monkeypatch.setattr(registry, "box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
+    monkeypatch.setattr(memory, "memory_need", lambda *_: need)
+    monkeypatch.setattr(memory, "box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
     spec = GraphSpec("g:S", "/", "ns", (ServiceSpec("VllmWorker", Role.DECODE, workers, 1),))
     config = {"VllmWorker": {"engine": engine, "model": "m", **options}}
     return check_memory(spec, config, gpus, is_simulated=not gpus)
@@ -101,7 +101,7 @@ def test_a_user_reads_it_without_a_traceback(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path))
-    monkeypatch.setattr("dynaplan.engines.common.requirements.check_installed", lambda *_: None)
+    monkeypatch.setattr("dynaplan.engines.requirements.check_installed", lambda *_: None)
     path = written(tmp_path, GOOD)
     arguments = ["serve", "graphs.agg:Frontend", "-f", "llamacpp.yaml", "--dry-run", "--gpus", "2"]
     arguments += [f"--Common.model={path}", "--Common.max-model-len=9000000000"]

@@ -15,11 +15,11 @@ from dynaplan.util.errors import ConfigError
 class Section(Settings):
     SECTION: ClassVar[str] = "Section"
 
-    wait_s: float = option(15.0, "Seconds to wait", least=0, most=60)
+    wait_s: float = option(15.0, "Seconds to wait", minimum=0, maximum=60)
     mode: str = option("fast", "How", choices=("fast", "very-fast"))
     is_on: bool = option(False, "Whether", name="enable")
     extra: dict[str, Any] | None = option(None, "Anything")
-    depth: int = option(2, "How deep", least=0)
+    depth: int = option(2, "How deep", minimum=0)
     found_out: str = ""
 
 
@@ -63,7 +63,7 @@ def test_what_is_set_is_given_back_by_key() -> None:
 
 @dataclass(frozen=True)
 class Numbers(Settings):
-    count: int = option(1, "How many", least=1)
+    count: int = option(1, "How many", minimum=1)
     is_loud: bool = option(False, "Whether", name="loud")
 
 

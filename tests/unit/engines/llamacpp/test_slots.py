@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.llamacpp.slots import UNUSED_S, SlotFiles, SlotPool
+from dynaplan.engines.llamacpp.slots import UNUSED_RESERVATION_S, SlotFiles, SlotPool
 from dynaplan.util.errors import TemporaryError
 from tests.fakes.clock import ManualClock
 
@@ -31,8 +31,8 @@ async def started(*tasks: asyncio.Task[int]) -> None:
 async def test_each_slot_has_one_owner_and_the_longest_free_goes_first(clock: ManualClock) -> None:
     pool = SlotPool(2, clock.now_s)
     assert [await pool.take("a"), await pool.take("b")] == [0, 1]
-    pool.give_back("b", is_idle=True)
-    pool.give_back("a", is_idle=True)
+    pool.release("b", is_idle=True)
+    pool.release("a", is_idle=True)
     assert [await pool.take("c"), await pool.take("d")] == [1, 0]
     assert (pool.reserved, pool.waiting) == (2, 0)
 
@@ -40,7 +40,7 @@ async def test_each_slot_has_one_owner_and_the_longest_free_goes_first(clock: Ma
 async def test_an_owner_that_asks_again_has_the_same_slot(clock: ManualClock) -> None:
     pool = SlotPool(2, clock.now_s)
     assert await pool.take("a") == await pool.take("a") == 0
-    pool.give_back("a", is_idle=True)
+    pool.release("a", is_idle=True)
     assert pool.reserved == 0
 
 
@@ -50,10 +50,10 @@ async def test_who_waits_is_served_in_order(clock: ManualClock) -> None:
     second, third = asyncio.create_task(pool.take("b")), asyncio.create_task(pool.take("c"))
     await started(second, third)
     assert pool.waiting == 2
-    pool.give_back("a", is_idle=True)
+    pool.release("a", is_idle=True)
     assert await second == 0
     assert pool.waiting == 1
-    pool.give_back("b", is_idle=True)
+    pool.release("b", is_idle=True)
     assert await third == 0
 
 
@@ -61,26 +61,26 @@ async def test_a_slot_that_still_computes_is_not_given_out(clock: ManualClock) -
     pool = SlotPool(1, clock.now_s)
     await pool.take("a")
     pool.observe({0})
-    pool.give_back("a")
+    pool.release("a")
     following = asyncio.create_task(pool.take("b"))
     await started(following)
     pool.observe({0})
     await started(following)
     assert not following.done()
-    assert pool.leaving == 1
+    assert pool.releasing == 1
     pool.observe(())
     assert await following == 0
-    assert pool.leaving == 0
+    assert pool.releasing == 0
 
 
 async def test_who_leaves_the_queue_is_passed_over(clock: ManualClock) -> None:
     pool = SlotPool(1, clock.now_s)
     await pool.take("a")
-    leaving, following = asyncio.create_task(pool.take("b")), asyncio.create_task(pool.take("c"))
-    await started(leaving, following)
-    leaving.cancel()
-    await asyncio.gather(leaving, return_exceptions=True)
-    pool.give_back("a", is_idle=True)
+    releasing, following = asyncio.create_task(pool.take("b")), asyncio.create_task(pool.take("c"))
+    await started(releasing, following)
+    releasing.cancel()
+    await asyncio.gather(releasing, return_exceptions=True)
+    pool.release("a", is_idle=True)
     assert await following == 0
     assert pool.waiting == 0
 
@@ -88,11 +88,11 @@ async def test_who_leaves_the_queue_is_passed_over(clock: ManualClock) -> None:
 async def test_who_leaves_just_when_he_gets_a_slot_does_not_keep_it(clock: ManualClock) -> None:
     pool = SlotPool(1, clock.now_s)
     await pool.take("a")
-    leaving = asyncio.create_task(pool.take("b"))
-    await started(leaving)
-    pool.give_back("a", is_idle=True)
-    leaving.cancel()
-    await asyncio.gather(leaving, return_exceptions=True)
+    releasing = asyncio.create_task(pool.take("b"))
+    await started(releasing)
+    pool.release("a", is_idle=True)
+    releasing.cancel()
+    await asyncio.gather(releasing, return_exceptions=True)
     assert pool.reserved == 0
     pool.observe(())
     assert await pool.take("c") == 0
@@ -103,11 +103,11 @@ async def test_giving_back_while_waiting_ends_the_waiting(clock: ManualClock) ->
     await pool.take("a")
     waiting = asyncio.create_task(pool.take("b"))
     await started(waiting)
-    pool.give_back("b")
+    pool.release("b")
     with pytest.raises(TemporaryError):
         await waiting
     assert pool.waiting == 0
-    pool.give_back("unknown")
+    pool.release("unknown")
 
 
 async def test_a_slot_that_is_reserved_and_never_computes_is_taken_back(clock: ManualClock) -> None:
@@ -115,24 +115,24 @@ async def test_a_slot_that_is_reserved_and_never_computes_is_taken_back(clock: M
     for owner in ("its frontend has died", "computes"):
         await pool.take(owner)
         pool.announce(owner)
-    for second in range(int(UNUSED_S) + 1):
+    for second in range(int(UNUSED_RESERVATION_S) + 1):
         clock.time_s = second
         pool.observe({1})
-    assert (pool.reserved, pool.taken_back) == (1, 1)
+    assert (pool.reserved, pool.reclaimed) == (1, 1)
 
 
 async def test_the_time_in_which_a_prompt_is_restored_does_not_count_as_unused(clock: ManualClock) -> None:
     pool = SlotPool(1, clock.now_s)
     await pool.take("a")
-    for clock.time_s in (0, 2 * UNUSED_S):
+    for clock.time_s in (0, 2 * UNUSED_RESERVATION_S):
         pool.observe(())
     pool.announce("a")
-    for clock.time_s in (2 * UNUSED_S, 3 * UNUSED_S - 1):
+    for clock.time_s in (2 * UNUSED_RESERVATION_S, 3 * UNUSED_RESERVATION_S - 1):
         pool.observe(())
-    assert (pool.reserved, pool.taken_back) == (1, 0)
-    clock.time_s = 3 * UNUSED_S
+    assert (pool.reserved, pool.reclaimed) == (1, 0)
+    clock.time_s = 3 * UNUSED_RESERVATION_S
     pool.observe(())
-    assert (pool.reserved, pool.taken_back) == (0, 1)
+    assert (pool.reserved, pool.reclaimed) == (0, 1)
     pool.announce("a")
 
 
@@ -143,7 +143,7 @@ async def test_computing_now_and_then_keeps_a_slot(clock: ManualClock) -> None:
     for second in range(100):
         clock.time_s = second
         pool.observe({0} if second % 9 == 0 else ())
-    assert (pool.reserved, pool.taken_back) == (1, 0)
+    assert (pool.reserved, pool.reclaimed) == (1, 0)
 
 
 async def test_where_nothing_is_taken_back_a_slot_stays_with_its_owner(clock: ManualClock) -> None:

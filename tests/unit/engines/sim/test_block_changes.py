@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaplan.engines.kv_events.wire import Change, Removed, Stored
+from dynaplan.engines.kv_events import Change, Removed, Stored
 from dynaplan.engines.sim.block_changes import BlockChanges
-from dynaplan.engines.timing_model.block_hashes import block_hashes, own_hashes
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.kv_blocks import block_hashes, own_hashes
+from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 
 TIMING = StepTiming(lambda tokens: 5.0 + tokens, lambda decodes, kv: 2.0)
@@ -29,11 +27,11 @@ class Engine:
         hashes = block_hashes(prompt, 2)
         self.count += 1
         self.model.submit(EngineRequest(str(self.count), len(prompt), 1, hashes))
-        self.changes.enter(prompt, hashes)
+        self.changes.add_prompt(prompt, hashes)
         while not self.model.is_idle:
             self.model.step()
-            self.changes.tell()
-        self.changes.leave(hashes)
+            self.changes.flush()
+        self.changes.remove_prompt(hashes)
 
 
 def test_each_step_tells_the_blocks_that_it_has_filled_after_the_ones_before() -> None:
@@ -71,9 +69,9 @@ def test_two_prompts_in_one_step_are_two_chains() -> None:
     engine = Engine()
     for prompt in ([1, 2], [3, 4]):
         engine.model.submit(EngineRequest(str(prompt), 2, 1, block_hashes(prompt, 2)))
-        engine.changes.enter(prompt, block_hashes(prompt, 2))
+        engine.changes.add_prompt(prompt, block_hashes(prompt, 2))
     engine.model.step()
-    engine.changes.tell()
+    engine.changes.flush()
     (first,), (second,) = block_hashes([1, 2], 2), block_hashes([3, 4], 2)
     assert engine.told == [[Stored(None, (first,), (first,)), Stored(None, (second,), (second,))]]
 
@@ -81,8 +79,8 @@ def test_two_prompts_in_one_step_are_two_chains() -> None:
 def test_nothing_is_remembered_of_a_prompt_that_was_never_computed() -> None:
     engine = Engine()
     hashes = block_hashes([1, 2, 3, 4], 2)
-    engine.changes.enter([1, 2, 3, 4], hashes)
-    engine.changes.enter([1, 2], hashes[:1])
-    engine.changes.leave(hashes)
-    engine.changes.leave(hashes[:1])
+    engine.changes.add_prompt([1, 2, 3, 4], hashes)
+    engine.changes.add_prompt([1, 2], hashes[:1])
+    engine.changes.remove_prompt(hashes)
+    engine.changes.remove_prompt(hashes[:1])
     assert engine.changes._origins == {}

@@ -11,10 +11,9 @@ import pytest
 
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import SHIPPED_DIR, known_profiles, load_profile, timing_for
-from dynaplan.engines.timing_model.model import EngineModel
-from dynaplan.engines.timing_model.request import EngineRequest
-from dynaplan.engines.timing_model.settings import EngineSettings
-from dynaplan.engines.timing_model.timing import MeasuredProfile
+from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
+from dynaplan.engines.timing_model.timing import MeasuredProfile, hand_off_s
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.util.errors import ConfigError
 
 SHIPPED = sorted(path.stem for path in SHIPPED_DIR.glob("*.json"))
@@ -144,3 +143,15 @@ def test_a_broken_profile_is_refused_by_name(change: dict[str, Any]) -> None:
     document = json.loads((SHIPPED_DIR / f"{SHIPPED[0]}.json").read_text())
     with pytest.raises(ConfigError, match="mine"):
         MeasuredProfile.from_document({**document, **change}, "mine")
+
+
+def test_a_hand_off_takes_1_ms_and_2_us_for_each_token() -> None:
+    assert hand_off_s(0) == 0.001
+    assert hand_off_s(1000) == pytest.approx(0.001 + 0.002048)
+
+
+def test_the_queueing_model_counts_the_same_in_ms() -> None:
+    fields = ServiceModel.__dataclass_fields__
+    base_ms, per_token_ms = fields["transfer_ms"].default, fields["transfer_ms_per_token"].default
+
+    assert base_ms + 1000 * per_token_ms == pytest.approx(1000 * hand_off_s(1000))

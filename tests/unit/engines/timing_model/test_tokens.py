@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.engines.timing_model.kv_blocks import chain_hashes
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.tokens import (
-    begun_answer,
     chat_text,
     count_tokens,
     prompt_token_ids,
+    split_last_message,
     text_prompt,
     tokenize,
 )
@@ -42,7 +42,7 @@ def test_a_chat_that_is_to_be_continued_ends_with_the_beginning_of_its_answer() 
     asked = [{"role": "user", "content": "hello"}]
     begun = {"messages": [*asked, {"role": "assistant", "content": "Well,"}], "continue_final_message": True}
     assert text_prompt(begun, is_chat=True) == chat_text(asked) + "Well,"
-    assert begun_answer(begun["messages"]) == (chat_text(asked), "Well,")
+    assert split_last_message(begun["messages"]) == (chat_text(asked), "Well,")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_anything_but_messages_is_refused(messages: object) -> None:
 
 
 def test_block_hashes_depend_on_everything_before_the_block() -> None:
-    first, second = chain_hashes([1, 2, 3, 4, 5], 2), chain_hashes([9, 2, 3, 4], 2)
+    first, second = block_hashes([1, 2, 3, 4, 5], 2), block_hashes([9, 2, 3, 4], 2)
     assert len(first) == len(second) == 2
     assert first[1] != second[1]
-    assert chain_hashes([1, 2, 3, 4, 7], 2) == first
+    assert block_hashes([1, 2, 3, 4, 7], 2) == first

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.gpu_start_lock import start_gate
+from dynaplan.engines.server.start_lock import exclusive_start
 from dynaplan.process import port_leases
 from dynaplan.process.node_directory import open_node_directory, try_lock
 from dynaplan.process.port_leases import PortLease, lease_ports
@@ -34,9 +34,9 @@ sys.stdin.read()
 HOLD_GATE = """
 import asyncio, sys
 from pathlib import Path
-from dynaplan.engines.gpu_start_lock import start_gate
+from dynaplan.engines.server.start_lock import exclusive_start
 async def main():
-    async with start_gate(["GPU-b", "GPU-a"], Path(sys.argv[1])):
+    async with exclusive_start(["GPU-b", "GPU-a"], Path(sys.argv[1])):
         print("in", flush=True)
         await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())
@@ -210,11 +210,11 @@ async def test_engines_start_one_after_another_even_when_one_is_killed(
     is_in = asyncio.Event()
 
     async def start() -> None:
-        async with start_gate(["GPU-a"], node):
+        async with exclusive_start(["GPU-a"], node):
             is_in.set()
 
     other = asyncio.create_task(start())
-    async with start_gate(["GPU-c"], node):
+    async with exclusive_start(["GPU-c"], node):
         assert not is_in.is_set()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.15):
@@ -229,7 +229,7 @@ async def test_never_are_two_behind_one_gate_and_nothing_is_left(node: Path) -> 
     inside: list[str] = []
 
     async def start(*names: str) -> None:
-        async with start_gate(names, node):
+        async with exclusive_start(names, node):
             assert inside == []
             inside.append(names[0])
             await asyncio.sleep(0)
@@ -242,11 +242,11 @@ async def test_never_are_two_behind_one_gate_and_nothing_is_left(node: Path) -> 
 
 
 async def test_who_gives_up_waiting_leaves_no_lock_behind(node: Path) -> None:
-    async with start_gate(["GPU-b"], node):
+    async with exclusive_start(["GPU-b"], node):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                async with start_gate(["GPU-a", "GPU-b"], node):
+                async with exclusive_start(["GPU-a", "GPU-b"], node):
                     raise AssertionError("two are in")
-        async with start_gate(["GPU-a"], node):
+        async with exclusive_start(["GPU-a"], node):
             pass
     wait_until(lambda: list(node.iterdir()) == [])

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from dynaplan.engines.apis.llamacpp import API as LLAMACPP
+from dynaplan.engines.engine_apis import LLAMACPP_API as LLAMACPP
 from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.gateway.bodies.process_main import (
     DOCUMENT_BYTES,

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
-from dynaplan.engines.kv_events.wire import TOPIC, CacheSnapshot, Change, Removed, Stored, kv_payload
+from dynaplan.engines.kv_events import TOPIC, CachedBlocks, CacheSnapshot, Change, Removed, Stored, kv_payload
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower
 from dynaplan.store.discovery import Discovery

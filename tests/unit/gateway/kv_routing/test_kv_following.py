@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.engines.kv_events.wire import CacheSnapshot, Cleared, KvEvent, Removed, Stored
+from dynaplan.engines.kv_events import CacheSnapshot, Cleared, KvEvent, Removed, Stored
 from dynaplan.gateway.kv_routing import kv_following
 from dynaplan.gateway.kv_routing.kv_following import KvFollowing
 from dynaplan.gateway.kv_routing.kv_index import KvIndex

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.tokens import prompt_token_ids
 from dynaplan.gateway.kv_routing import prompt_tokens
 from dynaplan.gateway.kv_routing.prompt_tokens import (

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynaplan.engines.timing_model.kv_blocks import chain_hashes
 from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
 from dynaplan.gateway.routing import choosing as routing
 from dynaplan.gateway.routing.choosing import Candidate, Inputs
@@ -85,19 +84,6 @@ def test_a_draw_that_rounding_leaves_over_takes_the_last() -> None:
 def test_every_mode_of_the_configuration_chooses() -> None:
     for choose in routing.MODES.values():
         assert choose(IDLE, Inputs()) in IDLE
-
-
-def test_equal_beginnings_have_equal_hashes_and_a_change_changes_all_after_it() -> None:
-    one, other = chain_hashes("aaaabbbbcccc", 4), chain_hashes("aaaaXbbbcccc", 4)
-    assert one[0] == other[0]
-    assert one[1] != other[1]
-    assert one[2] != other[2]
-
-
-def test_only_full_blocks_are_hashed() -> None:
-    assert len(chain_hashes("abcdefg", 4)) == 1
-    assert chain_hashes((1, 2), 4) == ()
-    assert chain_hashes([1, 2, 3, 4], 4) == chain_hashes((1, 2, 3, 4, 5), 4)
 
 
 def test_the_index_tells_how_many_first_blocks_a_worker_holds() -> None:

@@ -10,9 +10,7 @@ import pytest
 
 import graphs
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.graph.config import read_config
-from dynaplan.graph.resolve import resolve_graph
-from dynaplan.graph.validation import validate_config
+from dynaplan.graph.config import read_config, resolve_graph, validate_config
 from dynaplan.lab.profiling.results import Sections, with_recommendation, write_config
 from dynaplan.sdk import load_graph
 from tests.unit.lab.profiling.known import of_sizes, recommended

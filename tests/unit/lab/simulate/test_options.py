@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import graphs
 from dynaplan.cli.simulate import command
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.util.errors import ConfigError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.lab.simulate.simulation import candidates_beside, compare_results, describe_change
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result

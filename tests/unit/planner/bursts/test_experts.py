@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.experts import ExpertPanel, chosen, followed, over, tried, wants
 from dynaplan.planner.bursts.fluid import Work, long_by_chance

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.planner.bursts.fluid import Work, decoded, in_stages
 from dynaplan.planner.bursts.memory import Decoding
 from dynaplan.planner.sizing.queueing.queueing_model import SteadyState, measured_demand

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.memory import Standing
 from dynaplan.planner.bursts.standing import learnt_floor, tried

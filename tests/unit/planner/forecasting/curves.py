@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dynaplan.engines.timing_model.draws import uniform_draws
+from dynaplan.util.splitmix import uniform_draws
 
 
 def curve(rate: Callable[[int], float], intervals: int, noise: float = 0.0, seed: int = 1) -> list[float]:

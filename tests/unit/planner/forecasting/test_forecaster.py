@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dynaplan.config.settings.forecasting import PREDICTORS, Forecast, ForecastSettings
+from dynaplan.config.settings.planner import PREDICTORS, Forecast, ForecastSettings
 from dynaplan.planner.forecasting.forecaster import METHODS, forecast, run_method
 from tests.unit.planner.forecasting.curves import curve
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dynaplan.config.settings.forecasting import ForecastSettings
-from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import ForecastSettings, PlannerSettings
 from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
 from dynaplan.planner.forecasting.selection import MIN_COMPARED, choose, loss, score
 from dynaplan.planner.forecasting.smoothing import trend

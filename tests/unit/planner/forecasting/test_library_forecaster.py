@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.config.settings.forecasting import Forecast, ForecastSettings
+from dynaplan.config.settings.planner import Forecast, ForecastSettings
 from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster, make_forecaster
 from dynaplan.process.process_table import group_members
 from dynaplan.util.errors import ConfigError

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from dynaplan.config.settings.forecasting import ForecastSettings
+from dynaplan.config.settings.planner import ForecastSettings
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.smoothing import TREND_DAMPING, trend
 from tests.unit.planner.forecasting.curves import curve

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.forecasting import Forecast
-from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Expected

@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Demand, ErrorBudget, Observation, PlannerState, Sizing

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS, load_profile, timing_for
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Expected, Sizing, WorkerLimits

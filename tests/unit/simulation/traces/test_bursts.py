@@ -10,9 +10,9 @@ from statistics import mean, pvariance, stdev
 
 import pytest
 
-from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.simulation.traces.bursts import BURSTS, exponential, lengths, normal, pareto
 from dynaplan.simulation.traces.synthetic import synthetic
+from dynaplan.util.splitmix import uniform_draws
 
 HOUR = "duration=3600"
 

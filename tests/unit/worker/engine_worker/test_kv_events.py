@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.kv_events.wire import CacheSnapshot, Cleared, KvEvent, Removed, Stored, read_kv_payload
+from dynaplan.engines.kv_events import CacheSnapshot, Cleared, KvEvent, Removed, Stored, read_kv_payload
 from dynaplan.events.port import EventPlane, EventSubscription
 from dynaplan.events.wires import payload_reader
 from dynaplan.store.discovery import Discovery

@@ -118,7 +118,7 @@ class Engine(PlainEngine):
 
 
 class HoldingEngine(Engine):
-    awaits_release = True
+    waits_for_release = True
 
     def __init__(self) -> None:
         super().__init__()

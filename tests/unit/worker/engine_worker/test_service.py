@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import EngineContext
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
@@ -35,7 +35,7 @@ class Engine(PlainEngine):
     async def stop(self) -> None:
         self.events.append("stop")
 
-    async def died(self) -> None:
+    async def wait_for_failure(self) -> None:
         await self.broken.wait()
         raise PermanentError("the engine died")
 
@@ -65,7 +65,7 @@ class PatientEngine(Engine):
         await self.taken.wait()
         await super().stop()
 
-    def abandon(self) -> None:
+    def release_all(self) -> None:
         self.events.append("abandon")
         self.taken.set()
 
@@ -217,7 +217,7 @@ async def test_on_a_worker_that_other_hosts_reach_its_own_server_takes_the_engin
 class TellingEngine(Engine):
     """One that tells its blocks, of 16 tokens."""
 
-    def tell_blocks(self, changed: Any) -> bool:
+    def subscribe_blocks(self, changed: Any) -> bool:
         self.events.append("tell")
         return True
 

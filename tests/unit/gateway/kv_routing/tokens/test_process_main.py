@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.gateway.kv_routing.tokens import process_main
 from dynaplan.gateway.kv_routing.tokens.process_main import answered, model_reader
 from tests.fakes.tokenizers import CHATML, byte_level_bpe, write_model

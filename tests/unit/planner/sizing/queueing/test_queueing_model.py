@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.planner.sizing.queueing.waiting import gamma_tail, normal_tail, probability_of_waiting

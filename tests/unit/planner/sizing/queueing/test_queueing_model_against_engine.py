@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import timing_for
-from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.planner.sizing.queueing.workload import WorkerKind

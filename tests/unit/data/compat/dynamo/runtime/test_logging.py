@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from dynaplan.graph.compat import compat_environment
+from dynaplan.graph.loading import compat_environment
 
 PROGRAM = """
 import logging

@@ -1,0 +1,210 @@
+"""Checks of a model's files, made before GPUs are taken for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dynaplan.engines.gguf import min_file_bytes
+from dynaplan.util.errors import ConfigError
+
+GGUF_FILE = "a GGUF file"
+DIRECTORY = "a Hugging Face directory, which holds a config.json"
+
+MODEL_KINDS: Mapping[str, str] = {
+    "llamacpp": GGUF_FILE,
+    "vllm": DIRECTORY,
+    "sglang": DIRECTORY,
+    "trtllm": DIRECTORY,
+}
+"""The kind of model that each engine takes. The model of any other engine is only a name."""
+
+CONFIG_FILES = ("config.json", "params.json")
+"""Either makes a directory a model: Hugging Face's, and Mistral's own."""
+
+OPTION = "--Common.model=PATH"
+"""The way to name a model on the command line."""
+
+PULL = "`dynaplan pull` lists small ones to begin with."
+"""The way to a first model."""
+
+GGUF_MAGIC = b"GGUF"
+GGUF_VERSIONS = range(1, 16)
+GGUF_HEADER_BYTES = 24
+GGUF_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def check_model(engine: str, model: Any) -> list[str]:
+    """Raise ConfigError unless the engine can load this model; returns warnings.
+
+    A path must lead to what the engine takes. The engine itself looks up a name (``org/name``).
+    """
+    kind = MODEL_KINDS.get(engine)
+    if kind is None:
+        return []
+    if not isinstance(model, str) or not model.strip():
+        raise ConfigError(f"model is {model!r}", hint=f"Engine {engine} takes the path of {kind}.")
+    path = Path(model).expanduser()
+    try:
+        if kind is GGUF_FILE:
+            _check_gguf(model, path)
+        elif is_path(model):
+            _check_directory(engine, model, path)
+        elif "://" not in model:
+            return _hub_warning(engine, model)
+    except OSError as error:
+        raise _wrong(model, f"cannot be read: {error.strerror}", "Check its permissions.") from error
+    return []
+
+
+def absolute_path(engine: str, model: Any, directory: Path) -> Any:
+    """Replace ``~`` in the model's path and make it absolute; a name stays as it is."""
+    if engine not in MODEL_KINDS or not isinstance(model, str) or not model.strip():
+        return model
+    path = directory / Path(model).expanduser()
+    if is_path(model) or _exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(model, path)):
+        return str(path.resolve() if ".." in path.parts else path)
+    return model
+
+
+def public_name(engine: str, model: Any) -> str:
+    """Name a model that is a path for clients: the path's last part; empty for a model that is a name."""
+    if engine not in MODEL_KINDS or not isinstance(model, str) or not is_path(model):
+        return ""
+    name = Path(model).name
+    part = GGUF_PART.fullmatch(name)
+    return part["stem"] if part else name.removesuffix(".gguf")
+
+
+def is_path(model: str) -> bool:
+    """True when this means a file or directory, there or not; ``org/name`` does only when it exists."""
+    return model.startswith(("/", ".", "~")) or model.endswith(".gguf") or _exists(Path(model))
+
+
+def is_hub_name(model: str, path: Path) -> bool:
+    """Tell whether this can only be ``org/name`` on the hub: there is no such path, nor its directory."""
+    return "/" in model and HUB_NAME.fullmatch(model) is not None and not _exists(path.parent)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _wrong(model: str, fault: str, hint: str) -> ConfigError:
+    return ConfigError(f"model is {model!r}, which {fault}", hint=hint)
+
+
+def _check_gguf(model: str, path: Path) -> None:
+    expected = f"Engine llamacpp takes the path of {GGUF_FILE}."
+    if not path.exists():
+        if not is_path(model) and is_hub_name(model, path):
+            hint = f"Download one and write {OPTION}. Engine vllm takes names on the hub: -f vllm.yaml."
+            raise _wrong(model, "does not exist", f"{expected} {hint}")
+        raise _wrong(model, "does not exist", f"{expected}{_others(path) or f' Write {OPTION}. {PULL}'}")
+    if path.is_dir():
+        raise _wrong(model, "is a directory", f"{expected}{_inside(path)}")
+    with path.open("rb") as file:
+        header = file.read(GGUF_HEADER_BYTES)
+    if not header:
+        raise _wrong(model, "is empty", expected)
+    if path.suffix == ".safetensors":
+        raise _wrong(
+            model, "holds safetensors", f"{expected} Engines vllm, sglang and trtllm take its directory."
+        )
+    if not header.startswith(GGUF_MAGIC):
+        raise _wrong(model, f"is no GGUF file: it begins with {header[:4]!r}", expected)
+    version = int.from_bytes(header[4:8], "little")
+    if len(header) < GGUF_HEADER_BYTES or version not in GGUF_VERSIONS:
+        raise _wrong(model, "is no whole GGUF file", f"{expected} Was it copied to its end?")
+    for part in _parts(model, path):
+        _check_whole(str(part), part)
+
+
+def _check_whole(model: str, path: Path) -> None:
+    """Raise ConfigError when the file ends before its tensors do, as after a broken download."""
+    needed, size = min_file_bytes(path), path.stat().st_size
+    if size < needed:
+        fault = f"is cut off: it has {size:,} bytes, and its tensors end at {needed:,}"
+        raise _wrong(model, fault, "Copy it, or pull it, again.")
+
+
+def _parts(model: str, path: Path) -> list[Path]:
+    """Return the files of a model: of one that is split all parts; llama.cpp finds them by the first.
+
+    Raises ConfigError unless this is the first part and all the others are there.
+    """
+    part = GGUF_PART.fullmatch(path.name)
+    if part is None:
+        return [path]
+    names = [f"{part['stem']}-{n:05}-of-{part['count']}.gguf" for n in range(1, int(part["count"]) + 1)]
+    if path.name != names[0]:
+        raise _wrong(model, "is not the first of its parts", f"Name {path.with_name(names[0])}.")
+    missing = [name for name in names if not path.with_name(name).exists()]
+    if missing:
+        raise _wrong(model, f"lacks {len(missing)} of its parts", f"There is no {', '.join(missing)}.")
+    return [path.with_name(name) for name in names]
+
+
+def _check_directory(engine: str, model: str, path: Path) -> None:
+    expected = f"Engine {engine} takes {DIRECTORY}."
+    if not path.exists():
+        raise _wrong(model, "does not exist", f"{expected}{_others(path)}")
+    if not path.is_dir():
+        raise _wrong(model, "is a file", _hint_for_file(expected, path))
+    configs = [path / name for name in CONFIG_FILES if (path / name).exists()]
+    if not configs:
+        raise _wrong(model, "has no config.json", f"{expected}{_inside(path)}")
+    try:
+        document = json.loads(configs[0].read_bytes())
+    except ValueError as error:
+        raise _wrong(model, f"has a {configs[0].name} that is no JSON: {error}", expected) from error
+    if not isinstance(document, dict):
+        raise _wrong(model, f"has a {configs[0].name} that is no JSON object", expected)
+
+
+def _hint_for_file(expected: str, path: Path) -> str:
+    with path.open("rb") as file:
+        is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    if is_gguf:
+        return f"{expected} A GGUF file is for engine llamacpp."
+    if path.name in CONFIG_FILES or path.suffix == ".safetensors":
+        return f"{expected} Name {path.parent}."
+    return expected
+
+
+def _others(path: Path) -> str:
+    """Suggest the nearest name beside a path that is missing; a sentence, or nothing."""
+    from difflib import get_close_matches
+
+    try:
+        names = [each.name for each in path.parent.iterdir()]
+    except OSError:
+        return f" There is no {path.parent} either."
+    near = get_close_matches(path.name, names, 1, cutoff=0.6)
+    return f" Did you mean {path.parent / near[0]}?" if near else ""
+
+
+def _inside(directory: Path) -> str:
+    """Suggest what the user may have meant inside a directory that is no model; a sentence, or nothing."""
+    if any((directory / name).exists() for name in CONFIG_FILES):
+        return " This directory is for engines vllm, sglang and trtllm."
+    snapshots = sorted(path.parent for path in directory.glob("snapshots/*/config.json"))
+    if snapshots:
+        return f" Did you mean {snapshots[-1]}?"
+    files = sorted(directory.glob("*.gguf"))
+    return f" Engine llamacpp takes {files[0]}." if files else ""
+
+
+def _hub_warning(engine: str, model: str) -> list[str]:
+    if not HUB_NAME.fullmatch(model):
+        raise _wrong(
+            model, "does not exist", f"Engine {engine} takes {DIRECTORY}, or a model's name on the hub."
+        )
+    return [f"model {model} is no directory here; {engine} will look it up on the Hugging Face hub"]

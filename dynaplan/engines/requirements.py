@@ -1,0 +1,77 @@
+"""Checks that an engine is installed, made before GPUs are taken for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaplan.util.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """The need of one engine: the Python ``module``, the ``command`` on PATH, or what ``option`` names.
+
+    ``package`` is what pip installs.
+    """
+
+    module: str
+    command: str
+    option: str
+    package: str
+
+
+REQUIREMENTS: Mapping[str, Requirement] = {
+    "llamacpp": Requirement("xllamacpp", "llama-server", "llama-server", "xllamacpp>=2026.10,<2027"),
+    "vllm": Requirement("vllm", "vllm", "vllm-command", "vllm"),
+    "sglang": Requirement("sglang", "sglang", "sglang-command", "sglang"),
+    "trtllm": Requirement("tensorrt_llm", "trtllm-serve", "trtllm-command", "tensorrt-llm"),
+}
+"""The requirement of each engine; an engine that is not named needs nothing."""
+
+
+def installed_program(engine: str) -> str:
+    """Return the Python module or the command with which that engine can run here; empty for neither."""
+    requirement = REQUIREMENTS[engine]
+    if importlib.util.find_spec(requirement.module):
+        return requirement.module
+    return shutil.which(requirement.command) or ""
+
+
+def check_installed(engine: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError, with the line that installs it, when this engine cannot run here."""
+    requirement = REQUIREMENTS.get(engine)
+    if requirement is None:
+        return
+    program = _program(requirement, options.get(requirement.option))
+    if program:
+        if shutil.which(program) is None:
+            raise ConfigError(
+                f"{requirement.option} is {options[requirement.option]!r}, but there is no program {program}",
+                hint="Expected a program on PATH, or the path of one that may be executed.",
+            )
+    elif not importlib.util.find_spec(requirement.module) and not shutil.which(requirement.command):
+        raise ConfigError(
+            f"engine is {engine!r}, which is not installed: neither the Python module {requirement.module} "
+            f"nor the command {requirement.command} is here",
+            hint=f"pip install '{requirement.package}', or name the program with {requirement.option}.",
+        )
+
+
+def _program(requirement: Requirement, given: Any) -> str:
+    """Find the program that the option names: a command line, or its words, or true for the usual one."""
+    match given:
+        case True:
+            return requirement.command
+        case str() if given.strip():
+            whole = str(Path(given).expanduser())
+            return whole if shutil.which(whole) else shlex.split(given)[0]
+        case [str() as program, *_]:
+            return program
+        case _:
+            return ""

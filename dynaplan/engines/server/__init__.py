@@ -1,0 +1,1 @@
+"""Engines that run as a server of their own: the child process, its client, metrics and watchdog."""

@@ -1,0 +1,347 @@
+"""An engine that runs as a server of its own: a child of the worker, driven by its ``EngineKind``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dynaplan.config.settings.worker import WorkerSettings
+from dynaplan.engines.holds import Holds
+from dynaplan.engines.port import BlocksChanged, EngineContext, HandOver
+from dynaplan.engines.server.block_events import BlockEvents
+from dynaplan.engines.server.child import EngineChild, describe_exit, wait_until_ready
+from dynaplan.engines.server.client import ServerClient
+from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
+from dynaplan.engines.server.options import Options, lora_names, real_gpus
+from dynaplan.engines.server.sleep import Sleep
+from dynaplan.engines.server.start_lock import exclusive_start
+from dynaplan.engines.server.watchdog import EngineWatchdog
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.process.node_directory import node_dir
+from dynaplan.process.port_leases import PortLease, lease_ports
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.documents import LARGEST_WHOLE
+from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
+from dynaplan.util.http_routes import Route
+from dynaplan.util.masking import mask_secrets
+
+log = logging.getLogger(__name__)
+
+IDLE_CHECK_TIMEOUT_S = 1.0
+"""The seconds that an engine has, when it is to end, to answer that it has no requests."""
+
+
+class ServerEngine:
+    """``dynaplan.engines.port.Engine`` for an engine with an HTTP server of its own, on a port of 127.0.0.1.
+
+    Raises ConfigError for an option that is wrong.
+    """
+
+    def __init__(self, kind: EngineKind, options: Options, context: EngineContext) -> None:
+        kind.check(options, context.gpus)
+        self._kind = kind
+        self._options = options
+        self._context = context
+        self._client = ServerClient("", context.token)
+        self._child: EngineChild | None = None
+        self._lease: PortLease | None = None
+        self._launch_files: tuple[Path, ...] = ()
+        self._holds = Holds()
+        self._blocks: BlockEvents | None = None
+        self._model: Mapping[str, Any] = {}
+        self._is_stopping = False
+        self._sleep = Sleep(kind.wake_paths, self._client)
+        hang_timeout_s = WorkerSettings.from_options(options).hang_timeout_s
+        self._watch = EngineWatchdog(
+            self._read,
+            SystemClock(),
+            hang_timeout_s,
+            request_slots=kind.request_slots(options),
+            # The other side of a hand-off may take its time: to compute, or to fetch what fills the KV cache.
+            waits_for_others=context.role == "prefill" or bool(options.get("remote-prefill")),
+        )
+
+    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
+        """Call back with what the engine publishes of its blocks, unless it cannot, or the user has it."""
+        try:
+            why = self._kind.no_kv_events_reason(self._options)
+            if not why:
+                self._blocks = BlockEvents(self._context, changed)
+        except ConfigError as error:
+            why = str(error)
+        if why:
+            log.warning("%s does not tell which KV blocks it holds: %s", self._kind.name, why)
+            return False
+        self._context = replace(self._context, publishes_blocks=True)
+        return True
+
+    async def start(self) -> None:
+        """Start the server and return when it answers.
+
+        Raises WorkerStartFailed when no other start can help (exit code 2), TemporaryError with its last
+        lines when it ends or takes longer than ``start-timeout``.
+        """
+        try:
+            if not await self._try_to_start():
+                log.warning("the engine's port was taken meanwhile: trying another one")
+                if not await self._try_to_start():
+                    raise TemporaryError(f"{self._kind.name} found its port taken twice")
+            self._model = await self._first_model()
+            if self._blocks:
+                self._blocks.start()
+            await self._watch.poll()
+            self._watch.start()
+        except BaseException:
+            await self._end(0)
+            raise
+
+    def routes(self) -> Sequence[Route]:
+        return ()
+
+    def card(self) -> Mapping[str, Any]:
+        """Describe the model: the engine's name for it, its context and KV block in tokens (0: unknown)."""
+        options, kind = self._options, self._kind
+        context = self._model.get("max_model_len") or options.get("max-model-len")
+        block = self._watch.signals.block_tokens or options.get("block-size")
+        own_template = options.get("chat-template")
+        own = "" if kind.accepts_any_model else self._model.get("id")
+        names = (own, options.get("served-model-name"), self._model.get("id"), options.get("model"))
+        model = next((str(name) for name in names if name), "")
+        return {
+            "model": model,
+            "context_tokens": _tokens(context),
+            "tokenizer": str(options.get("tokenizer") or options.get("model")),
+            "kv_block_tokens": _tokens(block),
+            "engine": kind.name,
+            "role": self._context.role,
+            **({"chat_template": _template_text(own_template)} if own_template else {}),
+            **({"loras": loras} if (loras := lora_names(options.get("lora-modules"))) else {}),
+            **({"needs_hand_off": True} if kind.needs_hand_off(options, self._context) else {}),
+        }
+
+    def load(self) -> WorkerLoad:
+        return self._watch.load()
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    async def count_requests(self) -> int:
+        if not self._kind.reports_requests:
+            raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
+        return await self._watch.count_requests()
+
+    async def wake(self) -> str:
+        """Wake a sleeping engine, let a paused one go on; see ``dynaplan.engines.port.AnsweringEngine``."""
+        reason = await self._sleep.wake(self._watch.signals)
+        await self._watch.poll()
+        return reason
+
+    def metrics(self) -> Mapping[str, float]:
+        """The engine's own samples, and the hand-offs that wait to be taken."""
+        holds = {
+            "dynaplan:kv_hand_offs_held": float(self._holds.held),
+            "dynaplan:kv_hand_offs_expired_total": float(self._holds.expired),
+        }
+        told = self._blocks.metrics() if self._blocks else {}
+        return {**self._watch.metrics(), **told, **(holds if self._context.role == "prefill" else {})}
+
+    async def wait_for_failure(self) -> None:
+        """Raise PermanentError once the engine has ended unasked or is hung; its remains are killed."""
+        child = self._require_child()
+        way = await first_of(child.wait(), self._wait_until_hung(), self._wait_for_lost_part(child))
+        if self._is_stopping:  # it was told to end
+            await asyncio.Event().wait()
+        why = describe_exit(way) if isinstance(way, int) else way
+        child.kill()
+        raise PermanentError(f"{self._kind.name} {why}\n{child.last_lines()}")
+
+    async def _wait_until_hung(self) -> str:
+        return f"hangs: {await self._watch.wait_until_hung()}"
+
+    async def _wait_for_lost_part(self, child: EngineChild) -> str:
+        return f"has lost a process: {await child.wait_for_lost_part(self._kind.parts)}"
+
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+        """Compute the prompt, by the engine's own protocol; see ``dynaplan.engines.port.PrefillingEngine``.
+
+        Raises PermanentError when the engine refuses the request (4xx), TemporaryError when it fails.
+        """
+        lease = self._lease
+        if not self._kind.prefills or lease is None:
+            raise PermanentError(f"{self._kind.name} does not prefill for others")
+
+        async def hand_over_and_hold(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+            """Hold first: the release may come before the decode side's answer to the hand-over."""
+            if self._kind.holds_hand_offs:
+                self._holds.hold(request.request_id)
+            try:
+                await hand_over(fields, cached_tokens)
+            except BaseException:
+                self._holds.release(request.request_id)
+                raise
+
+        if self._watch.signals.is_asleep:
+            await self.wake()
+        ask = partial(self._ask, trace=request.trace)
+        await self._run_prefill(request, hand_over_and_hold, ask, lease.ports)
+
+    async def _run_prefill(
+        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+    ) -> None:
+        await self._kind.prefill(request, hand_over, ask, ports)
+
+    @property
+    def waits_for_release(self) -> bool:
+        return self._kind.prefills and self._kind.holds_hand_offs
+
+    def release(self, request_id: str) -> None:
+        self._holds.release(request_id)
+
+    def release_all(self) -> None:
+        self._holds.release_all()
+
+    async def stop(self) -> None:
+        """Wait until held hand-offs have been taken or have expired, then end the server.
+
+        Cancelled, it kills the server at once.
+        """
+        grace_s = 0.0
+        try:
+            if self._child is not None and self._holds.held:
+                await first_of(self._holds.wait_empty(), self._child.wait())
+            grace_s = await self._term_grace_s()
+        finally:
+            self._is_stopping = True
+            await self._end(grace_s)
+
+    async def _term_grace_s(self) -> float:
+        """The seconds that the server gets to end by itself; 0 when telling it to would only stall it."""
+        if self._kind.stalls_on_term and not await self._is_idle():
+            return 0.0
+        return self._kind.term_grace_s
+
+    async def _is_idle(self) -> bool:
+        """True when the server says at once that it has no requests."""
+        if self._child is None or self._child.has_exited:
+            return False
+        try:
+            async with asyncio.timeout(IDLE_CHECK_TIMEOUT_S):
+                return await self._watch.count_requests() == 0
+        except (TemporaryError, TimeoutError):
+            return False
+
+    async def _try_to_start(self) -> bool:
+        """Start the server once; False when it ended because its port was taken."""
+        kind, directory = self._kind, node_dir(os.environ)
+        self._lease = lease_ports(kind.ports_needed(self._options, self._context), directory)
+        self._client.url = f"http://127.0.0.1:{self._lease.ports[0]}"
+        launch = kind.command(self._options, self._context, self._lease.ports)
+        gates = real_gpus(os.environ) or (["host"] if kind.measures_memory else [])
+        async with exclusive_start(gates, directory):
+            self._write(launch)
+            log.info("starting %s: %s", kind.name, " ".join(mask_secrets(launch.argv)))
+            child = EngineChild.spawn(
+                launch.argv, launch.environment, self._lease.descriptors, self._context.token
+            )
+            self._child = child
+            if await self._wait_until_ready(child):
+                return True
+        lines = child.last_lines()
+        code = await child.wait()
+        await self._end(0)
+        if any(text in lines for text in kind.address_in_use):
+            return False
+        failed = WorkerStartFailed if code == EXIT_USAGE else TemporaryError
+        raise failed(f"{kind.name} {describe_exit(code)} while starting; its last lines:\n{lines}")
+
+    async def _wait_until_ready(self, child: EngineChild) -> bool:
+        """Wait until it answers; False when it has ended, TemporaryError when it takes too long."""
+        timeout_s = WorkerSettings.from_options(self._options).start_timeout_s
+        return await wait_until_ready(child, self._client, self._kind.ready_path, self._kind.name, timeout_s)
+
+    async def _first_model(self) -> Mapping[str, Any]:
+        """The engine's own description of its model; empty when it cannot be asked."""
+        try:
+            models = (await self._client.json("/v1/models")).get("data")
+        except TemporaryError as error:
+            log.warning("the engine does not say what it serves: %s", error)
+            return {}
+        return models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+
+    async def _read(self) -> EngineMetrics:
+        kind = self._kind
+        text = await self._client.text(kind.metrics_path, kind.metrics_timeout_s)
+        return await self._sleep.with_pause(read_metrics(text, kind.metric_names))
+
+    async def _ask(
+        self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """Ask it, with its own name for the model in place of the client's, unless that is an adapter's."""
+        card = self.card()
+        model = body.get("model") if body.get("model") in card.get("loras", ()) else card["model"]
+        return await self._client.ask(path, {**body, "model": model}, request_id, trace)
+
+    async def _end(self, grace_s: float) -> None:
+        """Let go of everything; the leases last, when nothing listens on the ports any more."""
+        await self._watch.stop()
+        if self._blocks:
+            self._blocks.close()
+        child, self._child = self._child, None
+        try:
+            if child is not None:
+                await child.stop(grace_s)
+        finally:
+            for file in self._launch_files:
+                file.unlink(missing_ok=True)
+            self._launch_files = ()
+            if self._lease is not None:
+                self._lease.close()
+                self._lease = None
+            await self._client.close()
+
+    def _write(self, launch: LaunchLine) -> None:
+        self._launch_files = tuple(launch.files)
+        for path, text in launch.files.items():
+            path.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(path, flags, 0o600), "w") as file:
+                file.write(text)
+
+    def _require_child(self) -> EngineChild:
+        if self._child is None:
+            raise PermanentError(f"{self._kind.name} does not run")
+        return self._child
+
+
+async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of the coroutine that ends first; the others are cancelled."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _template_text(template: Any) -> str:
+    """A chat template as the card has it: the path of its file, or its text."""
+    try:
+        file = Path(str(template)).expanduser()
+        return str(file.absolute()) if file.is_file() else str(template)
+    except (OSError, ValueError, RuntimeError):
+        return str(template)
+
+
+def _tokens(value: Any) -> int:
+    """The number of tokens that an engine or an option states; 0 for what is none."""
+    return value if type(value) is int and 0 <= value <= LARGEST_WHOLE else 0

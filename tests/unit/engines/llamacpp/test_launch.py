@@ -1,0 +1,255 @@
+"""The launch of a llama.cpp server: its options and its command lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaplan.engines.llamacpp import engine, launch
+from dynaplan.engines.llamacpp import engine as llamacpp
+from dynaplan.engines.llamacpp import launch as llamacpp_options
+from dynaplan.engines.llamacpp.child import main
+from dynaplan.engines.llamacpp.launch import LlamaOptions, read_options
+from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.child import EngineChild
+from dynaplan.engines.server.kind import LaunchLine
+from dynaplan.util.errors import ConfigError, WorkerStartFailed
+
+MODEL = "/models/SmolLM2.gguf"
+
+
+def read(**options: Any) -> LlamaOptions:
+    return read_options({"model": MODEL, **{key.replace("_", "-"): options[key] for key in options}}, 1)
+
+
+def test_a_request_may_be_as_long_as_max_model_len_whatever_the_number_of_slots() -> None:
+    assert read(max_model_len=1000, max_num_seqs=8).context_tokens == 8000
+    assert read(max_model_len=1000, parallel=2).slots == 2
+    assert read(ctx_size=9000, parallel=3).context_tokens == 9000
+    assert read(ctx_size=9000, max_model_len=3000, parallel=3).context_tokens == 9000
+    assert read().context_tokens == 4 * 4096
+
+
+def test_the_path_is_not_the_model_s_name() -> None:
+    assert read().name == "SmolLM2"
+    assert read(served_model_name="mine").name == "mine"
+
+
+def test_options_of_dynaplan_are_not_llamacpp_s() -> None:
+    ours = {"engine": "llamacpp", "router": "kv", "ServiceArgs": {}, "speedup-ratio": 1, "hang-timeout": 5}
+    assert read(**ours).others == {}
+    assert read(rope_freq_base=5.0, nothing=None).others == {"rope-freq-base": 5.0}
+
+
+def test_a_value_is_set_once_under_either_name() -> None:
+    assert read(max_num_batched_tokens=64).translated["max-num-batched-tokens"] == 64
+    assert "batch-size" not in read(max_num_batched_tokens=64).translated
+    both = read(max_num_batched_tokens=64, batch_size=64)
+    assert both.translated == read(batch_size=64).translated == read(max_num_batched_tokens=64).translated
+    assert read().translated["max-num-batched-tokens"] == 512
+
+
+def test_threads_are_half_of_the_cores_and_never_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads in ((1, 1), (2, 1), (16, 8)):
+        monkeypatch.setattr(llamacpp_options.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        assert read().translated["threads"] == threads
+    assert read(threads=3).translated["threads"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": None}, "model"),
+        ({"port": 8080}, "port"),
+        ({"api_key": "x"}, "api-key"),
+        ({"parallel": 0}, "parallel"),
+        ({"parallel": 2, "max_num_seqs": 3}, "max-num-seqs"),
+        ({"batch_size": 2, "max_num_batched_tokens": 3}, "max-num-batched-tokens"),
+        ({"ctx_size": 100, "max_model_len": 100}, "ctx-size"),
+        ({"threads": "many"}, "threads"),
+        ({"flash_attn": "perhaps"}, "flash-attn"),
+        ({"enable_prefix_caching": 1}, "enable-prefix-caching"),
+        ({"chat_template": 5}, "chat-template"),
+        ({"block_size": 0}, "block-size"),
+        ({"hang_timeout": -1}, "hang-timeout"),
+        ({"llama_server": 5}, "llama-server"),
+        ({"tensor_parallel_size": 2}, "tensor-parallel-size"),
+        ({"data_parallel_size": 2}, "data-parallel-size"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read(**options)
+    section = {key.replace("_", "-"): value for key, value in {"model": MODEL, **options}.items()}
+    for check in (engine.check, launch.KIND.check):
+        with pytest.raises(ConfigError, match=named):
+            check(section, 1)
+
+
+CONTEXT = EngineContext("w", token="secret", scratch_dir="/dev/shm/d")
+SECTION = {
+    "max-model-len": 2048,
+    "served-model-name": "mine",
+    "threads": 2,
+    "n-gpu-layers": 20,
+    "flash-attn": True,
+    "cache-type-k": "q8_0",
+    "max-num-batched-tokens": 1024,
+    "enable-prefix-caching": False,
+    "hf-token": "hf_secret",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("GGML_NO_BACKTRACE", raising=False)
+
+
+@pytest.fixture
+def without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
+
+
+@pytest.fixture
+def with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: "xllamacpp")
+
+
+def line(**options: Any) -> LaunchLine:
+    section = {key.replace("_", "-"): value for key, value in options.items()}
+    return launch.KIND.command({"model": MODEL, **SECTION, **section}, CONTEXT, [7001])
+
+
+def test_the_program_gets_the_options_as_flags_and_its_key_is_none_of_them() -> None:
+    made = line(llama_server="/opt/llama-server", mlock=True, tensor_split=[3, 1], jinja=False)
+    assert made.argv == (
+        *("/opt/llama-server", "--host", "127.0.0.1", "--port", "7001", "--metrics", "--slots", "--no-webui"),
+        *("--slot-save-path", "/dev/shm/d/", "--model", MODEL, "--alias", "mine"),
+        *("--ctx-size", "8192", "--parallel", "4", "--threads", "2", "--batch-size", "1024"),
+        *("--n-gpu-layers", "20", "--flash-attn", "on", "--cache-type-k", "q8_0", "--no-cache-prompt"),
+        *("--threads-http", "1024", "--mlock", "--tensor-split", "3,1", "--no-jinja"),
+    )
+    assert made.environment == {
+        "LLAMA_API_KEY": "secret",
+        "HF_TOKEN": "hf_secret",
+        "GGML_NO_BACKTRACE": "1",
+    }
+
+
+def test_our_own_program_gets_the_same_as_json_and_its_key_is_not_among_it(with_the_package: None) -> None:
+    made = line(n_keep=64)
+    assert made.argv == (
+        *(sys.executable, "-m", "dynaplan.engines.llamacpp.child", "2"),
+        *('--hostnames=["127.0.0.1"]', "--port=7001", "--endpoint_metrics=true", "--endpoint_slots=true"),
+        *("--ui=false", "--verbosity=1", '--slot_save_path="/dev/shm/d/"', f'--model.path="{MODEL}"'),
+        *(
+            '--model_alias=["mine"]',
+            "--n_ctx=8192",
+            "--n_parallel=4",
+            "--cpuparams.n_threads=2",
+            "--n_batch=1024",
+        ),
+        *("--n_gpu_layers=20", '--flash_attn_type="LLAMA_FLASH_ATTN_TYPE_ENABLED"'),
+        *('--cache_type_k="GGML_TYPE_Q8_0"', "--cache_prompt=false", "--n_threads_http=1024", "--n_keep=64"),
+    )
+    assert made.environment["LLAMA_API_KEY"] == "secret"
+    assert made.environment["HF_TOKEN"] == "hf_secret"
+
+
+def test_our_own_program_serves_on_the_loopback_with_what_its_command_line_says(
+    with_the_package: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+    given: list[Any] = []
+
+    def server(params: Any) -> None:
+        given.append(params)
+
+    monkeypatch.setattr(xllamacpp, "Server", server)
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    assert main(line(n_keep=64).argv[3:]) == 0
+    (params,) = given
+    assert (params.hostnames, params.port, params.api_keys) == (["127.0.0.1"], 7001, ["secret"])
+    assert (params.model.path, params.model_alias) == (MODEL, {"mine"})
+    assert (params.n_ctx, params.n_parallel, params.n_batch, params.n_keep) == (8192, 4, 1024, 64)
+    assert params.slot_save_path == "/dev/shm/d/"
+    assert params.endpoint_metrics and params.endpoint_slots
+
+
+@pytest.mark.parametrize(("gpus", "code"), [("", 2), ("GPU-SIM-1", 2), ("GPU-1234", 1)])
+def test_a_model_that_does_not_load_may_do_so_later_only_where_a_gpu_may_lack_memory(
+    with_the_package: None,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: str,
+    code: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("no such file")
+
+    monkeypatch.setattr(xllamacpp, "Server", refuse)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    assert main(line().argv[3:]) == code
+    assert f"does not load {MODEL}: no such file" in capfd.readouterr().err
+
+
+def test_an_option_that_llamacpp_lacks_is_named_and_not_tried_again(
+    with_the_package: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("xllamacpp")
+    assert main(line(n_predct=3).argv[3:]) == 2
+    said = capfd.readouterr().err
+    assert "does not take --n_predct=3" in said
+
+
+def test_without_the_package_the_program_on_path_serves(
+    without_the_package: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.shutil, "which", lambda name: f"/bin/{name}")
+    launch.KIND.check({"model": MODEL}, 0)
+    assert line().argv[0] == "/bin/llama-server"
+
+
+def test_without_either_the_error_says_what_to_install(
+    without_the_package: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.shutil, "which", lambda _: None)
+    with pytest.raises(ConfigError) as raised:
+        llamacpp.LlamaCppEngine({"model": MODEL}, EngineContext("w"))
+    assert "pip install 'xllamacpp" in raised.value.hint
+    with pytest.raises(ConfigError, match="llama-server"):
+        llamacpp.LlamaCppEngine({"model": MODEL, "llama-server": True}, EngineContext("w"))
+
+
+@pytest.mark.parametrize("program", ["llama-server", ""])
+async def test_no_secret_is_on_the_command_line_or_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, program: str
+) -> None:
+    monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
+    monkeypatch.setattr(launch, "check_installed", lambda *_: None)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: "xllamacpp")
+    caplog.set_level(logging.INFO)
+    spawned: list[Any] = []
+
+    def spawn(*arguments: Any) -> None:
+        spawned.extend(arguments)
+        raise WorkerStartFailed("seen enough")
+
+    monkeypatch.setattr(EngineChild, "spawn", spawn)
+    options = {"model": MODEL, "llama-server": program, "hf-token": "hf_secret", "ssl-key": "flag-secret"}
+    engine = llamacpp.make(options, EngineContext("w", token="secret"))
+    with pytest.raises(WorkerStartFailed):
+        await engine.start()
+    await engine.stop()
+    argv, environment, _, hidden = spawned
+    assert not any("hf_secret" in word or "hf-token" in word or word == "secret" for word in argv)
+    assert (environment["LLAMA_API_KEY"], environment["HF_TOKEN"]) == ("secret", "hf_secret")
+    assert hidden == "secret", "it is masked in what the program prints"
+    assert "starting llamacpp" in caplog.text and "flag-secret" not in caplog.text
