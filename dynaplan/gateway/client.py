@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from dynaplan.gateway.bodies.budget import BodyShare
-from dynaplan.gateway.bodies.receiving import received_body
+from dynaplan.gateway.request_bodies import BodyShare, received_body
 from dynaplan.util.http_routes import trace_headers
 from dynaplan.worker.named_requests import name_of
 

@@ -27,8 +27,7 @@ from prometheus_client.registry import Collector
 
 from dynaplan.gateway.engine_answers import Usage, count_tokens
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
-from dynaplan.gateway.routing.router_metrics import RouterMetrics
-from dynaplan.gateway.routing.router_names import RouterNames
+from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

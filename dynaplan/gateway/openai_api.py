@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaplan.engines.api_rules import EngineApi
 from dynaplan.engines.timing_model.tokens import count_tokens, text_prompt
-from dynaplan.gateway.passed_paths import (
+from dynaplan.gateway.passthrough import (
     INPUTS,
     NOTHING,
     STREAMING,

@@ -17,7 +17,7 @@ from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import NOTHING_STATED, FrontendMetrics
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
-from dynaplan.gateway.tracing.port import Attributes, Span, Tracer
+from dynaplan.gateway.tracing import Attributes, Span, Tracer
 from dynaplan.util.log_lines import FIELDS
 
 access_log = logging.getLogger("dynaplan.access")

@@ -47,12 +47,9 @@ from dynaplan.engines import registry
 from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
-from dynaplan.gateway.bodies.budget import BodyBudget, BodyShare
-from dynaplan.gateway.bodies.reading import CallReader
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, Usage
-from dynaplan.gateway.kv_routing.router_inputs import RouterKnowledge
-from dynaplan.gateway.kv_routing.whole_answers import WholeAnswers
+from dynaplan.gateway.kv_routing.inputs import RouterKnowledge
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
@@ -69,11 +66,12 @@ from dynaplan.gateway.openai_api import (
     worker_failed,
 )
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
-from dynaplan.gateway.prefill.hand_off import HandOff
-from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.prefill.remote_prefill import HandOff, RemotePrefill
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
+from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallReader
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, Sleepers
+from dynaplan.gateway.routing.whole_answers import WholeAnswers
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
 from dynaplan.gateway.upstream import EngineAnswer, Upstream, WorkerDied, WorkerRefused
 from dynaplan.store.instances import Instance

@@ -23,9 +23,8 @@ from dynaplan.fleet.absence import Absence, absence_in
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import fleet_key
 from dynaplan.gateway.admission import Admission
-from dynaplan.gateway.all_metrics import AllMetrics
-from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX
-from dynaplan.gateway.kv_routing.router_inputs import RouterKnowledge
+from dynaplan.gateway.deployment_metrics import AllMetrics
+from dynaplan.gateway.kv_routing.inputs import BY_PREFIX, RouterKnowledge
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
@@ -36,7 +35,7 @@ from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
 from dynaplan.gateway.routing.unmanaged_watch import Neighbours
 from dynaplan.gateway.routing.worker_router import WorkerRouter
-from dynaplan.gateway.tracing import tracers
+from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.instances import PUBLIC_URL, host_of, is_loopback
@@ -132,7 +131,7 @@ class FrontendServer:
             runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms
         )
         endpoint = settings.otlp_traces_endpoint
-        self._tracer = tracers.open_tracer(endpoint) if endpoint else None
+        self._tracer = open_tracer(endpoint) if endpoint else None
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
         self._background = BackgroundTasks()
         self._sleepers = Sleepers(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dynaplan.engines.timing_model.model import EngineModel
 from dynaplan.engines.timing_model.request import EngineRequest
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.kv_routing.index import KvIndex
 
 OnRequest = Callable[[str, float], None]
 """Called with the id of a request and the moment, in virtual seconds, at which something happened to it."""

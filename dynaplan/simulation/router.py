@@ -13,11 +13,10 @@ from typing import Protocol
 
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.engines.timing_model.draws import uniform_draws
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
-from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
+from dynaplan.gateway.kv_routing.index import KvIndex, PrefixIndex
 from dynaplan.gateway.prefill.disaggregation import directed_prefill
 from dynaplan.gateway.routing.booking import BookEntry
-from dynaplan.gateway.routing.choosing import MODES, Inputs
+from dynaplan.gateway.routing.routing_logic import MODES, Inputs
 from dynaplan.simulation.pools import SimulatedWorker
 
 PREFIX_AWARE = "kv"

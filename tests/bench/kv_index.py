@@ -88,8 +88,7 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     from dynaplan.engines.kv_events.wire import CacheSnapshot, kv_payload, read_kv_payload
     from dynaplan.events.engine_batches import read_engine_events
     from dynaplan.events.wires import payload_reader, written
-    from dynaplan.gateway.kv_routing.kv_following import KvFollowing
-    from dynaplan.gateway.kv_routing.kv_index import KvIndex
+    from dynaplan.gateway.kv_routing.index import KvFollowing, KvIndex
 
     translation, cached, following = BlockTranslation(), CachedBlocks(), KvFollowing(KvIndex())
     following.present([1])
@@ -143,7 +142,7 @@ class Ours:
 
     def __init__(self) -> None:
         from dynaplan.engines.timing_model.block_hashes import block_hashes
-        from dynaplan.gateway.kv_routing.kv_index import KvIndex
+        from dynaplan.gateway.kv_routing.index import KvIndex
 
         self._index = KvIndex()
         self._hashes = block_hashes

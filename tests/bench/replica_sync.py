@@ -16,7 +16,7 @@ from statistics import mean
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, shares
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter

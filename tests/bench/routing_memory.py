@@ -22,11 +22,11 @@ from prometheus_client import CollectorRegistry
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
-from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.kv_routing.index import KvIndex
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes
 from dynaplan.gateway.openai_api import COMPLETIONS, Call
 from dynaplan.gateway.poison_requests import PoisonRequests
-from dynaplan.gateway.routing.router_metrics import RouterMetrics
+from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
 from dynaplan.store.instances import Instance
 from tests.bench.table import Row

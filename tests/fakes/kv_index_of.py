@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from dynaplan.events import event_connections
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower, SnapshotClient
+from dynaplan.gateway.kv_routing.follower import KvCacheFollower, SnapshotClient
 from dynaplan.store import connections
 from dynaplan.store.discovery import Discovery
 from tests.e2e.deployment import Deployment

@@ -17,7 +17,7 @@ import pytest
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.absence import ABSENT, Absence
 from dynaplan.fleet.plugin.store_link import StoreLink
-from dynaplan.gateway.kv_routing import cache_worth_notice
+from dynaplan.gateway.kv_routing import inputs
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually
@@ -403,7 +403,7 @@ async def test_kv_routing_sends_an_equal_beginning_to_the_same_worker() -> None:
 async def test_the_fleet_plugin_hears_what_each_workers_cache_has_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache_worth_notice, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(inputs, "TELL_EVERY_S", 0.05)
     async with stage(router="kv") as here:
         here.runtime.instance_id = await here.store.grant(60)
         link = StoreLink(here.store, "ns", asyncio.Event())

@@ -12,9 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
 from dynaplan.engines.kv_events.wire import CacheSnapshot, Change, Cleared, KvEvent, Removed, Stored
-from dynaplan.gateway.kv_routing import kv_following
-from dynaplan.gateway.kv_routing.kv_following import KvFollowing
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.kv_routing import index as index_module
+from dynaplan.gateway.kv_routing.index import KvFollowing, KvIndex
 
 BLOCKS = st.lists(st.integers(0, 12), max_size=5).map(tuple)
 CHANGES: st.SearchStrategy[Change] = st.one_of(
@@ -180,13 +179,13 @@ class Following(RuleBasedStateMachine):
 
 
 def setup_module() -> None:
-    kv_following.SLICE_BLOCKS = 2
-    kv_following.MOST_WAITING = 3
+    index_module.SLICE_BLOCKS = 2
+    index_module.MOST_WAITING = 3
 
 
 def teardown_module() -> None:
-    kv_following.SLICE_BLOCKS = 4096
-    kv_following.MOST_WAITING = 4096
+    index_module.SLICE_BLOCKS = 4096
+    index_module.MOST_WAITING = 4096
 
 
 TestFollowing = Following.TestCase

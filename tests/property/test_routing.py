@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.routing.choosing import Candidate, Inputs, by_kv_cost
+from dynaplan.gateway.routing.routing_logic import Candidate, Inputs, by_kv_cost
 
 BLOCKS = st.integers(0, 10_000)
 

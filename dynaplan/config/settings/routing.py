@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dynaplan.config.settings.fields import NO_EFFECT, Settings, option
 
 ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
-"""The values of ``router``; what each does is in ``gateway/routing/choosing.py``."""
+"""The values of ``router``; what each does is in ``gateway/routing/routing_logic.py``."""
 
 
 USUAL_QUEUE, USUAL_LENGTH_TOKENS = 2, 1000

@@ -1,8 +1,9 @@
-"""The router's book: the requests and KV blocks in flight at each worker, as far as the router itself knows.
+"""Bookings: the requests and KV blocks in flight at each worker, as far as the router itself knows.
 
 A router does not ask the engines: it counts a request at a worker from the choice until the answer has ended,
 and the blocks of its prompt as prefill work until the prompt is computed. While it decodes, its answer fills
-blocks too. The live router and the simulated one keep the same book.
+blocks too; of an answer that is not streamed ``AnswerPace`` estimates how far it is. The live router and the
+simulated one book alike.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from dynaplan.gateway.routing.choosing import Candidate
+from dynaplan.gateway.routing.routing_logic import Candidate
 
 
 @dataclass(slots=True)
@@ -87,3 +88,48 @@ class BookEntry:
         self.prefilled()
         self.book.in_flight -= 1
         self.book.active_blocks -= self.prompt_blocks + self._answer_blocks
+
+
+FADE = 0.98
+"""Weight of the answers before, for each new one: those of the last 50 count."""
+
+NEARLY_ALIKE = 1e-6
+"""Share of the product of the squares below which the determinant is taken for 0."""
+
+
+class AnswerPace:
+    """Learns from whole answers, and estimates the others."""
+
+    def __init__(self) -> None:
+        self._answers = self._tokens = 0.0
+        self._pp = self._pn = self._nn = self._pt = self._nt = 0.0
+
+    def ended(self, blocks: int, tokens: int, seconds: float) -> None:
+        """Note an answer of that many tokens, before which those blocks were computed."""
+        if tokens > 0:
+            self._answers = FADE * self._answers + 1
+            self._tokens = FADE * self._tokens + tokens
+            self._pp = FADE * self._pp + blocks * blocks
+            self._pn = FADE * self._pn + blocks * tokens
+            self._nn = FADE * self._nn + tokens * tokens
+            self._pt = FADE * self._pt + blocks * seconds
+            self._nt = FADE * self._nt + tokens * seconds
+
+    def tokens_after(self, blocks: int, seconds: float) -> int:
+        """Return the tokens that an answer with that many blocks to compute probably has; 0 if not known."""
+        if not self._answers:
+            return 0
+        per_block_s, per_token_s = self._costs()
+        if per_token_s <= 0:
+            return 0
+        longest = self._tokens / self._answers
+        return int(min(max(0.0, seconds - per_block_s * blocks) / per_token_s, longest))
+
+    def _costs(self) -> tuple[float, float]:
+        determinant = self._pp * self._nn - self._pn * self._pn
+        if determinant > NEARLY_ALIKE * self._pp * self._nn:
+            per_block_s = (self._pt * self._nn - self._nt * self._pn) / determinant
+            per_token_s = (self._nt * self._pp - self._pt * self._pn) / determinant
+            if per_block_s > 0 and per_token_s > 0:
+                return per_block_s, per_token_s
+        return 0.0, self._nt / self._nn

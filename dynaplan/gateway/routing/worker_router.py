@@ -1,7 +1,6 @@
 """The router: follows discovery, counts the requests and KV blocks at each worker, and chooses among them.
 
-The choice itself is pure and lies in ``gateway/routing/choosing.py`` (round robin, random, least loaded, or
-by cached prefixes).
+``routing_logic`` has the routing modes, which are pure.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from types import MappingProxyType
 
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.fleet.absence import Absence
-from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX, CachedPrefixes
-from dynaplan.gateway.kv_routing.prompt_tokens import Tokenizers, prompt_blocks, token_fault
+from dynaplan.gateway.kv_routing.inputs import BY_PREFIX, CachedPrefixes
+from dynaplan.gateway.kv_routing.tokenizing import Tokenizers, prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
-from dynaplan.gateway.routing.choosing import MODES, Inputs
+from dynaplan.gateway.routing.routing_logic import MODES, Inputs
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance

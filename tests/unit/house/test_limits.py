@@ -8,11 +8,9 @@ from pathlib import Path
 
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.bodies.budget import UNCOUNTED_BYTES
-from dynaplan.gateway.bodies.process import READ_WITHIN_S
-from dynaplan.gateway.bodies.process_main import DOCUMENT_BYTES
-from dynaplan.gateway.bodies.reading import LARGE_BODY_BYTES
+from dynaplan.gateway.body_reader_main import DOCUMENT_BYTES
 from dynaplan.gateway.openai_api import MOST_TEXTS
+from dynaplan.gateway.request_bodies import LARGE_BODY_BYTES, READ_WITHIN_S, UNCOUNTED_BYTES
 from dynaplan.worker.http_server.acceptor import BACKLOG
 from dynaplan.worker.http_server.connections import (
     LARGEST_HEAD_BYTES,

@@ -1,6 +1,6 @@
 """Where prompts are expected to be cached: by the engines' events, or by prediction."""
 
-from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
+from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.simulation.router import PredictedCaches, ReportedCaches
 
 

@@ -15,12 +15,11 @@ import pytest
 from dynaplan.config.settings.routing import DisaggregationSettings
 from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks
+from dynaplan.gateway.kv_routing.inputs import ToldBlocks
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
-from dynaplan.gateway.prefill import directing, remote_prefill
-from dynaplan.gateway.prefill.directing import Direction, PrefillDirector
-from dynaplan.gateway.prefill.hand_off import HandOff
-from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.prefill import prefill_queue, remote_prefill
+from dynaplan.gateway.prefill.prefill_queue import Direction, PrefillDirector
+from dynaplan.gateway.prefill.remote_prefill import HandOff, RemotePrefill
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instance_keys import ASLEEP, WAKE
@@ -529,7 +528,7 @@ async def not_connected() -> Messenger:
 async def test_what_a_dead_frontend_directed_to_a_dead_worker_is_cleared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.2)
+    monkeypatch.setattr(prefill_queue, "CLEARED_AFTER_S", 0.2)
     async with near() as (here, lane):
         await lane.put(b"another's")
         await here.store.delete(WITH_LANE.key)
@@ -537,7 +536,7 @@ async def test_what_a_dead_frontend_directed_to_a_dead_worker_is_cleared(
 
 
 async def test_the_lane_of_a_worker_that_came_back_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.1)
+    monkeypatch.setattr(prefill_queue, "CLEARED_AFTER_S", 0.1)
     async with near() as (here, lane):
         await lane.put(b"another's")
         again = replace(WITH_LANE, instance_id=10)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
-from tests.unit.gateway.kv_routing.test_cached_prefixes import Told
+from tests.unit.gateway.kv_routing.test_inputs import Told
 
 CARD = {"tokenizer": "sim", "kv_block_tokens": 4}
 KV = FrontendSettings(router="kv", overlap_weight=1.0)

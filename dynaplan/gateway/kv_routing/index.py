@@ -1,0 +1,360 @@
+"""Which workers hold the KV blocks of a prompt's prefix: reported by their engines, or predicted.
+
+``KvIndex`` has the blocks that engines report as stored, removed and cleared; ``IndexSync`` keeps it in step
+with their events and snapshots. ``PrefixIndex`` predicts: it remembers which prompts were sent where.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.engines.kv_events.wire import CacheSnapshot, Change, KvEvent, Removed, Stored
+
+LARGEST_BLOCKS = 2_000_000
+"""The largest number of blocks that are remembered: with eight workers about 250 MB."""
+
+EVICTED_SHARE = 16
+"""A sixteenth of all blocks is dropped at once, so that looking for the oldest ones costs little."""
+
+SWEPT_AT_ONCE = 4096
+"""Blocks that one call of ``sweep`` looks at: about 0.5 ms."""
+
+
+class KvIndex:
+    """Blocks to workers. When there are too many blocks, the least recently stored ones go first.
+
+    Worker ids are any numbers, for example the ids of their leases.
+    """
+
+    def __init__(self, largest_blocks: int = LARGEST_BLOCKS) -> None:
+        self._largest_blocks = largest_blocks
+        self._holders: dict[int, int] = {}
+        self._bits: dict[int, int] = {}
+        self._last_events: dict[int, int] = {}
+        self._given_up = 0
+        self._swept = 0
+        self._sweeping: Iterator[int] | None = None
+
+    def __len__(self) -> int:
+        """The number of blocks that are remembered."""
+        return len(self._holders)
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers that have told of their blocks, and have not left."""
+        return tuple(self._bits)
+
+    def last_event(self, worker: int) -> int | None:
+        """Return the number of the worker's last event; None before the first."""
+        return self._last_events.get(worker)
+
+    def follows(self, worker: int, event_id: int) -> bool:
+        """Note an event's number; return False when events before it are missing."""
+        last = self._last_events.get(worker)
+        self._last_events[worker] = event_id
+        return event_id == (0 if last is None else last + 1)
+
+    def stored(self, worker: int, hashes: Iterable[int]) -> None:
+        """Note that the worker holds these blocks now."""
+        bit = self._bit(worker)
+        holders = self._holders
+        for block in hashes:
+            holders[block] = holders.pop(block, 0) | bit
+        if len(holders) > self._largest_blocks:
+            self._evict()
+
+    def removed(self, worker: int, hashes: Iterable[int]) -> None:
+        """Note that the worker holds these blocks no more; unknown ones are passed over."""
+        bit = self._bits.get(worker, 0)
+        holders = self._holders
+        for block in hashes:
+            held = holders.get(block, 0)
+            if held & bit:
+                if held == bit:
+                    del holders[block]
+                else:
+                    holders[block] = held & ~bit
+
+    def cleared(self, worker: int) -> None:
+        """Note that the worker holds no block any more."""
+        bit = self._bits.pop(worker, 0)
+        if bit:
+            self._given_up |= bit
+            self._bit(worker)
+
+    def left(self, worker: int) -> None:
+        """Forget a worker and its blocks."""
+        self._given_up |= self._bits.pop(worker, 0)
+        self._last_events.pop(worker, None)
+
+    def replace(self, worker: int, hashes: Iterable[int], event_id: int) -> None:
+        """Take over all blocks that the worker holds after its event with that number."""
+        self.cleared(worker)
+        self.stored(worker, hashes)
+        self.continue_after(worker, event_id)
+
+    def continue_after(self, worker: int, event_id: int) -> None:
+        """Note that the worker's blocks are those after its event with that number; -1: before the first."""
+        self._bit(worker)
+        self._last_events[worker] = event_id
+
+    def overlaps(self, hashes: Sequence[int]) -> dict[int, int]:
+        """Return by worker the number of first blocks that it holds without a gap; absent if none."""
+        everybody = 0
+        for bit in self._bits.values():
+            everybody |= bit
+        lost_at: list[tuple[int, int]] = []
+        left, depth = everybody, 0
+        holders = self._holders
+        for block in hashes:
+            held = holders.get(block, 0) & left
+            if held != left:
+                lost_at.append((left & ~held, depth))
+                left = held
+                if not held:
+                    break
+            depth += 1
+        lost_at.append((left, depth))
+        return {
+            worker: count
+            for worker, bit in self._bits.items()
+            for bits, count in lost_at
+            if bits & bit and count
+        }
+
+    def sweep(self, at_most: int = SWEPT_AT_ONCE) -> bool:
+        """Clear bits that were given up out of some blocks; return False when nothing is left to clear."""
+        if self._sweeping is None:
+            if not self._given_up:
+                return False
+            self._swept = self._given_up
+            self._sweeping = iter(list(self._holders))
+        holders, kept, count = self._holders, ~self._swept, 0
+        for block in islice(self._sweeping, at_most):
+            count += 1
+            held = holders.get(block, 0)
+            if held & self._swept:
+                if held & kept:
+                    holders[block] = held & kept
+                else:
+                    del holders[block]
+        if count < at_most:
+            self._given_up &= kept
+            self._sweeping = None
+        return self._sweeping is not None or bool(self._given_up)
+
+    def _bit(self, worker: int) -> int:
+        """Return the worker's bit; a new worker gets the lowest one that nobody has or had lately."""
+        bit = self._bits.get(worker)
+        if bit is None:
+            taken = self._given_up
+            for other in self._bits.values():
+                taken |= other
+            bit = self._bits[worker] = ~taken & (taken + 1)
+        return bit
+
+    def _evict(self) -> None:
+        too_many = len(self._holders) - self._largest_blocks
+        for block in list(islice(self._holders, too_many + self._largest_blocks // EVICTED_SHARE)):
+            del self._holders[block]
+
+
+SLICE_BLOCKS = 4096
+"""Blocks of a snapshot that are taken over at once: about 1 ms."""
+
+MOST_WAITING = 4096
+"""Events of one worker that wait for its snapshot; beyond them all are dropped, and another one is needed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cache:
+    """The knowledge of one worker. ``ticket`` numbers the questions for snapshots; 0: none is open."""
+
+    is_current: bool = False
+    ticket: int = 0
+    waiting: list[KvEvent] = field(default_factory=list)
+
+
+class KvFollowing:
+    """Follows workers' caches: which of them ``index`` knows whole, and which snapshots are to be asked for.
+
+    It asks nobody itself: the shell calls ``wanting`` and ``ask``, and brings the answers to ``replace``.
+    ``gaps`` counts the times when events of a worker were missing.
+    """
+
+    def __init__(self, index: KvIndex) -> None:
+        self.index = index
+        self.gaps = 0
+        self._caches: dict[int, _Cache] = {}
+        self._tickets = 0
+
+    def present(self, workers: Iterable[int]) -> None:
+        """Take over which workers there are: forget the ones that have gone, begin with new ones."""
+        now = dict.fromkeys(workers)
+        for worker in self._caches.keys() - now.keys():
+            del self._caches[worker]
+            self.index.left(worker)
+        for worker in now:
+            if worker not in self._caches:
+                self._caches[worker] = _Cache()
+
+    def interrupted(self) -> None:
+        """Note that events of any worker may have been lost: every snapshot is needed anew."""
+        for cache in self._caches.values():
+            cache.is_current, cache.ticket = False, 0
+            cache.waiting.clear()
+
+    def is_current(self, worker: int) -> bool:
+        """Tell whether the index has all that the worker told, as far as is known."""
+        cache = self._caches.get(worker)
+        return cache is not None and cache.is_current
+
+    def wanting(self) -> list[int]:
+        """Return the workers whose snapshots are needed and not asked for."""
+        return [worker for worker, cache in self._caches.items() if not cache.is_current and not cache.ticket]
+
+    def ask(self, worker: int) -> int:
+        """Note that the worker is asked for its snapshot; return the question's number."""
+        self._tickets += 1
+        if cache := self._caches.get(worker):
+            cache.ticket = self._tickets
+        return self._tickets
+
+    def is_open(self, worker: int, ticket: int) -> bool:
+        """Tell whether the answer to that question is still wanted."""
+        cache = self._caches.get(worker)
+        return cache is not None and cache.ticket == ticket
+
+    def take(self, event: KvEvent) -> None:
+        """Take one event over, or keep it for after the snapshot."""
+        cache = self._caches.get(event.worker_id)
+        if cache is None:
+            return
+        if cache.is_current:
+            self._follow(cache, event)
+        else:
+            self._keep(cache, event)
+
+    def replace(self, worker: int, ticket: int, snapshot: CacheSnapshot) -> Iterator[None]:
+        """Take a snapshot over, a slice at each step; it ends early when the answer is not wanted any more.
+
+        Raises ValueError at the first step for another worker's snapshot.
+        """
+        if snapshot.worker_id != worker:
+            raise ValueError(f"it is of instance {snapshot.worker_id:x}, not of {worker:x}")
+        if not self.is_open(worker, ticket):
+            return
+        self.index.cleared(worker)
+        hashes = iter(snapshot.hashes)
+        while piece := tuple(islice(hashes, SLICE_BLOCKS)):
+            self.index.stored(worker, piece)
+            yield
+            if not self.is_open(worker, ticket):
+                return
+        self.index.continue_after(worker, snapshot.event_id)
+        cache = self._caches[worker]
+        cache.is_current, cache.ticket = True, 0
+        waiting, cache.waiting = cache.waiting, []
+        for event in waiting:
+            self.take(event)
+
+    def _follow(self, cache: _Cache, event: KvEvent) -> None:
+        last = self.index.last_event(event.worker_id)
+        if last is not None and event.event_id <= last:
+            return  # it came twice, or the snapshot has it
+        if not self.index.follows(event.worker_id, event.event_id):
+            self.gaps += 1
+            cache.is_current = False
+            self._keep(cache, event)
+            return
+        self._apply(event.worker_id, event.change)
+
+    def _keep(self, cache: _Cache, event: KvEvent) -> None:
+        if len(cache.waiting) >= MOST_WAITING:
+            cache.waiting.clear()
+        cache.waiting.append(event)
+
+    def _apply(self, worker: int, change: Change) -> None:
+        match change:
+            case Stored(_, hashes, _):
+                self.index.stored(worker, hashes)
+            case Removed(hashes):
+                self.index.removed(worker, hashes)
+            case _:
+                self.index.cleared(worker)
+
+
+DROPPED_AT_ONCE = 4096
+"""Blocks that one call of ``record`` drops at most beyond the surplus: about 0.5 ms."""
+
+_SPREAD = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_NEVER = float("-inf")
+
+
+class PrefixIndex:
+    """Remembers for each block hash and worker when it was sent there; drops the least recent first.
+
+    A block is counted once for each worker that it was sent to. It is found by its hash with the bits of the
+    worker's mark turned over: one number is half as large as a pair. Of a prompt the end is dropped first,
+    because a beginning can be used without it and not the other way round.
+    """
+
+    def __init__(
+        self,
+        time_to_live_s: float = RoutingSettings.router_ttl_s,
+        largest_blocks: int = RoutingSettings.router_max_tree_size,
+        kept_share: float = RoutingSettings.router_prune_target_ratio,
+    ) -> None:
+        self._time_to_live_s = time_to_live_s
+        self._largest_blocks = largest_blocks
+        self._target_blocks = max(1, int(largest_blocks * kept_share))
+        self._is_pruning = False
+        self._sent_s: OrderedDict[int, float] = OrderedDict()
+        self._marks: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sent_s)
+
+    def record(self, hashes: Sequence[int], worker: int, now_s: float) -> None:
+        """Note that these blocks were sent to that worker."""
+        mark = self._marks.setdefault(worker, worker * _SPREAD & _MASK)
+        sent_s = self._sent_s
+        for block in reversed(hashes):
+            key = block ^ mark
+            sent_s[key] = now_s
+            sent_s.move_to_end(key)
+        self._prune()
+
+    def overlaps(self, hashes: Sequence[int], now_s: float) -> dict[int, int]:
+        """Return by worker the number of first blocks that it probably holds without a gap; absent if
+        none."""
+        oldest_s = now_s - self._time_to_live_s
+        found: dict[int, int] = {}
+        sent_s = self._sent_s.get
+        for worker, mark in self._marks.items():
+            depth = 0
+            for block in hashes:
+                if sent_s(block ^ mark, _NEVER) < oldest_s:
+                    break
+                depth += 1
+            if depth:
+                found[worker] = depth
+        return found
+
+    def left(self, worker: int) -> None:
+        """Forget a worker; its blocks expire."""
+        self._marks.pop(worker, None)
+
+    def _prune(self) -> None:
+        """Drop what is too many, and on the way to the target a slice more."""
+        size = len(self._sent_s)
+        too_many = size - self._largest_blocks
+        self._is_pruning = too_many > 0 or (self._is_pruning and size > self._target_blocks)
+        if self._is_pruning:
+            for _ in range(max(too_many, min(size - self._target_blocks, DROPPED_AT_ONCE))):
+                self._sent_s.popitem(last=False)

@@ -1,0 +1,180 @@
+"""The prefill queue as a frontend sees it: its depth, and the queues of single prefill workers.
+
+**Depth.** It is read in the background, so that no request waits for the reading.
+
+**Prefix routing.** A prefill worker that names a queue of its own on its card takes prompts from there, and
+no other worker does. A prompt is put there when its cached prefix saves more than the prompts that wait there
+already cost; else it goes to the shared queue. When the worker leaves, its waiting prompts go back to the
+shared queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dynaplan.events.messaging_port import Messenger, WorkQueue
+from dynaplan.events.prefill_requests import prefill_stream
+from dynaplan.gateway.kv_routing.inputs import ToldBlocks
+from dynaplan.gateway.openai_api import PromptBlocks
+from dynaplan.gateway.prefill.disaggregation import QueueReading, directed_prefill
+from dynaplan.store.instances import PREFILL_LANE, Instance
+from dynaplan.util.errors import DynaplanError
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 0.05
+"""Time between two readings while requests flow."""
+
+BUSY_S = 0.5
+"""Requests count as flowing for this long after the last one asked for the depth."""
+
+IDLE_INTERVAL_S = 1.0
+"""Time between two readings otherwise; the reading ends when the queue is empty."""
+
+
+class PrefillDepth:
+    """Estimates the queue's depth from the last reading and the change of this frontend's own requests since.
+
+    ``own`` returns the number of this frontend's requests in the queue now. ``found_empty`` is called after
+    each reading of 0, with the time (on the loop's clock) at which that reading began.
+    """
+
+    def __init__(self, own: Callable[[], int], found_empty: Callable[[float], None]) -> None:
+        self._own = own
+        self._found_empty = found_empty
+        self._loop = asyncio.get_running_loop()
+        self._reading = QueueReading()
+        self._asked_s = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def estimate(self) -> int:
+        """The estimated number of prefills in the queue at this moment."""
+        return self._reading.estimate(self._own())
+
+    def keep(self, queue: WorkQueue) -> None:
+        """Keep reading the depth for the next ``BUSY_S``, and then until the queue is empty."""
+        self._asked_s = self._loop.time()
+        if self._task is None or self._task.done():
+            self._task = self._loop.create_task(self._read_on(queue))
+
+    async def close(self) -> None:
+        """Cancel the reading of the queue's depth; the last value stays."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read_on(self, queue: WorkQueue) -> None:
+        while (is_busy := self._loop.time() - self._asked_s < BUSY_S) or self.estimate:
+            await self._read(queue)
+            await asyncio.sleep(INTERVAL_S if is_busy else IDLE_INTERVAL_S)
+
+    async def _read(self, queue: WorkQueue) -> None:
+        begun_s, own = self._loop.time(), self._own()
+        try:
+            self._reading = QueueReading(await queue.depth(), own)
+        except DynaplanError as error:
+            log.debug("the prefill queue's depth cannot be read: %s", error)
+            self._reading = QueueReading()
+            return
+        if not self._reading.depth:
+            self._found_empty(begun_s)
+
+
+CLEARED_AFTER_S = 5.0
+"""Time after which the lane of a worker that has gone is cleared: every frontend has taken its own back."""
+
+
+@dataclass(eq=False)
+class Direction:
+    """One prompt in the lane of a prefill worker, of which ``blocks`` are left to compute there."""
+
+    instance: Instance
+    queue: WorkQueue
+    blocks: int
+
+
+class PrefillDirector:
+    """Chooses lanes, and counts this frontend's prompts in each. ``told`` knows what workers have cached."""
+
+    def __init__(
+        self, namespace: str, connect: Callable[[], Awaitable[Messenger]], told: ToldBlocks | None
+    ) -> None:
+        self._stream = prefill_stream(namespace)
+        self._connect = connect
+        self._told = told
+        self._lanes: dict[str, WorkQueue] = {}
+        self._waiting_blocks: dict[int, int] = {}
+        self._heard_s: dict[str, float] = {}
+        self._silent: set[str] = set()
+        self._now_s: Callable[[], float] = asyncio.get_running_loop().time
+
+    async def direct(self, blocks: PromptBlocks, instances: Sequence[Instance]) -> Direction | None:
+        """Return a place in the lane of one of the workers, until ``close``; None for the shared queue."""
+        told = self._told
+        if told is None or not blocks.prompt_tokens:
+            return None
+        known = {
+            each.instance_id: each
+            for each in instances
+            if each.card.get(PREFILL_LANE)
+            and told.is_current(each.instance_id)
+            and each.worker not in self._silent
+        }
+        overlaps = {each: count for each, count in told.overlaps(blocks.hashes).items() if each in known}
+        workers = [each.instance_id for each in instances]
+        chosen = directed_prefill(workers, overlaps, self._waiting_blocks)
+        if chosen is None:
+            return None
+        try:
+            queue = await self._lane(str(known[chosen].card[PREFILL_LANE]))
+        except DynaplanError as error:
+            log.debug("no lane of %s: %s", known[chosen].worker, error)
+            return None
+        left = len(blocks.hashes) - overlaps[chosen]
+        self._waiting_blocks[chosen] = self._waiting_blocks.get(chosen, 0) + left
+        return Direction(known[chosen], queue, left)
+
+    def heard(self, worker: str) -> None:
+        """Note an answer of this worker: prompts are directed to it, again if it was silent."""
+        self._heard_s[worker] = self._now_s()
+        self._silent.discard(worker)
+
+    def is_silent(self, direction: Direction, patience_s: float) -> bool:
+        """Tell whether the worker has answered nothing for that time; then it gets no more until it does."""
+        worker = direction.instance.worker
+        if self._heard_s.get(worker, -math.inf) > self._now_s() - patience_s:
+            return False
+        self._silent.add(worker)
+        return True
+
+    def close(self, direction: Direction) -> None:
+        """Note that the prompt is not in the lane any more."""
+        instance_id = direction.instance.instance_id
+        left = self._waiting_blocks.get(instance_id, 0) - direction.blocks
+        self._waiting_blocks.pop(instance_id, None)
+        if left > 0:
+            self._waiting_blocks[instance_id] = left
+
+    async def clear(self, gone: Instance, present: Callable[[], Mapping[str, object]]) -> None:
+        """Clear the lane of a worker that has gone, after a while, unless another has the lane by then."""
+        name = str(gone.card[PREFILL_LANE])
+        self._silent.discard(gone.worker)
+        self._heard_s.pop(gone.worker, None)
+        await asyncio.sleep(CLEARED_AFTER_S)
+        if name in present():
+            return
+        try:
+            await (await self._lane(name)).clear()
+        except DynaplanError as error:
+            log.debug("what is left in the lane of %s stays: %s", gone.worker, error)
+
+    async def _lane(self, name: str) -> WorkQueue:
+        queue = self._lanes.get(name)
+        if queue is None:
+            queue = self._lanes[name] = await (await self._connect()).queue(self._stream, name)
+        return queue

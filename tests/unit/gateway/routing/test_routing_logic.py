@@ -1,0 +1,124 @@
+"""Which worker gets the next request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from dynaplan.engines.timing_model.kv_blocks import chain_hashes
+from dynaplan.gateway.kv_routing.index import PrefixIndex
+from dynaplan.gateway.routing import routing_logic as routing
+from dynaplan.gateway.routing.routing_logic import Candidate, Inputs
+
+IDLE = (Candidate(1), Candidate(2), Candidate(3))
+
+
+def test_round_robin_takes_turns() -> None:
+    chosen = [routing.round_robin(IDLE, Inputs(turn=turn)).instance_id for turn in range(6)]
+    assert chosen == [1, 2, 3, 1, 2, 3]
+
+
+def test_random_follows_the_draw_and_never_leaves_the_candidates() -> None:
+    chosen = [routing.random_choice(IDLE, Inputs(draw=draw)).instance_id for draw in (0.0, 0.34, 0.999999)]
+    assert chosen == [1, 2, 3]
+
+
+def test_least_loaded_takes_the_fewest_requests_in_flight() -> None:
+    candidates = (Candidate(1, in_flight=3), Candidate(2, in_flight=1), Candidate(3, in_flight=2))
+    assert routing.least_loaded(candidates, Inputs()).instance_id == 2
+
+
+def test_least_loaded_equals_take_turns() -> None:
+    candidates = (Candidate(1, in_flight=1), Candidate(2), Candidate(3))
+    chosen = [routing.least_loaded(candidates, Inputs(turn=turn)).instance_id for turn in range(4)]
+    assert chosen == [2, 3, 2, 3]
+
+
+def test_kv_cost_is_weighted_prefill_blocks_plus_active_blocks() -> None:
+    candidate = Candidate(1, active_blocks=20, prefill_blocks=5, overlap_blocks=6)
+    assert routing.kv_cost(candidate, Inputs(prompt_blocks=10, overlap_weight=2.0)) == 2.0 * (5 + 4) + 20 + 10
+
+
+def test_kv_prefers_the_worker_with_the_prefix_until_it_is_too_busy() -> None:
+    inputs = Inputs(prompt_blocks=10, overlap_weight=1.0)
+    near = Candidate(1, overlap_blocks=8)
+    assert routing.by_kv_cost((near, Candidate(2)), inputs).instance_id == 1
+    busy = Candidate(1, overlap_blocks=8, active_blocks=9)
+    assert routing.by_kv_cost((busy, Candidate(2)), inputs).instance_id == 2
+
+
+def drawn(candidates: Sequence[Candidate], temperature: float, draws: int = 1000) -> list[float]:
+    """The part of all draws that each candidate got."""
+    inputs = [
+        Inputs(prompt_blocks=10, temperature=temperature, draw=(index + 0.5) / draws)
+        for index in range(draws)
+    ]
+    chosen = [routing.by_kv_cost(candidates, each).instance_id for each in inputs]
+    return [chosen.count(each.instance_id) / draws for each in candidates]
+
+
+def test_a_temperature_draws_the_cheaper_the_more_often() -> None:
+    candidates = (Candidate(1), Candidate(2, active_blocks=5), Candidate(3, active_blocks=10))
+    weights = [1.0, math.exp(-0.5), math.exp(-1.0)]
+    expected = [each / sum(weights) for each in weights]
+    assert drawn(candidates, temperature=1.0) == pytest.approx(expected, abs=0.002)
+    assert drawn(candidates, temperature=0.01) == [1.0, 0.0, 0.0]
+    assert drawn(candidates, temperature=1000.0) == pytest.approx([1 / 3] * 3, abs=0.002)
+
+
+def test_a_temperature_does_not_depend_on_how_large_costs_are() -> None:
+    small = (Candidate(1, active_blocks=1), Candidate(2, active_blocks=2))
+    large = (Candidate(1, active_blocks=1000), Candidate(2, active_blocks=2000))
+    assert drawn(small, temperature=0.5) == drawn(large, temperature=0.5)
+
+
+def test_with_a_temperature_equals_are_drawn_alike_often() -> None:
+    assert drawn(IDLE, temperature=1.0) == pytest.approx([1 / 3] * 3, abs=0.002)
+
+
+def test_a_draw_that_rounding_leaves_over_takes_the_last() -> None:
+    assert routing.by_kv_cost(IDLE, Inputs(temperature=1.0, draw=1.0)).instance_id == 3
+
+
+def test_every_mode_of_the_configuration_chooses() -> None:
+    for choose in routing.MODES.values():
+        assert choose(IDLE, Inputs()) in IDLE
+
+
+def test_equal_beginnings_have_equal_hashes_and_a_change_changes_all_after_it() -> None:
+    one, other = chain_hashes("aaaabbbbcccc", 4), chain_hashes("aaaaXbbbcccc", 4)
+    assert one[0] == other[0]
+    assert one[1] != other[1]
+    assert one[2] != other[2]
+
+
+def test_only_full_blocks_are_hashed() -> None:
+    assert len(chain_hashes("abcdefg", 4)) == 1
+    assert chain_hashes((1, 2), 4) == ()
+    assert chain_hashes([1, 2, 3, 4], 4) == chain_hashes((1, 2, 3, 4, 5), 4)
+
+
+def test_the_index_tells_how_many_first_blocks_a_worker_holds() -> None:
+    index = PrefixIndex()
+    index.record((1, 2, 3), worker=7, now_s=0.0)
+    index.record((1,), worker=8, now_s=0.0)
+    assert index.overlaps((1, 2, 9), now_s=1.0) == {7: 2, 8: 1}
+    assert index.overlaps((9, 1, 2), now_s=1.0) == {}
+
+
+def test_an_entry_expires() -> None:
+    index = PrefixIndex(time_to_live_s=120.0)
+    index.record((1,), worker=7, now_s=0.0)
+    assert index.overlaps((1,), now_s=120.0) == {7: 1}
+    assert index.overlaps((1,), now_s=120.1) == {}
+
+
+def test_the_index_stays_within_its_cap_and_drops_the_oldest() -> None:
+    index = PrefixIndex(largest_blocks=2, kept_share=1.0)
+    index.record((1, 2), worker=7, now_s=0.0)
+    index.record((1, 3), worker=7, now_s=1.0)
+    assert len(index) == 2
+    assert index.overlaps((1,), now_s=1.0) == {7: 1}
+    assert index.overlaps((2,), now_s=1.0) == {}
