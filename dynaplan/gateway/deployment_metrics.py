@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from dynaplan.fleet import local_host
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
+from dynaplan.fleet.host.gpu_uses import activity_reader, uses_reader
 from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.process.node_directory import node_dir
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import DynaplanError
 
@@ -42,26 +44,25 @@ FleetSample = tuple[str, str, Mapping[str, str], float]
 """Name, help, labels and value of one sample."""
 
 
-class AllMetrics:
-    """Gathers the metrics of the deployment; ``own`` returns those of the frontends on this port."""
+class DeploymentMetrics:
+    """Gathers the metrics of the deployment."""
 
-    def __init__(self, runtime: WorkerRuntime, own: Callable[[], bytes]) -> None:
+    def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
-        self._own = own
         self._session: aiohttp.ClientSession | None = None
         self._answer = b""
         self._answered_s = float("-inf")
         self._one = asyncio.Lock()
         path = os.environ.get("DYNAPLAN_STATEFILE")
-        self._statefile = local_host.open_statefile(Path(path)) if path else None
+        self._statefile = StatefileStore(Path(path)) if path else None
         self._gpus: tuple[Gpu, ...] = ()
         self._read_gpus: Callable[[], list[FleetSample]] = list
 
-    async def read(self) -> bytes:
-        """Return the whole text."""
+    async def read(self, render_own: Callable[[], bytes]) -> bytes:
+        """Return the whole text; ``render_own`` returns the part of the frontends on this port."""
         async with self._one:
             if time.monotonic() - self._answered_s >= KEPT_S:
-                self._answer = (await self._gather()).encode()
+                self._answer = (await self._gather(render_own)).encode()
                 self._answered_s = time.monotonic()
             return self._answer
 
@@ -70,7 +71,7 @@ class AllMetrics:
         if self._session:
             await self._session.close()
 
-    async def _gather(self) -> str:
+    async def _gather(self, render_own: Callable[[], bytes]) -> str:
         namespace = self._runtime.namespace
         document = await asyncio.to_thread(self._read_document)
         samples = list(fleet_samples(document)) if document else []
@@ -78,7 +79,7 @@ class AllMetrics:
             self._gpus = inventory_of(document)
             self._read_gpus = _gpu_reader(self._gpus)
         samples += await asyncio.to_thread(self._read_gpus)
-        texts = [("", self._own().decode())]
+        texts = [("", render_own().decode())]
         try:
             async with asyncio.timeout(ANSWER_S):
                 items = await self._runtime.store.list(planner_prefix(namespace))
@@ -156,7 +157,8 @@ def gpu_samples(
 
 
 def _gpu_reader(gpus: tuple[Gpu, ...]) -> Callable[[], list[FleetSample]]:
-    uses, activity = local_host.gpu_uses(gpus), local_host.gpu_activity(gpus)
+    directory = node_dir(os.environ)
+    uses, activity = uses_reader(gpus, directory), activity_reader(gpus, directory)
     return lambda: list(gpu_samples(gpus, uses(), activity()))
 
 

@@ -49,7 +49,7 @@ from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, Usage
-from dynaplan.gateway.kv_routing.inputs import RouterKnowledge
+from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
@@ -174,7 +174,7 @@ class RequestPath:
         upstream: Upstream,
         reservations: Reservations,
         sleepers: Sleepers,
-        knowledge: RouterKnowledge,
+        inputs: FrontendRouterInputs,
         reports: Reports,
     ) -> None:
         self.settings = settings
@@ -184,7 +184,7 @@ class RequestPath:
         self.upstream = upstream
         self.reservations = reservations
         self.sleepers = sleepers
-        self.knowledge = knowledge
+        self.inputs = inputs
         self.reports = reports
         self.now_s = asyncio.get_running_loop().time
         self.poison = PoisonRequests(self.now_s)
@@ -623,7 +623,7 @@ class Attempt:
             served = self.hand_off.instance_id, self.hand_off.cached_tokens or 0
         else:
             served = self.instance.instance_id, booking.overlap_blocks * booking.block_tokens
-        self._path.knowledge.served(*served)
+        self._path.inputs.record_hit(*served)
 
 
 def _needs_hand_off(instance: Instance) -> bool:

@@ -53,8 +53,8 @@ class RouterMetrics:
         self._prompt_blocks = counter("prompt_blocks", "KV blocks of prompts")
         self._overlap_blocks = counter("overlap_blocks", "KV blocks of prompts that their worker had cached")
 
-    def chosen(self, prompt_blocks: int, overlap_blocks: int, most_blocks: int) -> None:
-        """Note a choice: the blocks of the prompt, those cached by the worker, the most that any had."""
+    def observe_choice(self, prompt_blocks: int, overlap_blocks: int, most_blocks: int) -> None:
+        """Observe a choice: the blocks of the prompt, those cached by the worker, the most that any had."""
         if not prompt_blocks:
             return
         self._hit_rate.observe(overlap_blocks / prompt_blocks)

@@ -18,13 +18,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from dynaplan.config.frontend import gathered_settings
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.fleet import local_host
-from dynaplan.fleet.absence import Absence, absence_in
+from dynaplan.fleet.absence import absence_in
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import fleet_key
 from dynaplan.gateway.admission import Admission
-from dynaplan.gateway.deployment_metrics import AllMetrics
-from dynaplan.gateway.kv_routing.inputs import BY_PREFIX, RouterKnowledge
+from dynaplan.gateway.deployment_metrics import DeploymentMetrics
+from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
@@ -32,9 +31,10 @@ from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.gateway.routes import FrontendRoutes, Handler
 from dynaplan.gateway.routing.reservation import Reservations
+from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
-from dynaplan.gateway.routing.unmanaged_watch import Neighbours
-from dynaplan.gateway.routing.worker_router import WorkerRouter
+from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
+from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
@@ -105,8 +105,8 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     frontend = FrontendServer(runtime, gathered_settings(runtime.settings), make_page)
     await frontend.start()
     if runtime.owner:
-        neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, local_host.process_watch)
-        runtime.on_stop(neighbours.close)
+        unmanaged = UnmanagedWorkers(runtime.discovery, runtime.leases, runtime.owner)
+        runtime.on_stop(unmanaged.close)
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)
     runtime.on_stop(frontend.close)
@@ -120,13 +120,12 @@ class FrontendServer:
     ) -> None:
         self._runtime = runtime
         self._settings = settings
-        self.is_worker_coming = False
-        self.absence: Absence | None = None
+        self.fleet = FleetStatus()
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
-        by_prefix = settings.decode_component if settings.router == BY_PREFIX else ""
+        by_prefix = settings.decode_component if settings.router == KV_MODE else ""
         self._metrics = FrontendMetrics(
             runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms
         )
@@ -137,26 +136,29 @@ class FrontendServer:
         self._sleepers = Sleepers(
             runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
         )
-        self._knowledge = RouterKnowledge(runtime, settings)
-        self._router = self._new_router()
-        self.prefill = RemotePrefill(
-            settings.disaggregation,
+        self._inputs = FrontendRouterInputs(runtime, settings)
+        self._router = WorkerRouter(
             runtime.discovery,
-            namespace=runtime.namespace,
-            component=settings.prefill_component,
-            wait_s=settings.prefill_wait_s,
-            connect=runtime.messenger,
-            placed=self._metrics.count_prefill,
-            background=self._background,
+            settings.decode_component,
+            settings,
+            self._inputs,
+            fleet=self.fleet,
             sleepers=self._sleepers,
-            told=self._knowledge.told,
+            metrics=self._metrics.router,
+        )
+        self.prefill = RemotePrefill(
+            runtime,
+            settings,
+            self._metrics,
+            self._background,
+            sleepers=self._sleepers,
+            reported=self._inputs.reported,
         )
         self._path = self._new_path()
-        self._all_metrics = AllMetrics(runtime, lambda: self._routes.own_metrics())
-        self._page = make_page(runtime, settings, lambda request: self._routes.handle(request))
-        self._routes = FrontendRoutes(
-            self._path, self._all_metrics.read, self._page.handle if self._page else None
-        )
+        self._deployment_metrics = DeploymentMetrics(runtime)
+        self._routes = FrontendRoutes(self._path, self._deployment_metrics)
+        self._page = make_page(runtime, settings, self._routes.handle)
+        self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None
 
@@ -171,7 +173,7 @@ class FrontendServer:
             self._upstream,
             Reservations(self._upstream, self._background),
             self._sleepers,
-            self._knowledge,
+            self._inputs,
             reports,
         )
 
@@ -195,7 +197,7 @@ class FrontendServer:
             ]
         )
         settings = self._settings
-        self._knowledge.start(lambda: self._router.books)
+        self._inputs.start()
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
@@ -219,23 +221,6 @@ class FrontendServer:
         watcher = PrefixWatcher(self._runtime.store, prefix, full_key_string, value_string)
         watcher.on_change(lambda: changed(watcher.current))
         self._runtime.spawn(watcher.run(), name)
-
-    def _new_router(self) -> WorkerRouter:
-        return WorkerRouter(
-            self._runtime.discovery,
-            self._settings.decode_component,
-            self._settings,
-            is_coming=lambda: self.is_worker_coming,
-            sleepers=self._sleepers,
-            absence=lambda: self.absence,
-            prefixes=self._knowledge.prefixes,
-            tokenizers=self._knowledge.tokenizers,
-            others=self._knowledge.others,
-            changed=self._knowledge.changed,
-            chosen=self._metrics.router.chosen
-            if self._metrics.router
-            else lambda blocks, overlap, most: None,
-        )
 
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel.
@@ -268,8 +253,8 @@ class FrontendServer:
         await self._path.close()
         if self._tracer:
             await asyncio.to_thread(self._tracer.close)
-        await self._all_metrics.close()
-        await self._knowledge.close()
+        await self._deployment_metrics.close()
+        await self._inputs.close()
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:
@@ -334,12 +319,12 @@ class FrontendServer:
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
-        self.is_worker_coming = _has_coming_decode_workers(fleet)
-        self.absence = absence_in(fleet, self._settings.decode_component)
+        self.fleet.is_worker_starting = _has_starting_decode_workers(fleet)
+        self.fleet.absence = absence_in(fleet, self._settings.decode_component)
 
 
-def _has_coming_decode_workers(fleet: str) -> bool:
-    """Tell whether the published fleet has decode workers that are starting or wait for a restart."""
+def _has_starting_decode_workers(fleet: str) -> bool:
+    """Return whether the published fleet has decode workers that are starting or wait for a restart."""
     try:
         decode = FleetCounts.from_json(parse_object(fleet)).decode
     except ValueError:

@@ -43,7 +43,7 @@ class CacheChanges:
         """Tell the index what is heard by now."""
         while self._steps and self._steps[0][0] <= now_s:
             for is_stored, blocks in self._steps.popleft()[1]:
-                (index.stored if is_stored else index.removed)(worker, blocks)
+                (index.add if is_stored else index.remove)(worker, blocks)
 
     def _changed(self, block: int, *, is_stored: bool) -> None:
         runs = self._this_step

@@ -16,7 +16,7 @@ from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.kv_routing.index import KvIndex, PrefixIndex
 from dynaplan.gateway.prefill.disaggregation import directed_prefill
 from dynaplan.gateway.routing.booking import BookEntry
-from dynaplan.gateway.routing.routing_logic import MODES, Inputs
+from dynaplan.gateway.routing.routing_logic import make_routing_logic
 from dynaplan.simulation.pools import SimulatedWorker
 
 PREFIX_AWARE = "kv"
@@ -104,7 +104,7 @@ class ReportedCaches:
         serving = {worker.number for worker in workers}
         for number in self._index.workers:
             if number not in serving:
-                self._index.left(number)
+                self._index.remove_worker(number)
         while self._index.sweep():
             pass
 
@@ -131,8 +131,10 @@ class SimulatedRouter:
 
     def __init__(self, routing: SimulatedRouting, seed: int) -> None:
         self.routing = routing
-        self._turn = 0
-        self._draws = uniform_draws(seed)
+        draws = uniform_draws(seed)
+        self._logic = make_routing_logic(
+            routing.mode, lambda: next(draws), routing.overlap_weight, routing.temperature
+        )
         self._prefill_caches = ReportedCaches()
         self._waiting_blocks: Counter[int] = Counter()
         self._caches: Caches
@@ -183,10 +185,7 @@ class SimulatedRouter:
         candidates = [
             worker.book.candidate(worker.number, overlaps.get(worker.number, 0)) for worker in workers
         ]
-        draw = next(self._draws) if routing.mode == "random" or routing.temperature else 0.0
-        inputs = Inputs(self._turn, draw, len(hashes), routing.overlap_weight, routing.temperature)
-        chosen = MODES[routing.mode](candidates, inputs)
-        self._turn += 1
+        chosen = self._logic.choose(candidates, len(hashes))
         if hashes:
             self._caches.sent(hashes, chosen.instance_id, now_s)
         worker = next(each for each in workers if each.number == chosen.instance_id)

@@ -267,7 +267,7 @@ class SimulatedService:
         self.meter.finished(traced, at_s - request.first_s, at_s - came_s, cached_tokens)
         if self._router.is_by_prefix:
             computing = request.prefill or request.decode
-            self._cache_worth.served(computing.number, cached_tokens, at_s)
+            self._cache_worth.record_hit(computing.number, cached_tokens, at_s)
         itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
         self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens)
         self.outcome.queued_ms.add(max(0.0, request.begun_s - came_s) * 1000)

@@ -146,8 +146,8 @@ class Ours:
 
         self._index = KvIndex()
         self._hashes = block_hashes
-        self.store = self._index.stored
-        self.remove = self._index.removed
+        self.store = self._index.add
+        self.remove = self._index.remove
 
     def hashes(self, prompt: list[int]) -> list[int]:
         return self._hashes(prompt, BLOCK_TOKENS)

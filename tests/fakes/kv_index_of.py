@@ -27,13 +27,12 @@ async def kv_index_of(deployment: Deployment) -> AsyncIterator[KvCacheFollower]:
     async def connect() -> ComponentEvents:
         return ComponentEvents(plane, deployment.namespace, "Frontend")
 
-    follower = KvCacheFollower(discovery, deployment.namespace, connect, client.fetch)
+    follower = KvCacheFollower(discovery, deployment.namespace, connect, client)
     follower.start()
     try:
         yield follower
     finally:
         await follower.close()
-        await client.close()
         await discovery.close()
         await plane.close()
         await store.close()

@@ -340,7 +340,7 @@ async def test_a_worker_that_was_there_a_moment_ago_is_waited_for() -> None:
 async def test_a_worker_that_is_starting_is_waited_for() -> None:
     async with stage(model=MODEL) as here:
         await here.store.put("v1/ns/fleet", json.dumps({"roles": {"decode": {"starting": 1}}}))
-        await eventually(lambda: here.frontend.is_worker_coming)
+        await eventually(lambda: here.frontend.fleet.is_worker_starting)
         request = asyncio.create_task(here.post())
         await eventually(lambda: here.frontend.in_flight == 1)
         await here.worker()
@@ -403,7 +403,7 @@ async def test_kv_routing_sends_an_equal_beginning_to_the_same_worker() -> None:
 async def test_the_fleet_plugin_hears_what_each_workers_cache_has_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inputs, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(inputs, "PUBLISH_INTERVAL_S", 0.05)
     async with stage(router="kv") as here:
         here.runtime.instance_id = await here.store.grant(60)
         link = StoreLink(here.store, "ns", asyncio.Event())

@@ -104,9 +104,9 @@ async def test_a_collector_that_is_away_costs_requests_nothing() -> None:
 def test_the_sdk_is_named_in_one_module_imported_when_it_is_asked_for() -> None:
     package = Path(dynaplan.__file__).parent
     named = [file for file in package.rglob("*.py") if b"from opentelemetry" in file.read_bytes()]
-    assert named == [package / "gateway" / "tracing" / "otlp.py"]
+    assert named == [package / "gateway" / "otlp.py"]
     named = [file for file in package.rglob("*.py") if b"gateway import otlp" in file.read_bytes()]
-    assert named == [package / "gateway" / "tracing" / "tracers.py"]
+    assert named == [package / "gateway" / "tracing.py"]
 
 
 def test_a_wrong_address_and_a_missing_package_say_what_to_do(

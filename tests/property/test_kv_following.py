@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
 from dynaplan.engines.kv_events.wire import CacheSnapshot, Change, Cleared, KvEvent, Removed, Stored
 from dynaplan.gateway.kv_routing import index as index_module
-from dynaplan.gateway.kv_routing.index import KvFollowing, KvIndex
+from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 
 BLOCKS = st.lists(st.integers(0, 12), max_size=5).map(tuple)
 CHANGES: st.SearchStrategy[Change] = st.one_of(
@@ -58,13 +58,13 @@ class Following(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = KvIndex()
-        self.following = KvFollowing(self.index)
+        self.following = IndexSync(self.index)
         self.workers: list[Worker] = []
         self.questions: list[Question] = []
         self.next_id = 100
 
     def tell_present(self) -> None:
-        self.following.present(worker.worker_id for worker in self.workers)
+        self.following.set_workers(worker.worker_id for worker in self.workers)
 
     def worker(self, pick: int) -> Worker:
         return self.workers[pick % len(self.workers)]
@@ -105,7 +105,7 @@ class Following(RuleBasedStateMachine):
         if worker.on_the_way:
             event = worker.on_the_way.popleft()
             for _ in range(1 + again):
-                self.following.take(event)
+                self.following.apply(event)
 
     @rule(pick=PICK)
     @precondition(lambda self: self.workers)
@@ -120,13 +120,13 @@ class Following(RuleBasedStateMachine):
         for worker in self.workers:
             worker.on_the_way.clear()
             worker.has_lost = False
-        self.following.interrupted()
+        self.following.invalidate()
 
     @rule()
     def what_is_wanted_is_asked(self) -> None:
-        for wanted in self.following.wanting():
+        for wanted in self.following.missing_snapshots():
             (worker,) = (each for each in self.workers if each.worker_id == wanted)
-            self.questions.append(Question(worker, self.following.ask(wanted)))
+            self.questions.append(Question(worker, self.following.request_snapshot(wanted)))
 
     @rule(pick=PICK)
     @precondition(lambda self: self.questions)
@@ -137,7 +137,7 @@ class Following(RuleBasedStateMachine):
             question.answer = asked.cache.snapshot(asked.worker_id)
         elif question.slices is None:
             answer = question.answer
-            question.slices = self.following.replace(answer.worker_id, question.ticket, answer)
+            question.slices = self.following.load_snapshot(answer.worker_id, question.ticket, answer)
         elif next(question.slices, StopIteration) is StopIteration:
             self.questions.remove(question)
 
@@ -157,12 +157,14 @@ class Following(RuleBasedStateMachine):
             worker.change([Removed(())])
         for _ in range(100):
             if not (
-                self.questions or self.following.wanting() or any(each.on_the_way for each in self.workers)
+                self.questions
+                or self.following.missing_snapshots()
+                or any(each.on_the_way for each in self.workers)
             ):
                 break
             for worker in self.workers:
                 while worker.on_the_way:
-                    self.following.take(worker.on_the_way.popleft())
+                    self.following.apply(worker.on_the_way.popleft())
             self.what_is_wanted_is_asked()
             for _ in self.questions:
                 self.a_question_goes_on(0)
@@ -180,12 +182,12 @@ class Following(RuleBasedStateMachine):
 
 def setup_module() -> None:
     index_module.SLICE_BLOCKS = 2
-    index_module.MOST_WAITING = 3
+    index_module.MAX_WAITING_EVENTS = 3
 
 
 def teardown_module() -> None:
     index_module.SLICE_BLOCKS = 4096
-    index_module.MOST_WAITING = 4096
+    index_module.MAX_WAITING_EVENTS = 4096
 
 
 TestFollowing = Following.TestCase

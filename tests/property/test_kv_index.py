@@ -36,19 +36,19 @@ def test_the_index_equals_a_set_for_each_worker(
         held = model.setdefault(worker, set())
         match step:
             case "stored":
-                index.stored(worker, blocks)
+                index.add(worker, blocks)
                 held.update(blocks)
             case "removed":
-                index.removed(worker, blocks)
+                index.remove(worker, blocks)
                 held.difference_update(blocks)
             case "replace":
                 index.replace(worker, blocks, 0)
                 model[worker] = set(blocks)
             case "cleared":
-                index.cleared(worker)
+                index.clear(worker)
                 held.clear()
             case "left":
-                index.left(worker)
+                index.remove_worker(worker)
                 held.clear()
             case "sweep":
                 index.sweep(worker)

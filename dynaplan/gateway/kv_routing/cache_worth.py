@@ -22,8 +22,8 @@ class CacheWorth:
     def __init__(self) -> None:
         self._served: dict[int, tuple[float, float]] = {}
 
-    def served(self, worker: int, tokens: int, now_s: float) -> None:
-        """Note tokens of a prompt that came out of the worker's cache."""
+    def record_hit(self, worker: int, tokens: int, now_s: float) -> None:
+        """Record tokens of a prompt that came out of the worker's cache."""
         if tokens > 0:
             self._served[worker] = (self._faded(worker, now_s) + tokens, now_s)
 

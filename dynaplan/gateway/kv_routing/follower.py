@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 
@@ -27,7 +27,7 @@ from dynaplan.engines.kv_events.wire import (
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.events.subjects import Event
 from dynaplan.events.wires import payload_reader
-from dynaplan.gateway.kv_routing.index import KvFollowing, KvIndex
+from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
@@ -59,8 +59,17 @@ MOST_NAMED = 100
 Connect = Callable[[], Awaitable[ComponentEvents]]
 """Returns the events of the deployment; raises QueueUnavailable while the event plane does not answer."""
 
-Fetch = Callable[[Instance], Awaitable[CacheSnapshot]]
-"""Asks a worker for its blocks; raises ValueError, OSError, TimeoutError or aiohttp.ClientError."""
+
+class Snapshots(Protocol):
+    """Where the snapshots of workers' caches come from."""
+
+    async def fetch(self, instance: Instance) -> CacheSnapshot:
+        """Fetch all blocks of a worker; raises ValueError, OSError, TimeoutError or aiohttp.ClientError."""
+        ...
+
+    async def close(self) -> None:
+        """Close what fetching has opened."""
+        ...
 
 
 class SnapshotClient:
@@ -72,7 +81,7 @@ class SnapshotClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, instance: Instance) -> CacheSnapshot:
-        """Ask the worker for all blocks that it holds; raises what ``Fetch`` says."""
+        """Ask the worker for all blocks that it holds; raises as ``Snapshots`` says."""
         self._session = self._session or worker_session(self._token, self._tls)
         timeout = aiohttp.ClientTimeout(total=SNAPSHOT_S)
         async with self._session.get(f"{instance.url}{SNAPSHOT_PATH}", timeout=timeout) as response:
@@ -94,15 +103,15 @@ class KvCacheFollower:
         discovery: Discovery,
         namespace: str,
         connect: Connect,
-        fetch: Fetch,
+        snapshots: Snapshots,
         index: KvIndex | None = None,
     ) -> None:
         self._discovery = discovery
         self._namespace = namespace
         self._connect = connect
-        self._fetch = fetch
+        self._source = snapshots
         self._index = index or KvIndex()
-        self._following = KvFollowing(self._index)
+        self._sync = IndexSync(self._index)
         self._read = payload_reader(object)
         self._tasks = BackgroundTasks()
         self._events: ComponentEvents | None = None
@@ -115,15 +124,12 @@ class KvCacheFollower:
         self._unreadable = 0
         self._snapshots = 0
         self._stop_following: Callable[[], None] = lambda: None
-        self._close_client: Callable[[], Awaitable[None]] = _nothing
 
     @classmethod
     def of_process(cls, runtime: WorkerRuntime) -> KvCacheFollower:
         """Return a follower on this process's connections, not started."""
         client = SnapshotClient(runtime.worker_token, runtime.client_tls)
-        follower = cls(runtime.discovery, runtime.namespace, runtime.events, client.fetch)
-        follower._close_client = client.close
-        return follower
+        return cls(runtime.discovery, runtime.namespace, runtime.events, client)
 
     def overlaps(self, hashes: Sequence[int]) -> dict[int, int]:
         """Return by instance id the number of first blocks that it holds without a gap; absent if none."""
@@ -136,7 +142,7 @@ class KvCacheFollower:
             events is not None
             and self._continuity is not None
             and events.continuity() == self._continuity
-            and self._following.is_current(instance_id)
+            and self._sync.is_current(instance_id)
         )
 
     @property
@@ -152,7 +158,7 @@ class KvCacheFollower:
             "dynaplan:kv_index_workers_current": sum(map(self.is_current, self._instances)),
             "dynaplan:kv_index_events_total": self._taken,
             "dynaplan:kv_index_events_unreadable_total": self._unreadable,
-            "dynaplan:kv_index_gaps_total": self._following.gaps,
+            "dynaplan:kv_index_gaps_total": self._sync.gaps,
             "dynaplan:kv_index_snapshots_total": self._snapshots,
         }
 
@@ -166,7 +172,7 @@ class KvCacheFollower:
         """Stop following the workers, and close what that needed."""
         self._stop_following()
         await self._tasks.cancel()
-        await self._close_client()
+        await self._source.close()
 
     async def _run(self) -> None:
         backoff = Backoff(0.1, LONGEST_PAUSE_S)
@@ -204,7 +210,7 @@ class KvCacheFollower:
             now = events.continuity()
             if now is not None and now != self._continuity:
                 self._continuity = now
-                self._following.interrupted()
+                self._sync.invalidate()
                 self._ask_all()
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -217,9 +223,9 @@ class KvCacheFollower:
             self._name_once(f"KV events of {event.subject} cannot be read: {error}")
             return 1
         for each in changes:
-            self._following.take(each)
+            self._sync.apply(each)
         self._taken += len(changes)
-        if self._following.wanting():
+        if self._sync.missing_snapshots():
             self._ask_all()
         return 1 + sum(map(_blocks, changes))
 
@@ -229,7 +235,7 @@ class KvCacheFollower:
             each.instance_id: each for each in self._discovery.all() if publishes_blocks(each.card)
         }
         self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._instances}
-        self._following.present(self._instances)
+        self._sync.set_workers(self._instances)
         self._sweep()
         self._ask_all()
 
@@ -237,8 +243,8 @@ class KvCacheFollower:
         """Ask the workers whose snapshots are needed, once events can follow it."""
         if self._events is None or self._continuity is None:
             return
-        for worker in self._following.wanting():
-            ticket = self._following.ask(worker)
+        for worker in self._sync.missing_snapshots():
+            ticket = self._sync.request_snapshot(worker)
             self._tasks.spawn(self._ask(worker, ticket), f"ask {worker:x} for its KV blocks")
 
     async def _ask(self, worker: int, ticket: int) -> None:
@@ -246,11 +252,11 @@ class KvCacheFollower:
         now_s = asyncio.get_running_loop().time
         backoff = Backoff(ASK_AGAIN_S, LONGEST_PAUSE_S)
         await asyncio.sleep(self._asked_s.get(worker, -ASK_AGAIN_S) + ASK_AGAIN_S - now_s())
-        while self._following.is_open(worker, ticket):
+        while self._sync.is_requested(worker, ticket):
             instance = self._instances[worker]
             self._asked_s[worker] = now_s()
             try:
-                for _ in self._following.replace(worker, ticket, await self._fetch(instance)):
+                for _ in self._sync.load_snapshot(worker, ticket, await self._source.fetch(instance)):
                     await asyncio.sleep(0)
                 self._snapshots += 1
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
@@ -281,10 +287,6 @@ def publishes_blocks(card: Mapping[str, object]) -> bool:
     published = card.get(CARD_KEY)
     block_tokens = published.get("block_tokens") if isinstance(published, Mapping) else None
     return isinstance(block_tokens, int) and block_tokens > 0
-
-
-async def _nothing() -> None:
-    """Do nothing."""
 
 
 def _blocks(event: KvEvent) -> int:

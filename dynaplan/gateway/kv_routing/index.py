@@ -52,14 +52,14 @@ class KvIndex:
         """Return the number of the worker's last event; None before the first."""
         return self._last_events.get(worker)
 
-    def follows(self, worker: int, event_id: int) -> bool:
-        """Note an event's number; return False when events before it are missing."""
+    def is_next_event(self, worker: int, event_id: int) -> bool:
+        """Record an event's number; return False when events before it are missing."""
         last = self._last_events.get(worker)
         self._last_events[worker] = event_id
         return event_id == (0 if last is None else last + 1)
 
-    def stored(self, worker: int, hashes: Iterable[int]) -> None:
-        """Note that the worker holds these blocks now."""
+    def add(self, worker: int, hashes: Iterable[int]) -> None:
+        """Add blocks that the worker holds now."""
         bit = self._bit(worker)
         holders = self._holders
         for block in hashes:
@@ -67,8 +67,8 @@ class KvIndex:
         if len(holders) > self._largest_blocks:
             self._evict()
 
-    def removed(self, worker: int, hashes: Iterable[int]) -> None:
-        """Note that the worker holds these blocks no more; unknown ones are passed over."""
+    def remove(self, worker: int, hashes: Iterable[int]) -> None:
+        """Remove blocks that the worker holds no more; unknown ones are ignored."""
         bit = self._bits.get(worker, 0)
         holders = self._holders
         for block in hashes:
@@ -79,22 +79,22 @@ class KvIndex:
                 else:
                     holders[block] = held & ~bit
 
-    def cleared(self, worker: int) -> None:
-        """Note that the worker holds no block any more."""
+    def clear(self, worker: int) -> None:
+        """Remove all blocks of the worker."""
         bit = self._bits.pop(worker, 0)
         if bit:
             self._given_up |= bit
             self._bit(worker)
 
-    def left(self, worker: int) -> None:
+    def remove_worker(self, worker: int) -> None:
         """Forget a worker and its blocks."""
         self._given_up |= self._bits.pop(worker, 0)
         self._last_events.pop(worker, None)
 
     def replace(self, worker: int, hashes: Iterable[int], event_id: int) -> None:
         """Take over all blocks that the worker holds after its event with that number."""
-        self.cleared(worker)
-        self.stored(worker, hashes)
+        self.clear(worker)
+        self.add(worker, hashes)
         self.continue_after(worker, event_id)
 
     def continue_after(self, worker: int, event_id: int) -> None:
@@ -166,7 +166,7 @@ class KvIndex:
 SLICE_BLOCKS = 4096
 """Blocks of a snapshot that are taken over at once: about 1 ms."""
 
-MOST_WAITING = 4096
+MAX_WAITING_EVENTS = 4096
 """Events of one worker that wait for its snapshot; beyond them all are dropped, and another one is needed."""
 
 
@@ -179,7 +179,7 @@ class _Cache:
     waiting: list[KvEvent] = field(default_factory=list)
 
 
-class KvFollowing:
+class IndexSync:
     """Follows workers' caches: which of them ``index`` knows whole, and which snapshots are to be asked for.
 
     It asks nobody itself: the shell calls ``wanting`` and ``ask``, and brings the answers to ``replace``.
@@ -192,17 +192,17 @@ class KvFollowing:
         self._caches: dict[int, _Cache] = {}
         self._tickets = 0
 
-    def present(self, workers: Iterable[int]) -> None:
+    def set_workers(self, workers: Iterable[int]) -> None:
         """Take over which workers there are: forget the ones that have gone, begin with new ones."""
         now = dict.fromkeys(workers)
         for worker in self._caches.keys() - now.keys():
             del self._caches[worker]
-            self.index.left(worker)
+            self.index.remove_worker(worker)
         for worker in now:
             if worker not in self._caches:
                 self._caches[worker] = _Cache()
 
-    def interrupted(self) -> None:
+    def invalidate(self) -> None:
         """Note that events of any worker may have been lost: every snapshot is needed anew."""
         for cache in self._caches.values():
             cache.is_current, cache.ticket = False, 0
@@ -213,23 +213,23 @@ class KvFollowing:
         cache = self._caches.get(worker)
         return cache is not None and cache.is_current
 
-    def wanting(self) -> list[int]:
+    def missing_snapshots(self) -> list[int]:
         """Return the workers whose snapshots are needed and not asked for."""
         return [worker for worker, cache in self._caches.items() if not cache.is_current and not cache.ticket]
 
-    def ask(self, worker: int) -> int:
+    def request_snapshot(self, worker: int) -> int:
         """Note that the worker is asked for its snapshot; return the question's number."""
         self._tickets += 1
         if cache := self._caches.get(worker):
             cache.ticket = self._tickets
         return self._tickets
 
-    def is_open(self, worker: int, ticket: int) -> bool:
+    def is_requested(self, worker: int, ticket: int) -> bool:
         """Tell whether the answer to that question is still wanted."""
         cache = self._caches.get(worker)
         return cache is not None and cache.ticket == ticket
 
-    def take(self, event: KvEvent) -> None:
+    def apply(self, event: KvEvent) -> None:
         """Take one event over, or keep it for after the snapshot."""
         cache = self._caches.get(event.worker_id)
         if cache is None:
@@ -239,34 +239,34 @@ class KvFollowing:
         else:
             self._keep(cache, event)
 
-    def replace(self, worker: int, ticket: int, snapshot: CacheSnapshot) -> Iterator[None]:
+    def load_snapshot(self, worker: int, ticket: int, snapshot: CacheSnapshot) -> Iterator[None]:
         """Take a snapshot over, a slice at each step; it ends early when the answer is not wanted any more.
 
         Raises ValueError at the first step for another worker's snapshot.
         """
         if snapshot.worker_id != worker:
             raise ValueError(f"it is of instance {snapshot.worker_id:x}, not of {worker:x}")
-        if not self.is_open(worker, ticket):
+        if not self.is_requested(worker, ticket):
             return
-        self.index.cleared(worker)
+        self.index.clear(worker)
         hashes = iter(snapshot.hashes)
         while piece := tuple(islice(hashes, SLICE_BLOCKS)):
-            self.index.stored(worker, piece)
+            self.index.add(worker, piece)
             yield
-            if not self.is_open(worker, ticket):
+            if not self.is_requested(worker, ticket):
                 return
         self.index.continue_after(worker, snapshot.event_id)
         cache = self._caches[worker]
         cache.is_current, cache.ticket = True, 0
         waiting, cache.waiting = cache.waiting, []
         for event in waiting:
-            self.take(event)
+            self.apply(event)
 
     def _follow(self, cache: _Cache, event: KvEvent) -> None:
         last = self.index.last_event(event.worker_id)
         if last is not None and event.event_id <= last:
             return  # it came twice, or the snapshot has it
-        if not self.index.follows(event.worker_id, event.event_id):
+        if not self.index.is_next_event(event.worker_id, event.event_id):
             self.gaps += 1
             cache.is_current = False
             self._keep(cache, event)
@@ -274,18 +274,18 @@ class KvFollowing:
         self._apply(event.worker_id, event.change)
 
     def _keep(self, cache: _Cache, event: KvEvent) -> None:
-        if len(cache.waiting) >= MOST_WAITING:
+        if len(cache.waiting) >= MAX_WAITING_EVENTS:
             cache.waiting.clear()
         cache.waiting.append(event)
 
     def _apply(self, worker: int, change: Change) -> None:
         match change:
             case Stored(_, hashes, _):
-                self.index.stored(worker, hashes)
+                self.index.add(worker, hashes)
             case Removed(hashes):
-                self.index.removed(worker, hashes)
+                self.index.remove(worker, hashes)
             case _:
-                self.index.cleared(worker)
+                self.index.clear(worker)
 
 
 DROPPED_AT_ONCE = 4096
@@ -346,7 +346,7 @@ class PrefixIndex:
                 found[worker] = depth
         return found
 
-    def left(self, worker: int) -> None:
+    def remove_worker(self, worker: int) -> None:
         """Forget a worker; its blocks expire."""
         self._marks.pop(worker, None)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway.routing.booking import WorkerBook
@@ -79,24 +80,39 @@ class _Peer:
     is_registered: bool = False
 
 
-@dataclass
-class ReplicaSync:
-    """Tells the other frontends of this one's bookings, and adds theirs up in ``others``, by instance id.
+class Replica(Protocol):
+    """This frontend, as its replica sync sees it: its own bookings, and where other frontends' prompts go."""
 
-    ``own_id`` returns this frontend's instance id, 0 before it has one; ``own`` the shares of its workers.
-    ``heard`` is told of prompts that others have sent. ``connect`` raises QueueUnavailable while the event
-    plane does not answer: then each frontend goes by its own bookings.
+    books: Mapping[int, WorkerBook]
+    """This frontend's bookings by instance id of the worker."""
+
+    @property
+    def instance_id(self) -> int:
+        """This frontend's instance id, 0 before it is registered."""
+        ...
+
+    async def events(self) -> ComponentEvents:
+        """Return the event plane; raises QueueUnavailable while that does not answer."""
+        ...
+
+    def record_remote_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
+        """Record that another frontend has sent a prompt with these blocks to that worker."""
+        ...
+
+
+class ReplicaSync:
+    """Publishes a frontend's bookings, and adds up those of the others in ``others``, by instance id.
+
+    While the event plane does not answer each frontend goes by its own bookings.
     """
 
-    own_id: Callable[[], int]
-    own: Callable[[], Iterable[WorkerShare]]
-    heard: Callable[[Sequence[int], int], None]
-    connect: Callable[[], Awaitable[ComponentEvents]]
-    others: dict[int, WorkerBook] = field(default_factory=dict)
-    _peers: dict[int, _Peer] = field(default_factory=dict, init=False)
-    _sent: list[SentPrompt] = field(default_factory=list, init=False)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+    def __init__(self, replica: Replica) -> None:
+        self.others: dict[int, WorkerBook] = {}
+        self._replica = replica
+        self._peers: dict[int, _Peer] = {}
+        self._sent: list[SentPrompt] = []
+        self._changed = asyncio.Event()
+        self._tasks = BackgroundTasks()
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -133,7 +149,7 @@ class ReplicaSync:
         backoff = Backoff(0.1, LONGEST_PAUSE_S)
         while True:
             try:
-                events = await self.connect()
+                events = await self._replica.events()
                 subscription = await events.subscribe_typed(TOPIC, ActiveSequences)
             except QueueUnavailable as error:
                 if backoff.is_first:
@@ -159,15 +175,15 @@ class ReplicaSync:
             except TimeoutError:
                 self._drop_silent()
             self._changed.clear()
-            if frontend := self.own_id():
+            if frontend := self._replica.instance_id:
                 sent, self._sent = tuple(self._sent), []
-                message = ActiveSequences(frontend, tuple(self.own()), sent)
+                message = ActiveSequences(frontend, tuple(shares(self._replica.books)), sent)
                 await events.publish_serialized(TOPIC, message)
             await asyncio.sleep(SETTLE_S)
 
     def _take(self, message: ActiveSequences) -> None:
         """Take one message over; one of our own says nothing new."""
-        if message.frontend == self.own_id():
+        if message.frontend == self._replica.instance_id:
             return
         now_s = asyncio.get_running_loop().time()
         peer = self._peers.setdefault(message.frontend, _Peer(now_s, ()))
@@ -175,7 +191,9 @@ class ReplicaSync:
         peer.workers, peer.heard_s = message.workers, now_s
         self._add(peer.workers, 1)
         for prompt in message.sent:
-            self.heard(array("Q", prompt.hashes[: len(prompt.hashes) // 8 * 8]), prompt.instance_id)
+            self._replica.record_remote_prompt(
+                array("Q", prompt.hashes[: len(prompt.hashes) // 8 * 8]), prompt.instance_id
+            )
 
     def _drop_silent(self) -> None:
         silent_s = asyncio.get_running_loop().time() - SILENT_S

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from dynaplan.events.messaging_port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import prefill_stream
-from dynaplan.gateway.kv_routing.inputs import ToldBlocks
+from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.gateway.prefill.disaggregation import QueueReading, directed_prefill
 from dynaplan.store.instances import PREFILL_LANE, Instance
@@ -102,7 +102,7 @@ class PrefillDirector:
     """Chooses lanes, and counts this frontend's prompts in each. ``told`` knows what workers have cached."""
 
     def __init__(
-        self, namespace: str, connect: Callable[[], Awaitable[Messenger]], told: ToldBlocks | None
+        self, namespace: str, connect: Callable[[], Awaitable[Messenger]], told: ReportedBlocks | None
     ) -> None:
         self._stream = prefill_stream(namespace)
         self._connect = connect

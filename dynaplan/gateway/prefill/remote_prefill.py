@@ -13,14 +13,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.dispatch_order import UsualTime, deadline_s
 from dynaplan.events.messaging_port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.live_settings import live_settings_prefix
-from dynaplan.gateway.kv_routing.inputs import ToldBlocks
+from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
 from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill, with_live_settings
 from dynaplan.gateway.prefill.prefill_queue import Direction, PrefillDepth, PrefillDirector
@@ -110,7 +110,7 @@ QUEUE_TIMEOUT_S = 1.0
 After a failure no request tries the queue again for the same time.
 """
 
-PART_IN_LANE = 0.25
+WORKER_QUEUE_SHARE = 0.25
 """Part of the wait for a remote prefill after which a directed prompt goes to the others, if its worker has
 answered nothing meanwhile: long enough for nearly any prompt, and it leaves the others most of the wait."""
 
@@ -130,38 +130,51 @@ class _Pending:
     look: asyncio.TimerHandle | None = None
 
 
+class PrefillRuntime(Protocol):
+    """The part of a frontend's process that remote prefill needs."""
+
+    namespace: str
+    discovery: Discovery
+
+    async def messenger(self) -> Messenger:
+        """Return the messaging server's client; raises QueueUnavailable while that does not answer."""
+        ...
+
+
+class PrefillCounter(Protocol):
+    """Counts prefills by model and place: ``remote``, ``local`` or ``fallback``."""
+
+    def count_prefill(self, model: str, place: str) -> None:
+        """Count one."""
+        ...
+
+
 class RemotePrefill:
     """Decides where a prompt is computed, and has it computed remotely.
 
-    ``connect`` returns the process's messenger; it may fail, and is tried again. ``placed`` is called with
-    the model and ``remote``, ``local`` or ``fallback`` for every request. Work without a waiting request
-    (releasing hand-offs, withdrawing prefills) runs in ``background``.
+    Work without a waiting request (releasing hand-offs, withdrawing prefills) runs in ``background``.
     """
 
     def __init__(
         self,
-        settings: DisaggregationSettings,
-        discovery: Discovery,
-        *,
-        namespace: str,
-        component: str,
-        wait_s: float,
-        connect: Callable[[], Awaitable[Messenger]],
-        placed: Callable[[str, str], None],
+        runtime: PrefillRuntime,
+        settings: FrontendSettings,
+        metrics: PrefillCounter,
         background: BackgroundTasks,
+        *,
         sleepers: Sleepers | None = None,
-        told: ToldBlocks | None = None,
+        reported: ReportedBlocks | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._wall_s = wall_s
-        self._configured = self._settings = settings
-        self._discovery = discovery
-        self._namespace = namespace
-        self._component = component
-        self._wait_s = wait_s
-        self._lane_patience_s = wait_s * PART_IN_LANE
-        self._connect = connect
-        self._placed = placed
+        self._configured = self._settings = settings.disaggregation
+        self._discovery = discovery = runtime.discovery
+        self._namespace = namespace = runtime.namespace
+        self._component = settings.prefill_component
+        self._wait_s = settings.prefill_wait_s
+        self._worker_patience_s = self._wait_s * WORKER_QUEUE_SHARE
+        self._connect = connect = runtime.messenger
+        self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._reply_to = f"{namespace}.prefill_answers.{uuid.uuid4().hex}"
         self._queue: WorkQueue | None = None
@@ -169,7 +182,7 @@ class RemotePrefill:
         self._background = background
         self._hand_offs = HandOffs(connect, background)
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
-        self._director = PrefillDirector(namespace, connect, told)
+        self._director = PrefillDirector(namespace, connect, reported)
         self._workers: dict[int, Instance] = {}
         self._rest = UsualTime()
         self._left_alone_until_s = float("-inf")
@@ -235,21 +248,21 @@ class RemotePrefill:
             place, is_remote = PrefillPlace.ASLEEP, False
         if not is_remote:
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
-            self._placed(call.model, "local")
+            self._metrics.count_prefill(call.model, "local")
             return None
         answer = await self._computed(call, blocks, trace)
         if answer is None or (answer.error and answer.is_retryable):
             log.debug(
                 "local prefill of %d tokens: %s", call.prompt_tokens, answer.error if answer else "no answer"
             )
-            self._placed(call.model, "fallback")
+            self._metrics.count_prefill(call.model, "fallback")
             return None
         if answer.status:
             raise ApiError(answer.status, f"The prompt cannot be computed: {answer.error}")
         if answer.error:
             raise worker_failed(f"The prompt cannot be computed: {answer.error}")
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
-        self._placed(call.model, "remote")
+        self._metrics.count_prefill(call.model, "remote")
         answering = partial(self._note_rest, self._loop.time())
         return self._hand_offs.of(answer, self._instance_of(answer.worker), answering)
 
@@ -303,7 +316,7 @@ class RemotePrefill:
         try:
             pending.direction = await self._director.direct(blocks, self._awake())
             if pending.direction:
-                pending.look = self._loop.call_later(self._lane_patience_s, self._look_at_lane, pending)
+                pending.look = self._loop.call_later(self._worker_patience_s, self._look_at_lane, pending)
             if not await self._enqueued(pending):
                 return None
             return await pending.answer
@@ -411,10 +424,10 @@ class RemotePrefill:
         if pending.direction is None or pending.answer.done():
             return
         others = (each for each in self._awake() if each.worker != pending.direction.instance.worker)
-        if any(others) and self._director.is_silent(pending.direction, self._lane_patience_s):
+        if any(others) and self._director.is_silent(pending.direction, self._worker_patience_s):
             self._background.spawn(self._put_back(pending, "answers nothing"))
         else:
-            pending.look = self._loop.call_later(self._lane_patience_s, self._look_at_lane, pending)
+            pending.look = self._loop.call_later(self._worker_patience_s, self._look_at_lane, pending)
 
     def _lanes(self) -> dict[str, Instance]:
         instances = self._discovery.instances(self._component)

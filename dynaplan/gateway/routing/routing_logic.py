@@ -1,12 +1,16 @@
-"""The choice of the worker for the next request. Pure: the caller counts the turns and draws numbers."""
+"""The routing modes: which worker gets the next request. Pure: the caller's function draws random numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dynaplan.config.settings.routing import RoutingSettings
+
+KV_MODE = "kv"
+"""The mode in which the cached prefix of a prompt counts."""
 
 
 @dataclass(frozen=True)
@@ -24,86 +28,109 @@ class Candidate:
     overlap_blocks: int = 0
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of a choice besides the candidates.
+class RoutingLogic(Protocol):
+    """A routing mode. It keeps what it needs from one choice to the next."""
 
-    ``turn`` counts the choices made so far, ``draw`` is a random number in [0, 1), ``prompt_blocks`` is
-    the length of the new prompt in KV blocks. With a ``temperature`` above 0 the mode ``kv`` draws.
-    """
+    def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
+        """Return one of at least one candidate; the new prompt has that many KV blocks."""
+        ...
+
+
+@dataclass
+class RoundRobin:
+    """One candidate after the other; ``turn`` counts the choices."""
 
     turn: int = 0
-    draw: float = 0.0
-    prompt_blocks: int = 0
+
+    def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
+        """Return the next in turn."""
+        self.turn += 1
+        return candidates[(self.turn - 1) % len(candidates)]
+
+
+@dataclass
+class RandomChoice:
+    """Any candidate, with equal probability; ``draw`` returns a random number in [0, 1)."""
+
+    draw: Callable[[], float]
+
+    def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
+        """Return a random one."""
+        return candidates[int(self.draw() * len(candidates))]
+
+
+@dataclass
+class LeastLoaded:
+    """The candidate with the fewest requests in flight; equals take turns."""
+
+    turn: int = 0
+
+    def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
+        """Return the least loaded one."""
+        self.turn += 1
+        return _lowest(candidates, [each.in_flight for each in candidates], self.turn - 1)
+
+
+@dataclass
+class KvAware:
+    """The candidate where the request costs least, equals in turn; with a temperature one is drawn.
+
+    A worker is drawn with a probability proportional to ``exp(-cost / spread / temperature)``, ``spread``
+    being the highest cost less the lowest one: near 0 the cheapest is chosen nearly always, far above 1 all
+    are equally likely. Source: ``softmax_sample`` of Dynamo's KV router, 0.4 to 1.6.
+    """
+
+    draw: Callable[[], float]
     overlap_weight: float = RoutingSettings.overlap_weight
     temperature: float = RoutingSettings.router_temperature
+    turn: int = 0
+
+    def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
+        """Return the cheapest one, or a drawn one."""
+        costs = [self.cost(each, prompt_blocks) for each in candidates]
+        self.turn += 1
+        if self.temperature <= 0:
+            return _lowest(candidates, costs, self.turn - 1)
+        lowest = min(costs)
+        scale = (max(costs) - lowest) * self.temperature
+        weights = [math.exp((lowest - cost) / scale) if scale else 1.0 for cost in costs]
+        left = self.draw() * sum(weights)
+        for candidate, weight in zip(candidates, weights, strict=True):
+            left -= weight
+            if left < 0:
+                return candidate
+        return candidates[-1]
+
+    def cost(self, candidate: Candidate, prompt_blocks: int) -> float:
+        """Return the cost of the request there: ``overlap_weight * blocks to compute + active blocks``.
+
+        Both terms count the request as if it were there already. Source: Dynamo's KV router, 0.4 to 1.6.
+
+        With load = weight * prefill blocks + active blocks, the cheapest worker's load exceeds the least one
+        by at most weight * its overlap. So a worker that holds everything popular cannot be flooded: of
+        prompts that it holds whole it gets at most ``overlap_weight`` more than the least loaded one has,
+        where a prompt that is yet to compute counts for ``overlap_weight`` too.
+        """
+        to_compute = candidate.prefill_blocks + max(0, prompt_blocks - candidate.overlap_blocks)
+        return self.overlap_weight * to_compute + candidate.active_blocks + prompt_blocks
 
 
-def round_robin(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """Choose one candidate after the other, by the number of the request."""
-    return candidates[inputs.turn % len(candidates)]
+MODES = ("round-robin", "random", "least-loaded", "kv-load", KV_MODE)
+"""The names of the routing modes in the configuration; ``kv-load`` is Dynamo's for the least loaded."""
 
 
-def random_choice(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """Choose any of them, all alike probable."""
-    return candidates[int(inputs.draw * len(candidates))]
+def make_routing_logic(
+    mode: str, draw: Callable[[], float], overlap_weight: float, temperature: float
+) -> RoutingLogic:
+    """Return the mode of that name; ``draw`` returns a random number in [0, 1)."""
+    if mode == KV_MODE:
+        return KvAware(draw, overlap_weight, temperature)
+    if mode == "random":
+        return RandomChoice(draw)
+    return RoundRobin() if mode == "round-robin" else LeastLoaded()
 
 
-def least_loaded(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """Choose the one with the fewest requests in flight; equals take turns."""
-    return _lowest(candidates, inputs.turn, lambda candidate: candidate.in_flight)
-
-
-def kv_cost(candidate: Candidate, inputs: Inputs) -> float:
-    """Return the cost of the request there: ``overlap_weight * prefill blocks to compute + active blocks``.
-
-    Both terms count the request as if it were there already. Source: Dynamo's KV router, 0.4 to 1.6.
-
-    With load = weight * prefill blocks + active blocks, the cheapest worker's load exceeds the least one by
-    at most weight * its overlap. So a worker that holds everything popular cannot be flooded: of prompts that
-    it holds whole it gets at most ``overlap_weight`` more than the least loaded one has, where a prompt that
-    is yet to compute counts for ``overlap_weight`` too.
-    """
-    to_compute = candidate.prefill_blocks + max(0, inputs.prompt_blocks - candidate.overlap_blocks)
-    return inputs.overlap_weight * to_compute + candidate.active_blocks + inputs.prompt_blocks
-
-
-def by_kv_cost(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """Choose the one where the request costs least, equals in turn; with a temperature, draw one.
-
-    A worker is chosen with a probability proportional to ``exp(-cost / spread / temperature)``, ``spread``
-    being the dearest one's cost less the cheapest one's: near 0 the cheapest is chosen nearly always, far
-    above 1 all alike. Source: ``softmax_sample`` of Dynamo's KV router, 0.4 to 1.6.
-    """
-    if inputs.temperature <= 0:
-        return _lowest(candidates, inputs.turn, lambda candidate: kv_cost(candidate, inputs))
-    costs = [kv_cost(candidate, inputs) for candidate in candidates]
-    lowest = min(costs)
-    scale = (max(costs) - lowest) * inputs.temperature
-    weights = [math.exp((lowest - cost) / scale) if scale else 1.0 for cost in costs]
-    left = inputs.draw * sum(weights)
-    for candidate, weight in zip(candidates, weights, strict=True):
-        left -= weight
-        if left < 0:
-            return candidate
-    return candidates[-1]
-
-
-Choose = Callable[[Sequence[Candidate], Inputs], Candidate]
-"""A routing mode: chooses among at least one candidate."""
-
-MODES: Mapping[str, Choose] = {
-    "round-robin": round_robin,
-    "random": random_choice,
-    "least-loaded": least_loaded,
-    "kv-load": least_loaded,
-    "kv": by_kv_cost,
-}
-"""The routing modes by the name they have in the configuration. None may be called without candidates."""
-
-
-def _lowest(candidates: Sequence[Candidate], turn: int, cost: Callable[[Candidate], float]) -> Candidate:
-    costs = [cost(candidate) for candidate in candidates]
+def _lowest(candidates: Sequence[Candidate], costs: Sequence[float], turn: int) -> Candidate:
     best = min(costs)
-    equals = [candidate for candidate, its_cost in zip(candidates, costs, strict=True) if its_cost == best]
+    equals = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == best]
     return equals[turn % len(equals)]

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.fleet.absence import Absence
-from dynaplan.gateway.kv_routing.inputs import BY_PREFIX, CachedPrefixes
-from dynaplan.gateway.kv_routing.tokenizing import Tokenizers, prompt_blocks, token_fault
+from dynaplan.gateway.kv_routing.inputs import RouterInputs
+from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
+from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
-from dynaplan.gateway.routing.routing_logic import MODES, Inputs
+from dynaplan.gateway.routing.routing_logic import make_routing_logic
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
@@ -37,9 +37,6 @@ EVENTS_OFF = "prediction: kv-events is off"
 """Sources of what is known of a cache whose engine is not heard; others name the fault of its tokens."""
 
 
-NO_OTHERS: Mapping[int, WorkerBook] = MappingProxyType({})
-
-
 @dataclass(slots=True)
 class _Book(WorkerBook):
     """One worker's book of this frontend, and until when it gets no request."""
@@ -53,68 +50,58 @@ class Booking(BookEntry):
 
     instance: Instance
     blocks: PromptBlocks = NO_BLOCKS
-    changed: Callable[[], None]
+    inputs: RouterInputs
 
     def prefilled(self) -> None:
         """Note that the prompt is computed."""
         super().prefilled()
-        self.changed()
+        self.inputs.bookings_changed()
+
+
+@dataclass
+class FleetStatus:
+    """What the fleet plugin publishes of the workers: whether one is starting, and why none answers."""
+
+    is_worker_starting: bool = False
+    absence: Absence | None = None
 
 
 class WorkerRouter:
-    """Chooses among the instances of one component.
-
-    In the mode ``kv`` it asks ``prefixes`` for what the workers have cached, and cuts prompts with
-    ``tokenizers``. ``is_coming`` tells whether workers are being started, ``absence`` why none answers, if
-    their crashes are why. ``chosen`` is told of each choice by prefix: the numbers of the prompt's blocks,
-    of the ones that the worker has cached, and the most that any has. ``others`` are the books of the other
-    frontends, added up by instance id, and ``changed`` is called when a book of this one has changed.
-    """
+    """Chooses among the instances of one component. ``metrics`` observes each choice by prefix."""
 
     def __init__(
         self,
         discovery: Discovery,
         component: str,
         settings: RoutingSettings,
+        inputs: RouterInputs,
         *,
-        prefixes: CachedPrefixes | None = None,
-        tokenizers: Tokenizers | None = None,
-        is_coming: Callable[[], bool] = lambda: False,
+        fleet: FleetStatus | None = None,
         sleepers: Sleepers | None = None,
-        absence: Callable[[], Absence | None] = lambda: None,
-        chosen: Callable[[int, int, int], None] = lambda blocks, overlap, most: None,
-        others: Mapping[int, WorkerBook] = NO_OTHERS,
-        changed: Callable[[], None] = lambda: None,
+        metrics: RouterMetrics | None = None,
     ) -> None:
         self._discovery = discovery
         self._component = component
         self._settings = settings
-        self._choose = MODES[settings.router]
-        self._prefixes = (prefixes or CachedPrefixes(settings)) if settings.router == BY_PREFIX else None
-        self._tokenizers = tokenizers
-        self._tell_chosen = chosen
-        self._others = others
-        self._tell_changed = changed
-        self._is_coming = is_coming
+        self._logic = make_routing_logic(
+            settings.router, Random().random, settings.overlap_weight, settings.router_temperature
+        )
+        self._inputs = inputs
+        self._prefixes = inputs.prefixes
+        self._fleet = fleet or FleetStatus()
+        self._metrics = metrics
         self._sleepers = sleepers
         if sleepers:
             sleepers.on_change(lambda fell_asleep: self._wake_waiting())
-        self._absence = absence
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
-        self._dice = Random()
-        self._turn = 0
+        inputs.books = self._books
         self._had_instances = False
-        # A frontend that has just begun may have begun on a store that was wiped: nobody is back yet.
+        # A frontend that has just started may have started on a store that was wiped: no worker is back yet.
         self._last_seen_s = self._loop.time()
         self._changed = self._loop.create_future()
         self._follow()
         discovery.on_change(self._follow)
-
-    @property
-    def books(self) -> Mapping[int, WorkerBook]:
-        """The books of this frontend, by instance id."""
-        return self._books
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -123,7 +110,7 @@ class WorkerRouter:
 
     def nobody(self, otherwise: str) -> ApiError:
         """Make an error 503 that says why no worker answers, and when one may; ``otherwise`` if not known."""
-        absence = self._absence()
+        absence = self._fleet.absence
         if absence is None:
             return no_worker(otherwise)
         now_s = time.time()
@@ -139,7 +126,7 @@ class WorkerRouter:
         blocks = NO_BLOCKS
         while True:
             if self._prefixes and not blocks.tokens and self.instances:
-                blocks = await prompt_blocks(call, self.instances[0].card, self._tokenizers)
+                blocks = await prompt_blocks(call, self.instances[0].card, self._inputs.tokenizers)
             booking = self._book_now(blocks)
             if booking:
                 return booking
@@ -170,8 +157,8 @@ class WorkerRouter:
             return {}
         if not self._settings.kv_events:
             return {each.worker: EVENTS_OFF for each in self.instances}
-        told = {each.worker: prefixes.is_told(each.instance_id) for each in self.instances}
-        faults = {each.worker: token_fault(each.card, self._tokenizers) for each in self.instances}
+        told = {each.worker: prefixes.is_reported(each.instance_id) for each in self.instances}
+        faults = {each.worker: token_fault(each.card, self._inputs.tokenizers) for each in self.instances}
         return {
             worker: f"prediction: {faults[worker]}" if faults[worker] else EVENTS if is_told else NO_EVENTS
             for worker, is_told in told.items()
@@ -206,31 +193,27 @@ class WorkerRouter:
         if not usable:
             return None
         if not self._prefixes:
-            return self._entered(self._chosen(usable, {}, 0), NO_BLOCKS, 0)
+            return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0)
         overlaps = self._prefixes.overlaps(blocks, self._books, now_s)
-        chosen = self._chosen(usable, overlaps, len(blocks.hashes))
-        self._prefixes.sent(blocks, chosen.instance_id, now_s)
+        chosen = self._choose(usable, overlaps, len(blocks.hashes))
+        self._inputs.record_prompt(blocks, chosen.instance_id, now_s)
         overlap = overlaps.get(chosen.instance_id, 0)
-        most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
-        self._tell_chosen(len(blocks.hashes), overlap, most)
-        return self._entered(chosen, blocks, overlap)
+        if self._metrics:
+            most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
+            self._metrics.observe_choice(len(blocks.hashes), overlap, most)
+        return self._enter(chosen, blocks, overlap)
 
-    def _chosen(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
-        books, settings = self._books, self._settings
-        others = self._others
+    def _choose(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
+        books, others = self._books, self._inputs.others
         candidates = [
             books[identity].candidate(identity, overlaps.get(identity, 0), others.get(identity))
             for identity in [instance.instance_id for instance in usable]
         ]
-        inputs = Inputs(
-            self._turn, self._dice.random(), blocks, settings.overlap_weight, settings.router_temperature
-        )
-        self._turn += 1
-        chosen = self._choose(candidates, inputs)
+        chosen = self._logic.choose(candidates, blocks)
         return next(instance for instance in usable if instance.instance_id == chosen.instance_id)
 
-    def _entered(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
-        self._tell_changed()
+    def _enter(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
+        self._inputs.bookings_changed()
         return Booking(
             self._books[instance.instance_id],
             len(blocks.hashes),
@@ -239,7 +222,7 @@ class WorkerRouter:
             blocks.prompt_tokens % blocks.tokens if blocks.tokens else 0,
             instance=instance,
             blocks=blocks,
-            changed=self._tell_changed,
+            inputs=self._inputs,
         )
 
     def _book_of(self, instance: Instance) -> _Book:
@@ -251,10 +234,10 @@ class WorkerRouter:
     def _is_expected(self, now_s: float, deadline_s: float) -> bool:
         if self.instances:
             return True
-        absence = self._absence()
+        absence = self._fleet.absence
         if absence and absence.retry_s(time.time()) > deadline_s - now_s:
             return False
-        return now_s - self._last_seen_s < REMEMBER_S or self._is_coming()
+        return now_s - self._last_seen_s < REMEMBER_S or self._fleet.is_worker_starting
 
     def _next_chance_s(self, now_s: float) -> float:
         """Return the time at which an avoided worker may be tried again; in 1 s when there is no worker."""
@@ -279,10 +262,10 @@ class WorkerRouter:
         known = {instance.instance_id for instance in self.instances}
         if self._prefixes:
             for gone in self._books.keys() - known:
-                self._prefixes.left(gone)
-        self._books = {
-            identity: book for identity, book in self._books.items() if identity in known or book.in_flight
-        }
+                self._prefixes.remove_worker(gone)
+        for identity, book in list(self._books.items()):
+            if identity not in known and not book.in_flight:
+                del self._books[identity]
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:

@@ -15,9 +15,9 @@ LABELS = {"dynamo_namespace": "ns", "dynamo_component": "VllmWorker", "dynamo_en
 def test_hit_rates_are_observed_by_request_and_counted_by_block() -> None:
     registry = CollectorRegistry()
     metrics = RouterMetrics("ns", "VllmWorker", registry)
-    metrics.chosen(10, 5, 5)
-    metrics.chosen(30, 0, 3)
-    metrics.chosen(0, 0, 0)
+    metrics.observe_choice(10, 5, 5)
+    metrics.observe_choice(30, 0, 3)
+    metrics.observe_choice(0, 0, 0)
 
     def value(name: str) -> float | None:
         return registry.get_sample_value(f"dynamo_component_router_{name}", LABELS)
@@ -30,7 +30,7 @@ def test_hit_rates_are_observed_by_request_and_counted_by_block() -> None:
 def test_a_frontend_has_them_where_it_chooses_by_prefix() -> None:
     by_prefix = FrontendMetrics("ns", lambda: 0.0, routed_by_prefix="VllmWorker")
     assert by_prefix.router
-    by_prefix.router.chosen(4, 1, 1)
+    by_prefix.router.observe_choice(4, 1, 1)
     assert b"dynamo_component_router_kv_hit_rate_sum" in by_prefix.render()
     assert b"router_kv_hit_rate" not in FrontendMetrics("ns", lambda: 0.0).render()
 

@@ -15,6 +15,6 @@ def test_changes_are_told_in_their_order_and_each_once():
 
     changes.tell(index, 7, 1.5)
     assert [index.overlaps([block]) for block in (1, 2, 3)] == [{}, {7: 1}, {}]
-    index.removed(7, [2])
+    index.remove(7, [2])
     changes.tell(index, 7, 2.0)
     assert [index.overlaps([block]) for block in (1, 2, 3)] == [{}, {}, {7: 1}]

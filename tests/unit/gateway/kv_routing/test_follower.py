@@ -24,30 +24,15 @@ from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import consistently, eventually
 
 
-class Box:
-    """Workers, an event plane and a follower in one process."""
+class Snapshots:
+    """The workers' caches; ``fetch`` waits at the gate with what it has read, or is refused."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(SystemClock())
-        self.plane = MemoryEventPlane()
-        self.discovery = Discovery(self.store, "ns")
         self.caches: dict[int, CachedBlocks] = {}
         self.refusals = 0
-        self.fault: Exception | None = None
         self.fetched = 0
         self.gate = asyncio.Event()
         self.gate.set()
-        self.follower = self.new_follower()
-
-    def new_follower(self) -> KvCacheFollower:
-        return KvCacheFollower(self.discovery, "ns", self.connect, self.fetch)
-
-    async def connect(self) -> ComponentEvents:
-        if self.fault:
-            raise self.fault
-        if not self.plane.is_available:
-            raise QueueUnavailable("the event plane is away")
-        return ComponentEvents(self.plane.peer(), "ns", "Frontend")
 
     async def fetch(self, instance: Instance) -> CacheSnapshot:
         self.fetched += 1
@@ -57,6 +42,32 @@ class Box:
         snapshot = self.caches[instance.instance_id].snapshot(instance.instance_id)
         await self.gate.wait()
         return snapshot
+
+    async def close(self) -> None:
+        self.gate.set()
+
+
+class Box:
+    """Workers, an event plane and a follower in one process."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(SystemClock())
+        self.plane = MemoryEventPlane()
+        self.discovery = Discovery(self.store, "ns")
+        self.snapshots = Snapshots()
+        self.caches = self.snapshots.caches
+        self.fault: Exception | None = None
+        self.follower = self.new_follower()
+
+    def new_follower(self) -> KvCacheFollower:
+        return KvCacheFollower(self.discovery, "ns", self.connect, self.snapshots)
+
+    async def connect(self) -> ComponentEvents:
+        if self.fault:
+            raise self.fault
+        if not self.plane.is_available:
+            raise QueueUnavailable("the event plane is away")
+        return ComponentEvents(self.plane.peer(), "ns", "Frontend")
 
     async def begin(self, worker: int, *blocks: int, component: str = "VllmWorker", **card: Any) -> None:
         """A worker registers; it holds these blocks already."""
@@ -125,7 +136,7 @@ async def test_events_are_followed_from_the_snapshot_on(box: Box) -> None:
     await box.until(7, [1, 2], 2)
     await box.tell(7, Removed((1,)), stored(3))
     await box.until(7, [1], 0)
-    assert box.fetched == 1
+    assert box.snapshots.fetched == 1
 
 
 async def test_an_event_that_was_lost_is_noticed_at_the_next_and_the_worker_asked(box: Box) -> None:
@@ -135,7 +146,7 @@ async def test_an_event_that_was_lost_is_noticed_at_the_next_and_the_worker_aske
     await box.tell(7, stored(2), is_lost=True)
     await box.tell(7, Removed(()))
     await box.until(7, [1, 2], 2)
-    assert box.fetched == 2
+    assert box.snapshots.fetched == 2
     assert box.follower.metrics()["dynaplan:kv_index_gaps_total"] == 1
 
 
@@ -188,26 +199,26 @@ async def test_an_event_plane_that_comes_late_is_waited_for(box: Box) -> None:
     await box.begin(7, 1)
     box.plane.is_available = False
     box.follower.start()
-    await consistently(lambda: not box.follower.is_current(7) and not box.fetched, for_s=0.1)
+    await consistently(lambda: not box.follower.is_current(7) and not box.snapshots.fetched, for_s=0.1)
     box.plane.is_available = True
     await box.until(7, [1], 1)
 
 
 async def test_a_worker_that_does_not_answer_is_asked_until_it_does(box: Box) -> None:
-    box.refusals = 1
+    box.snapshots.refusals = 1
     await box.begin(7, 1)
     box.follower.start()
     await box.until(7, [1], 1)
-    assert box.fetched == 2
+    assert box.snapshots.fetched == 2
 
 
 async def test_a_worker_that_goes_while_it_is_asked_is_not_indexed(box: Box) -> None:
-    box.gate.clear()
+    box.snapshots.gate.clear()
     await box.begin(7, 1)
     box.follower.start()
-    await eventually(lambda: box.fetched)
+    await eventually(lambda: box.snapshots.fetched)
     await box.end(7)
-    box.gate.set()
+    box.snapshots.gate.set()
     await box.begin(8, 2)
     await box.until(8, [2], 1)
     assert box.follower.overlaps([1]) == {}

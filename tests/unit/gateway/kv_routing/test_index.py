@@ -9,7 +9,7 @@ from dynaplan.gateway.kv_routing import index as index_module
 from dynaplan.gateway.kv_routing.index import (
     DROPPED_AT_ONCE,
     SWEPT_AT_ONCE,
-    KvFollowing,
+    IndexSync,
     KvIndex,
     PrefixIndex,
 )
@@ -17,9 +17,9 @@ from dynaplan.gateway.kv_routing.index import (
 
 def test_an_overlap_is_the_number_of_first_blocks_without_a_gap() -> None:
     index = KvIndex()
-    index.stored(1, [10, 11, 12])
-    index.stored(2, [10, 12, 13])
-    index.stored(3, [11, 12, 13])
+    index.add(1, [10, 11, 12])
+    index.add(2, [10, 12, 13])
+    index.add(3, [11, 12, 13])
     assert index.overlaps([10, 11, 12, 13]) == {1: 3, 2: 1}
     assert index.overlaps([99]) == {}
     assert index.overlaps([]) == {}
@@ -28,34 +28,34 @@ def test_an_overlap_is_the_number_of_first_blocks_without_a_gap() -> None:
 def test_events_that_follow_each_other_are_told_from_lost_ones() -> None:
     index = KvIndex()
     assert index.last_event(1) is None
-    assert [index.follows(1, event_id) for event_id in (0, 1, 3, 4)] == [True, True, False, True]
+    assert [index.is_next_event(1, event_id) for event_id in (0, 1, 3, 4)] == [True, True, False, True]
     assert index.last_event(1) == 4
-    assert not index.follows(2, 7), "whoever comes late has missed what was before"
+    assert not index.is_next_event(2, 7), "whoever comes late has missed what was before"
 
 
 def test_all_blocks_of_a_worker_can_be_replaced() -> None:
     index = KvIndex()
-    index.stored(1, [10, 11])
+    index.add(1, [10, 11])
     index.replace(1, [20], 41)
     assert index.overlaps([10]) == {}
     assert index.overlaps([20]) == {1: 1}
-    assert index.follows(1, 42)
+    assert index.is_next_event(1, 42)
 
 
 def test_a_block_that_one_worker_gives_up_stays_with_the_others() -> None:
     index = KvIndex()
-    index.stored(1, [10])
-    index.stored(2, [10])
-    index.removed(1, [10])
+    index.add(1, [10])
+    index.add(2, [10])
+    index.remove(1, [10])
     assert index.overlaps([10]) == {2: 1}
 
 
 def test_a_worker_that_left_is_forgotten_at_once_and_its_blocks_soon() -> None:
     index = KvIndex()
-    index.stored(1, range(2 * SWEPT_AT_ONCE))
-    index.stored(2, range(5))
-    index.left(1)
-    index.left(3)
+    index.add(1, range(2 * SWEPT_AT_ONCE))
+    index.add(2, range(5))
+    index.remove_worker(1)
+    index.remove_worker(3)
     assert index.workers == (2,)
     assert index.overlaps([0, 1]) == {2: 2}
     assert len(index) == 2 * SWEPT_AT_ONCE
@@ -67,12 +67,12 @@ def test_a_worker_that_left_is_forgotten_at_once_and_its_blocks_soon() -> None:
 
 def test_a_worker_that_comes_while_blocks_are_swept_has_only_its_own() -> None:
     index = KvIndex()
-    index.stored(1, range(10))
-    index.left(1)
+    index.add(1, range(10))
+    index.remove_worker(1)
     assert index.sweep(4)
-    index.stored(2, [0])
-    index.cleared(2)
-    index.stored(2, [7])
+    index.add(2, [0])
+    index.clear(2)
+    index.add(2, [7])
     assert index.overlaps([9]) == {}
     assert index.overlaps([7]) == {2: 1}
     while index.sweep(4):
@@ -82,9 +82,9 @@ def test_a_worker_that_comes_while_blocks_are_swept_has_only_its_own() -> None:
 
 def test_the_blocks_stored_longest_ago_go_first_when_there_are_too_many() -> None:
     index = KvIndex(largest_blocks=32)
-    index.stored(1, range(32))
-    index.stored(1, [0])
-    index.stored(1, [100])
+    index.add(1, range(32))
+    index.add(1, [0])
+    index.add(1, [100])
     assert len(index) <= 32
     assert index.overlaps([0]) == index.overlaps([100]) == index.overlaps([31]) == {1: 1}
     assert index.overlaps([1]) == {}
@@ -92,11 +92,11 @@ def test_the_blocks_stored_longest_ago_go_first_when_there_are_too_many() -> Non
 
 def test_what_is_said_of_unknown_blocks_and_workers_changes_nothing() -> None:
     index = KvIndex()
-    index.removed(1, [10])
-    index.cleared(1)
+    index.remove(1, [10])
+    index.clear(1)
     assert (index.workers, len(index)) == ((), 0)
-    index.stored(1, [10])
-    index.removed(2, [10])
+    index.add(1, [10])
+    index.remove(2, [10])
     assert index.overlaps([10]) == {1: 1}
 
 
@@ -104,39 +104,41 @@ def stored(worker: int, number: int, *blocks: int) -> KvEvent:
     return KvEvent(worker, number, Stored(None, blocks, blocks))
 
 
-def current(worker: int, *blocks: int, event_id: int = -1) -> KvFollowing:
+def current(worker: int, *blocks: int, event_id: int = -1) -> IndexSync:
     """A following that has the worker's snapshot."""
-    following = KvFollowing(KvIndex())
-    following.present([worker])
-    for _ in following.replace(worker, following.ask(worker), CacheSnapshot(worker, event_id, blocks)):
+    following = IndexSync(KvIndex())
+    following.set_workers([worker])
+    for _ in following.load_snapshot(
+        worker, following.request_snapshot(worker), CacheSnapshot(worker, event_id, blocks)
+    ):
         pass
     assert following.is_current(worker)
     return following
 
 
 def test_a_new_worker_is_asked_for_its_snapshot_once() -> None:
-    following = KvFollowing(KvIndex())
-    following.present([7, 8])
-    assert following.wanting() == [7, 8]
-    following.ask(7)
-    assert following.wanting() == [8]
+    following = IndexSync(KvIndex())
+    following.set_workers([7, 8])
+    assert following.missing_snapshots() == [7, 8]
+    following.request_snapshot(7)
+    assert following.missing_snapshots() == [8]
     assert not following.is_current(7)
 
 
 def test_a_worker_that_stays_keeps_what_is_known_of_it() -> None:
     following = current(7, 1)
-    following.present([7, 8])
+    following.set_workers([7, 8])
     assert following.is_current(7)
-    assert following.wanting() == [8]
+    assert following.missing_snapshots() == [8]
 
 
 def test_events_while_a_snapshot_is_on_its_way_are_applied_after_it() -> None:
-    following = KvFollowing(KvIndex())
-    following.present([7])
-    ticket = following.ask(7)
-    following.take(stored(7, 3, 1))
-    following.take(KvEvent(7, 4, Removed((2,))))
-    for _ in following.replace(7, ticket, CacheSnapshot(7, 3, (1, 2))):
+    following = IndexSync(KvIndex())
+    following.set_workers([7])
+    ticket = following.request_snapshot(7)
+    following.apply(stored(7, 3, 1))
+    following.apply(KvEvent(7, 4, Removed((2,))))
+    for _ in following.load_snapshot(7, ticket, CacheSnapshot(7, 3, (1, 2))):
         pass
     assert following.is_current(7)
     assert following.index.overlaps([1, 2]) == {7: 1}
@@ -144,13 +146,13 @@ def test_events_while_a_snapshot_is_on_its_way_are_applied_after_it() -> None:
 
 def test_an_event_that_is_missing_is_noticed_and_the_worker_asked_again() -> None:
     following = current(7, 1)
-    following.take(stored(7, 0, 2))
+    following.apply(stored(7, 0, 2))
     assert following.is_current(7)
-    following.take(stored(7, 2, 3))
+    following.apply(stored(7, 2, 3))
     assert not following.is_current(7)
-    assert (following.wanting(), following.gaps) == ([7], 1)
+    assert (following.missing_snapshots(), following.gaps) == ([7], 1)
     assert following.index.overlaps([1, 2]) == {7: 2}  # what was known is not forgotten
-    for _ in following.replace(7, following.ask(7), CacheSnapshot(7, 1, (1,))):
+    for _ in following.load_snapshot(7, following.request_snapshot(7), CacheSnapshot(7, 1, (1,))):
         pass
     assert following.is_current(7)
     assert following.index.overlaps([3]) == {7: 1}
@@ -158,70 +160,70 @@ def test_an_event_that_is_missing_is_noticed_and_the_worker_asked_again() -> Non
 
 def test_an_event_that_comes_twice_counts_once() -> None:
     following = current(7, 1)
-    following.take(KvEvent(7, 0, Cleared()))
-    following.take(stored(7, 1, 2))
-    following.take(KvEvent(7, 0, Cleared()))
+    following.apply(KvEvent(7, 0, Cleared()))
+    following.apply(stored(7, 1, 2))
+    following.apply(KvEvent(7, 0, Cleared()))
     assert following.is_current(7)
     assert following.index.overlaps([2]) == {7: 1}
 
 
 def test_a_worker_that_has_gone_is_forgotten_and_its_late_events_are_ignored() -> None:
     following = current(7, 1, 2)
-    following.present([])
-    following.take(stored(7, 0, 3))
+    following.set_workers([])
+    following.apply(stored(7, 0, 3))
     assert following.index.overlaps([1]) == following.index.overlaps([3]) == {}
     assert not following.is_current(7)
 
 
 def test_a_snapshot_that_is_not_wanted_any_more_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "SLICE_BLOCKS", 1)
-    following = KvFollowing(KvIndex())
-    following.present([7])
-    slices = following.replace(7, following.ask(7), CacheSnapshot(7, -1, (1, 2)))
+    following = IndexSync(KvIndex())
+    following.set_workers([7])
+    slices = following.load_snapshot(7, following.request_snapshot(7), CacheSnapshot(7, -1, (1, 2)))
     next(slices)
-    following.present([])
+    following.set_workers([])
     assert list(slices) == []
     assert following.index.workers == ()
-    assert list(following.replace(7, following.ask(7), CacheSnapshot(7, -1, (1, 2)))) == []
+    assert list(following.load_snapshot(7, following.request_snapshot(7), CacheSnapshot(7, -1, (1, 2)))) == []
 
 
 def test_another_workers_snapshot_is_refused() -> None:
-    following = KvFollowing(KvIndex())
-    following.present([7])
+    following = IndexSync(KvIndex())
+    following.set_workers([7])
     with pytest.raises(ValueError, match="it is of instance 8, not of 7"):
-        list(following.replace(7, following.ask(7), CacheSnapshot(8, -1, ())))
+        list(following.load_snapshot(7, following.request_snapshot(7), CacheSnapshot(8, -1, ())))
 
 
 def test_after_an_interruption_every_worker_is_asked_again() -> None:
     following = current(7, 1)
-    following.interrupted()
+    following.invalidate()
     assert not following.is_current(7)
-    assert following.wanting() == [7]
+    assert following.missing_snapshots() == [7]
     assert following.index.overlaps([1]) == {7: 1}
 
 
 def test_an_answer_from_before_an_interruption_is_not_taken_over() -> None:
-    following = KvFollowing(KvIndex())
-    following.present([7])
-    ticket = following.ask(7)
-    following.take(stored(7, 0, 2))
-    following.interrupted()
-    assert list(following.replace(7, ticket, CacheSnapshot(7, -1, (1,)))) == []
+    following = IndexSync(KvIndex())
+    following.set_workers([7])
+    ticket = following.request_snapshot(7)
+    following.apply(stored(7, 0, 2))
+    following.invalidate()
+    assert list(following.load_snapshot(7, ticket, CacheSnapshot(7, -1, (1,)))) == []
     assert not following.is_current(7)
-    for _ in following.replace(7, following.ask(7), CacheSnapshot(7, 3, (1,))):
+    for _ in following.load_snapshot(7, following.request_snapshot(7), CacheSnapshot(7, 3, (1,))):
         pass
     assert following.is_current(7)
     assert following.index.overlaps([2]) == {}
 
 
 def test_too_many_waiting_events_are_dropped_and_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "MOST_WAITING", 2)
-    following = KvFollowing(KvIndex())
-    following.present([7])
-    ticket = following.ask(7)
+    monkeypatch.setattr(index_module, "MAX_WAITING_EVENTS", 2)
+    following = IndexSync(KvIndex())
+    following.set_workers([7])
+    ticket = following.request_snapshot(7)
     for number in range(3):
-        following.take(stored(7, number, number))
-    for _ in following.replace(7, ticket, CacheSnapshot(7, -1, ())):
+        following.apply(stored(7, number, number))
+    for _ in following.load_snapshot(7, ticket, CacheSnapshot(7, -1, ())):
         pass
     assert not following.is_current(7)
 
@@ -265,6 +267,6 @@ def test_pruning_goes_in_slices_so_that_no_request_waits_for_it() -> None:
 def test_a_worker_that_left_is_not_told_of() -> None:
     index = PrefixIndex()
     index.record((1, 2), worker=7, now_s=0.0)
-    index.left(7)
-    index.left(8)
+    index.remove_worker(7)
+    index.remove_worker(8)
     assert index.overlaps((1, 2), now_s=0.0) == {}

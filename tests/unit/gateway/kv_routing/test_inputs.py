@@ -10,13 +10,17 @@ import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_in
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, CacheWorthNotice
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, CacheWorthPublisher, RouterInputs
 from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.store.memory import MemoryStore
 from tests.fakes.clock import ManualClock
 
 TOKENIZED = PromptBlocks((1, 2, 3), 16, 50)
 ESTIMATED = PromptBlocks((1, 2, 3), 16)
+
+
+def send(prefixes: CachedPrefixes, blocks: PromptBlocks, instance_id: int) -> None:
+    RouterInputs(prefixes).record_prompt(blocks, instance_id, 0.0)
 
 
 class Told:
@@ -35,22 +39,22 @@ class Told:
 
 def test_without_events_a_worker_has_what_was_sent_there() -> None:
     prefixes = CachedPrefixes(FrontendSettings())
-    prefixes.sent(ESTIMATED, 7, 0.0)
+    send(prefixes, ESTIMATED, 7)
     assert prefixes.overlaps(ESTIMATED, [7, 8], 1.0) == {7: 3}
-    assert not prefixes.is_told(7)
+    assert not prefixes.is_reported(7)
 
 
 def test_of_a_worker_that_is_heard_only_what_its_engine_tells_counts() -> None:
     prefixes = CachedPrefixes(FrontendSettings(), Told({7: 1}, {7, 8}))
-    prefixes.sent(TOKENIZED, 7, 0.0)
-    prefixes.sent(TOKENIZED, 8, 0.0)
+    send(prefixes, TOKENIZED, 7)
+    send(prefixes, TOKENIZED, 8)
     assert prefixes.overlaps(TOKENIZED, [7, 8], 1.0) == {7: 1}
-    assert prefixes.is_told(7)
+    assert prefixes.is_reported(7)
 
 
 def test_a_worker_that_is_not_heard_is_predicted_beside_one_that_is() -> None:
     prefixes = CachedPrefixes(FrontendSettings(), Told({7: 1}, {7}))
-    prefixes.sent(TOKENIZED, 8, 0.0)
+    send(prefixes, TOKENIZED, 8)
     assert prefixes.overlaps(TOKENIZED, [7, 8], 1.0) == {7: 1, 8: 3}
 
 
@@ -59,28 +63,28 @@ def test_when_events_stop_what_was_told_last_still_counts_and_what_is_sent_is_re
     prefixes = CachedPrefixes(FrontendSettings(), told)
     told.current.clear()
     assert prefixes.overlaps(TOKENIZED, [7, 8], 0.0) == {7: 2, 8: 1}
-    prefixes.sent(TOKENIZED, 8, 0.0)
+    send(prefixes, TOKENIZED, 8)
     assert prefixes.overlaps(TOKENIZED, [7, 8], 1.0) == {7: 2, 8: 3}
 
 
 def test_blocks_of_unknown_tokens_are_predicted_even_where_engines_tell() -> None:
     prefixes = CachedPrefixes(FrontendSettings(), Told({7: 2}, {7}))
-    prefixes.sent(ESTIMATED, 7, 0.0)
+    send(prefixes, ESTIMATED, 7)
     assert prefixes.overlaps(ESTIMATED, [7], 1.0) == {7: 3}
 
 
 def test_how_long_and_how_much_is_predicted_are_options() -> None:
     settings = FrontendSettings(router_ttl_s=10.0, router_max_tree_size=2, router_prune_target_ratio=1.0)
     prefixes = CachedPrefixes(settings)
-    prefixes.sent(ESTIMATED, 7, 0.0)
+    send(prefixes, ESTIMATED, 7)
     assert prefixes.overlaps(ESTIMATED, [7], 10.0) == {7: 2}
     assert prefixes.overlaps(ESTIMATED, [7], 10.1) == {}
 
 
 def test_a_worker_that_left_is_forgotten() -> None:
     prefixes = CachedPrefixes(FrontendSettings())
-    prefixes.sent(ESTIMATED, 7, 0.0)
-    prefixes.left(7)
+    send(prefixes, ESTIMATED, 7)
+    prefixes.remove_worker(7)
     assert prefixes.overlaps(ESTIMATED, [7], 0.0) == {}
 
 
@@ -93,7 +97,7 @@ class Here:
         self.runtime = SimpleNamespace(
             namespace="ns", instance_id=0, store=self.store, clock=self.clock, worker_name="ns_Frontend"
         )
-        self.notice = CacheWorthNotice(cast(Any, self.runtime))
+        self.publisher = CacheWorthPublisher(cast(Any, self.runtime))
 
     async def register(self) -> None:
         self.runtime.instance_id = await self.store.grant(10)
@@ -109,33 +113,33 @@ async def here() -> Here:
     return here
 
 
-async def test_what_caches_served_is_told_and_goes_with_the_frontends_lease(here: Here) -> None:
-    here.notice.served(7, 1600)
-    here.notice.served(8, 0)
-    await here.notice.tell()
+async def test_what_caches_served_is_reported_and_goes_with_the_frontends_lease(here: Here) -> None:
+    here.publisher.record_hit(7, 1600)
+    here.publisher.record_hit(8, 0)
+    await here.publisher.publish()
     assert await here.told() == {7: 1600}
     await here.store.revoke(here.runtime.instance_id)
     assert await here.told() == {}
     await here.register()
-    await here.notice.tell()
+    await here.publisher.publish()
     assert await here.told() == {7: 1600}
 
 
 async def test_nothing_is_written_that_is_there_already_nor_before_anything_was_served(here: Here) -> None:
-    await here.notice.tell()
-    here.notice.served(0, 100)  # of an instance that is not known any more
-    await here.notice.tell()
+    await here.publisher.publish()
+    here.publisher.record_hit(0, 100)  # of an instance that is not known any more
+    await here.publisher.publish()
     assert await here.store.list(CACHE_WORTH.prefix("ns")) == ()
-    here.notice.served(7, 1600)
-    await here.notice.tell()
+    here.publisher.record_hit(7, 1600)
+    await here.publisher.publish()
     (before,) = await here.store.list(CACHE_WORTH.prefix("ns"))
-    await here.notice.tell()
+    await here.publisher.publish()
     (after,) = await here.store.list(CACHE_WORTH.prefix("ns"))
     assert after.revision == before.revision
 
 
 async def test_a_frontend_that_is_not_registered_tells_nothing() -> None:
     here = Here()
-    here.notice.served(7, 1600)
-    await here.notice.tell()
+    here.publisher.record_hit(7, 1600)
+    await here.publisher.publish()
     assert await here.store.list(CACHE_WORTH.prefix("ns")) == ()

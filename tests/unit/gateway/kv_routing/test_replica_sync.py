@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -22,23 +22,18 @@ WORKER = 7
 class Frontend:
     """One frontend's books and its replica sync, on an event plane that all share."""
 
-    def __init__(self, number: int, plane: MemoryEventPlane) -> None:
-        self.number = number
-        self.books = {WORKER: WorkerBook()}
+    def __init__(self, instance_id: int, plane: MemoryEventPlane) -> None:
+        self.instance_id = instance_id
+        self.books: Mapping[int, WorkerBook] = {WORKER: WorkerBook()}
         self.heard: list[tuple[list[int], int]] = []
         self._plane = plane
         self.is_plane_there = True
-        self.sync = ReplicaSync(
-            own_id=lambda: self.number,
-            own=self.shares,
-            heard=lambda hashes, worker: self.heard.append((list(hashes), worker)),
-            connect=self.connect,
-        )
+        self.sync = ReplicaSync(self)
 
-    def shares(self) -> Iterable[WorkerShare]:
-        return shares(self.books)
+    def record_remote_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
+        self.heard.append((list(hashes), instance_id))
 
-    async def connect(self) -> ComponentEvents:
+    async def events(self) -> ComponentEvents:
         if not self.is_plane_there:
             raise QueueUnavailable("it is away")
         return ComponentEvents(self._plane, "ns", "Frontend")
@@ -125,7 +120,7 @@ async def test_a_frontend_that_is_not_registered_yet_is_heard_and_tells_nothing_
     other.sync.registered([2])
     one.book(10)
     await eventually(lambda: other.seen == (1, 10, 10))
-    other.number = 0
+    other.instance_id = 0
     other.book(5)
     await asyncio.sleep(0.1)
     assert one.seen == (0, 0, 0)

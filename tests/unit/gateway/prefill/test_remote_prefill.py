@@ -12,10 +12,11 @@ from typing import cast
 
 import pytest
 
+from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.routing import DisaggregationSettings
 from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.gateway.kv_routing.inputs import ToldBlocks
+from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
 from dynaplan.gateway.prefill import prefill_queue, remote_prefill
 from dynaplan.gateway.prefill.prefill_queue import Direction, PrefillDirector
@@ -32,6 +33,24 @@ from tests.fakes.polling import PATIENCE_S, eventually
 
 ON = DisaggregationSettings(is_on=True)
 PREFILL_WORKER = Instance("ns", "PrefillWorker", "generate", 7, "http://127.0.0.1:9", "ns_PrefillWorker")
+
+
+@dataclass
+class Runtime:
+    discovery: Discovery
+    connected: MemoryMessenger
+    namespace: str = "ns"
+
+    async def messenger(self) -> Messenger:
+        return self.connected
+
+
+@dataclass
+class Counter:
+    placed: list[str]
+
+    def count_prefill(self, model: str, place: str) -> None:
+        self.placed.append(place)
 
 
 @dataclass
@@ -68,7 +87,7 @@ async def scene(
     settings: DisaggregationSettings = ON,
     wait_s: float = 30.0,
     prefill_workers: int = 1,
-    told: ToldBlocks | None = None,
+    told: ReportedBlocks | None = None,
 ) -> AsyncIterator[Scene]:
     clock = SystemClock()
     store, messenger, placed = MemoryStore(clock), MemoryMessenger(clock), list[str]()
@@ -77,22 +96,15 @@ async def scene(
     discovery = Discovery(store, "ns")
     await discovery.start()
 
-    async def connect() -> Messenger:
-        return messenger
-
     background = BackgroundTasks()
     sleepers = Sleepers(store, store, "ns", background, clock.now_s)
     prefill = RemotePrefill(
-        settings,
-        discovery,
-        namespace="ns",
-        component="PrefillWorker",
-        wait_s=wait_s,
-        connect=connect,
-        placed=lambda model, place: placed.append(place),
-        background=background,
+        Runtime(discovery, messenger),
+        FrontendSettings(disaggregation=settings, prefill_wait_s=wait_s, prefill_component="PrefillWorker"),
+        Counter(placed),
+        background,
         sleepers=sleepers,
-        told=told,
+        reported=told,
     )
     await prefill.connect()
     queue = await messenger.queue(prefill_stream("ns"))
@@ -469,7 +481,7 @@ async def test_prompts_directed_to_a_worker_that_dies_go_back_to_the_others(is_t
 async def test_a_prompt_directed_to_a_worker_that_stands_still_goes_to_the_others_and_so_do_later_ones(
     monkeypatch: pytest.MonkeyPatch, is_taken: bool
 ) -> None:
-    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.005)
+    monkeypatch.setattr(remote_prefill, "WORKER_QUEUE_SHARE", 0.005)
     async with near() as (here, lane):
         taking = asyncio.create_task(lane.get(PATIENCE_S)) if is_taken else None
         for _ in range(2):
@@ -491,7 +503,7 @@ async def test_a_prompt_directed_to_a_worker_that_stands_still_goes_to_the_other
 async def test_a_worker_that_answers_is_waited_for_and_one_that_is_alone_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.002)
+    monkeypatch.setattr(remote_prefill, "WORKER_QUEUE_SHARE", 0.002)
     looks: list[bool] = []
 
     def is_silent(director: PrefillDirector, direction: Direction, patience_s: float) -> bool:

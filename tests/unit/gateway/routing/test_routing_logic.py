@@ -9,53 +9,66 @@ import pytest
 
 from dynaplan.engines.timing_model.kv_blocks import chain_hashes
 from dynaplan.gateway.kv_routing.index import PrefixIndex
-from dynaplan.gateway.routing import routing_logic as routing
-from dynaplan.gateway.routing.routing_logic import Candidate, Inputs
+from dynaplan.gateway.routing.routing_logic import (
+    MODES,
+    Candidate,
+    KvAware,
+    LeastLoaded,
+    RandomChoice,
+    RoundRobin,
+    make_routing_logic,
+)
 
 IDLE = (Candidate(1), Candidate(2), Candidate(3))
 
 
+def no_draw() -> float:
+    raise AssertionError("without a temperature nothing is drawn")
+
+
 def test_round_robin_takes_turns() -> None:
-    chosen = [routing.round_robin(IDLE, Inputs(turn=turn)).instance_id for turn in range(6)]
+    logic = RoundRobin()
+    chosen = [logic.choose(IDLE).instance_id for _ in range(6)]
     assert chosen == [1, 2, 3, 1, 2, 3]
 
 
 def test_random_follows_the_draw_and_never_leaves_the_candidates() -> None:
-    chosen = [routing.random_choice(IDLE, Inputs(draw=draw)).instance_id for draw in (0.0, 0.34, 0.999999)]
+    draws = iter((0.0, 0.34, 0.999999))
+    logic = RandomChoice(lambda: next(draws))
+    chosen = [logic.choose(IDLE).instance_id for _ in range(3)]
     assert chosen == [1, 2, 3]
 
 
 def test_least_loaded_takes_the_fewest_requests_in_flight() -> None:
     candidates = (Candidate(1, in_flight=3), Candidate(2, in_flight=1), Candidate(3, in_flight=2))
-    assert routing.least_loaded(candidates, Inputs()).instance_id == 2
+    assert LeastLoaded().choose(candidates).instance_id == 2
 
 
 def test_least_loaded_equals_take_turns() -> None:
     candidates = (Candidate(1, in_flight=1), Candidate(2), Candidate(3))
-    chosen = [routing.least_loaded(candidates, Inputs(turn=turn)).instance_id for turn in range(4)]
+    logic = LeastLoaded()
+    chosen = [logic.choose(candidates).instance_id for _ in range(4)]
     assert chosen == [2, 3, 2, 3]
 
 
 def test_kv_cost_is_weighted_prefill_blocks_plus_active_blocks() -> None:
     candidate = Candidate(1, active_blocks=20, prefill_blocks=5, overlap_blocks=6)
-    assert routing.kv_cost(candidate, Inputs(prompt_blocks=10, overlap_weight=2.0)) == 2.0 * (5 + 4) + 20 + 10
+    assert KvAware(no_draw, 2.0).cost(candidate, 10) == 2.0 * (5 + 4) + 20 + 10
 
 
 def test_kv_prefers_the_worker_with_the_prefix_until_it_is_too_busy() -> None:
-    inputs = Inputs(prompt_blocks=10, overlap_weight=1.0)
+    logic = KvAware(no_draw, 1.0)
     near = Candidate(1, overlap_blocks=8)
-    assert routing.by_kv_cost((near, Candidate(2)), inputs).instance_id == 1
+    assert logic.choose((near, Candidate(2)), 10).instance_id == 1
     busy = Candidate(1, overlap_blocks=8, active_blocks=9)
-    assert routing.by_kv_cost((busy, Candidate(2)), inputs).instance_id == 2
+    assert logic.choose((busy, Candidate(2)), 10).instance_id == 2
 
 
 def drawn(candidates: Sequence[Candidate], temperature: float, draws: int = 1000) -> list[float]:
     """The part of all draws that each candidate got."""
-    inputs = [
-        Inputs(prompt_blocks=10, temperature=temperature, draw=(index + 0.5) / draws)
-        for index in range(draws)
-    ]
-    chosen = [routing.by_kv_cost(candidates, each).instance_id for each in inputs]
+    numbers = iter([(index + 0.5) / draws for index in range(draws)])
+    logic = KvAware(lambda: next(numbers), temperature=temperature)
+    chosen = [logic.choose(candidates, 10).instance_id for _ in range(draws)]
     return [chosen.count(each.instance_id) / draws for each in candidates]
 
 
@@ -79,12 +92,12 @@ def test_with_a_temperature_equals_are_drawn_alike_often() -> None:
 
 
 def test_a_draw_that_rounding_leaves_over_takes_the_last() -> None:
-    assert routing.by_kv_cost(IDLE, Inputs(temperature=1.0, draw=1.0)).instance_id == 3
+    assert KvAware(lambda: 1.0, temperature=1.0).choose(IDLE).instance_id == 3
 
 
 def test_every_mode_of_the_configuration_chooses() -> None:
-    for choose in routing.MODES.values():
-        assert choose(IDLE, Inputs()) in IDLE
+    for mode in MODES:
+        assert make_routing_logic(mode, lambda: 0.5, 1.0, 0.0).choose(IDLE) in IDLE
 
 
 def test_equal_beginnings_have_equal_hashes_and_a_change_changes_all_after_it() -> None:

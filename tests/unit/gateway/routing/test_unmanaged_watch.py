@@ -1,4 +1,4 @@
-"""Neighbours: the registrations of unmanaged workers of this host end with their processes."""
+"""UnmanagedWorkers: the registrations of unmanaged workers of this host end with their processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.fleet import local_host
-from dynaplan.gateway.routing.unmanaged_watch import Neighbours
+from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.process.process_table import identity_of
 from dynaplan.store.discovery import Discovery
@@ -33,7 +33,7 @@ async def store() -> AsyncIterator[FakeStore]:
     store = FakeStore()
     discovery = Discovery(store, "box")
     await discovery.start()
-    neighbours = Neighbours(discovery, store, ME, local_host.process_watch)
+    neighbours = UnmanagedWorkers(discovery, store, ME)
     yield store
     await neighbours.close()
     await discovery.close()

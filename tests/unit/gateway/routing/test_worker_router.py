@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
@@ -42,8 +43,11 @@ def worker(instance_id: int) -> Instance:
     return Instance("ns", "W", "generate", instance_id, "http://127.0.0.1:9", f"w{instance_id}", card=CARD)
 
 
-def router(instances: Instances, settings: FrontendSettings = KV, **more: Any) -> WorkerRouter:
-    return WorkerRouter(instances, "W", settings, **more)  # type: ignore[arg-type]
+def router(
+    instances: Instances, settings: FrontendSettings = KV, reported: Told | None = None, **more: Any
+) -> WorkerRouter:
+    prefixes = CachedPrefixes(settings, reported) if settings.router == "kv" else None
+    return WorkerRouter(instances, "W", settings, RouterInputs(prefixes), **more)  # type: ignore[arg-type]
 
 
 def call(prompt: str) -> Call:
@@ -64,7 +68,7 @@ async def test_a_prompt_goes_where_its_beginning_was_sent() -> None:
 
 async def test_a_prompt_goes_where_an_engine_says_that_it_is() -> None:
     told = Told({2: 8}, {1, 2})
-    routed = router(Instances(1, 2), prefixes=CachedPrefixes(KV, told))
+    routed = router(Instances(1, 2), reported=told)
     for _ in range(2):
         booking = await routed.book(call(BLOCK * 8), 0.0)
         assert (booking.instance.instance_id, booking.overlap_blocks) == (2, 8)
@@ -75,8 +79,8 @@ async def test_a_choice_tells_the_blocks_that_are_there_and_that_were_elsewhere(
     choices: list[tuple[int, int, int]] = []
     routed = router(
         Instances(1, 2),
-        prefixes=CachedPrefixes(KV, Told({2: 3}, {1, 2})),
-        chosen=lambda *numbers: choices.append(numbers),
+        reported=Told({2: 3}, {1, 2}),
+        metrics=SimpleNamespace(observe_choice=lambda *numbers: choices.append(numbers)),
     )
     first = await routed.book(call(BLOCK * 8), 0.0)
     second = await routed.book(call(BLOCK * 8), 0.0)
@@ -100,7 +104,7 @@ async def test_an_answers_blocks_count_while_it_is_decoded() -> None:
 
 async def test_with_a_temperature_the_dearer_worker_is_chosen_too() -> None:
     settings = FrontendSettings(router="kv", router_temperature=5.0)
-    routed = router(Instances(1, 2), settings, prefixes=CachedPrefixes(settings, Told({1: 8}, {1, 2})))
+    routed = router(Instances(1, 2), settings, reported=Told({1: 8}, {1, 2}))
     chosen = set()
     for _ in range(200):
         booking = await routed.book(call(BLOCK * 8), 0.0)
@@ -130,9 +134,8 @@ async def test_a_router_says_how_it_knows_what_each_worker_has_cached() -> None:
     assert router(Instances(1), FrontendSettings(router="least-loaded")).knowledge() == {}
     off = FrontendSettings(router="kv", kv_events=False)
     assert router(Instances(1), off).knowledge() == {"w1": "prediction: kv-events is off"}
-    prefixes = CachedPrefixes(KV, Told({}, {1}))
     instances = Instances(1, 2, 3)
-    routed = router(instances, prefixes=prefixes)
+    routed = router(instances, reported=Told({}, {1}))
     instances.now = (*instances.now[:2], replace(instances.now[2], card={"tokenizer": "m.gguf"}))
     assert routed.knowledge() == {
         "w1": "events",
