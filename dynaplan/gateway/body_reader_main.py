@@ -37,10 +37,10 @@ NICENESS = 5
 _PROMPTS = ("messages", "prompt")
 
 
-def answered(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
+def make_answer(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the answer for one body: the object, and the beginning of its prompt."""
     try:
-        return _described(read_call(endpoint, body))
+        return _describe(read_call(endpoint, body))
     except ApiError as error:
         return _refusal(error)
     except MemoryError:
@@ -61,7 +61,7 @@ def _refusal(error: ApiError) -> tuple[dict[str, Any], bytes]:
     return {"status": error.status, **json.loads(error.to_json())}, b""
 
 
-def _described(call: Call) -> tuple[dict[str, Any], bytes]:
+def _describe(call: Call) -> tuple[dict[str, Any], bytes]:
     if isinstance(call.prompt, str):
         prompt = call.prompt[:PROMPT_CHARACTERS].encode("utf-8", "surrogatepass")
     else:
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> None:
     os.nice(NICENESS)
     gc.disable()  # a document has no cycles, and looking for them in millions of lists takes seconds
     for question, body in channel:
-        channel.answer(*answered(API_PATHS[question["path"]], body))
+        channel.answer(*make_answer(API_PATHS[question["path"]], body))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.fleet.host.gpu_uses import activity_reader, uses_reader
 from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
 from dynaplan.fleet.statefile_store import StatefileStore
+from dynaplan.gateway import timing
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.process.node_directory import node_dir
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEPT_S = 1.0
-"""Time for which an answer is given again, in seconds, so that workers are not asked more often."""
-
-ANSWER_S = 2.0
-"""Seconds in which a worker must answer; one that does not is left out, and its state says why."""
 
 WORKER = "worker"
 """The label that says whose sample it is."""
@@ -61,7 +57,7 @@ class DeploymentMetrics:
     async def read(self, render_own: Callable[[], bytes]) -> bytes:
         """Return the whole text; ``render_own`` returns the part of the frontends on this port."""
         async with self._one:
-            if time.monotonic() - self._answered_s >= KEPT_S:
+            if time.monotonic() - self._answered_s >= timing.METRICS_CACHE_S:
                 self._answer = (await self._gather(render_own)).encode()
                 self._answered_s = time.monotonic()
             return self._answer
@@ -81,7 +77,7 @@ class DeploymentMetrics:
         samples += await asyncio.to_thread(self._read_gpus)
         texts = [("", render_own().decode())]
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(timing.METRICS_TIMEOUT_S):
                 items = await self._runtime.store.list(planner_prefix(namespace))
                 registered = await self._runtime.store.list(f"{SERVICES_PREFIX}{namespace}/")
         except (DynaplanError, TimeoutError) as error:
@@ -111,7 +107,7 @@ class DeploymentMetrics:
                 found[instance.worker] = instance.url
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=self._runtime.client_tls)
-            timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+            timeout = aiohttp.ClientTimeout(total=timing.METRICS_TIMEOUT_S)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         session = self._session
         texts = await asyncio.gather(*(_fetch(session, url) for url in found.values()))

@@ -43,8 +43,8 @@ ADDRESSES = frozenset({"url", "image_url", "audio_url", "video_url", "file_url",
 _MEDIA = ("image", "audio", "video", "file", "document")
 _MEDIA_FIELDS = ADDRESSES - {"url"}
 _DATA = ADDRESSES | {"multimodal_data"}
-_TOLD = "url_citation"
-"""The type of a part whose address was told to a client, in an answer that it sends back."""
+_CITATION = "url_citation"
+"""The type of a part whose address was given to a client, in an answer that it sends back."""
 
 _NAMES = frozenset({"type", "role"})
 _SHOWN_CHARACTERS = 100
@@ -77,7 +77,7 @@ class Survey:
             if not self.address or (is_web(self.address) and not is_web(address)):
                 self.address = address[:_SHOWN_CHARACTERS] or "an empty address"
 
-    def take(self, text: str, is_media: bool) -> None:
+    def add_text(self, text: str, is_media: bool) -> None:
         """Count a text, or only mark what belongs to an image or a sound."""
         if is_media:
             self.texts.append(blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest())
@@ -97,7 +97,7 @@ def survey(values: Iterable[Any]) -> Survey:
     while left:
         value, is_media = left.pop()
         if isinstance(value, str):
-            found.take(value, is_media)
+            found.add_text(value, is_media)
         elif isinstance(value, list):
             left += [(each, is_media) for each in reversed(value)]
         elif isinstance(value, Mapping):
@@ -127,7 +127,7 @@ def tool_addresses(tools: Any) -> Iterator[str]:
 
 
 def is_web(address: str) -> bool:
-    """Tell whether it begins as an address of the web does."""
+    """Return whether it begins as an address of the web does."""
     return address.lower().startswith(("http://", "https://"))
 
 
@@ -136,7 +136,7 @@ def _note(part: Mapping[str, Any], found: Survey, is_within_media: bool) -> bool
     kind = part.get("type")
     kind = kind if isinstance(kind, str) else ""
     found.tensors = found.tensors or next((each for each in (kind, *part) if each.endswith("_embeds")), "")
-    if kind != _TOLD:
+    if kind != _CITATION:
         found.note_addresses(_addresses(part, is_within_media))
     is_media = is_within_media or any(word in kind for word in _MEDIA) or bool(_MEDIA_FIELDS & part.keys())
     found.has_media |= is_media

@@ -14,7 +14,7 @@ from typing import Any
 
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.engine_answers import Usage
-from dynaplan.gateway.metrics import NOTHING_STATED, FrontendMetrics
+from dynaplan.gateway.metrics import NO_USAGE, FrontendMetrics
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.tracing import Attributes, Span, Tracer
@@ -38,7 +38,7 @@ class Ending:
 
     error_type: str
     prompt_tokens: int
-    usage: Usage = NOTHING_STATED
+    usage: Usage = NO_USAGE
     worker: str = ""
     blocks: PromptBlocks = NO_BLOCKS
 

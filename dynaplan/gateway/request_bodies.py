@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import ApiError, ApiPath, Call, bad_request, read_call
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, HelperTooSlow
 
@@ -31,8 +32,8 @@ Their number is bounded by the number of connections.
 class BodyBudget:
     """Counts the bytes of the large bodies that are in memory, received in whole or in part."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self.held_bytes = 0
 
     def body(self) -> BodyShare:
@@ -41,11 +42,11 @@ class BodyBudget:
 
     def check(self, more_bytes: int) -> None:
         """Raise ApiError (503) when that many bytes more would exceed the budget."""
-        if self.held_bytes + more_bytes > self._most_bytes:
+        if self.held_bytes + more_bytes > self._max_bytes:
             raise ApiError(
                 503,
                 f"The bodies of other requests take {self.held_bytes} bytes, and all together may take "
-                f"{self._most_bytes} (Frontend.max-bodies-bytes). Try again.",
+                f"{self._max_bytes} (Frontend.max-bodies-bytes). Try again.",
                 kind="service_unavailable",
                 code="bodies_full",
                 metric="overload",
@@ -82,8 +83,8 @@ class BodyShare:
 _CLOSE = {"Connection": "close"}
 
 
-async def received_body(
-    request: web.BaseRequest, share: BodyShare, *, largest_bytes: int, timeout_s: float
+async def receive_body(
+    request: web.BaseRequest, share: BodyShare, *, max_bytes: int, timeout_s: float
 ) -> bytes:
     """Return the whole body, decompressed.
 
@@ -92,17 +93,17 @@ async def received_body(
     size is judged before anything is received.
     """
     declared_bytes = request.content_length or 0
-    if declared_bytes > largest_bytes:
-        raise _too_large(largest_bytes)
+    if declared_bytes > max_bytes:
+        raise _too_large(max_bytes)
     share.check(declared_bytes)
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     try:
         if request.content.is_eof():  # it came with its headers: there is nothing to wait for
-            return await _received(request, share, largest_bytes)
+            return await _receive(request, share, max_bytes)
         async with asyncio.timeout(timeout_s):
-            return await _received(request, share, largest_bytes)
+            return await _receive(request, share, max_bytes)
     except TimeoutError:
         raise ApiError(
             408, f"The body was not complete after {timeout_s:g} s", code="body_timeout", headers=_CLOSE
@@ -117,22 +118,22 @@ async def received_body(
         ) from None
 
 
-async def _received(request: web.BaseRequest, share: BodyShare, largest_bytes: int) -> bytes:
+async def _receive(request: web.BaseRequest, share: BodyShare, max_bytes: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while piece := await request.content.readany():
         size += len(piece)
-        if size > largest_bytes:
-            raise _too_large(largest_bytes)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
         share.grow_to(size)
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _too_large(largest_bytes: int) -> ApiError:
+def _too_large(max_bytes: int) -> ApiError:
     return ApiError(
         413,
-        f"The body is larger than {largest_bytes} bytes (Frontend.max-body-bytes)",
+        f"The body is larger than {max_bytes} bytes (Frontend.max-body-bytes)",
         code="body_too_large",
         headers=_CLOSE,
     )
@@ -143,10 +144,10 @@ LARGE_BODY_BYTES = 256 * 1024
 
 
 class CallReader:
-    """Reads bodies of at most ``largest_bytes``; the process starts with the first large one."""
+    """Reads bodies of at most ``max_bytes``; the process starts with the first large one."""
 
-    def __init__(self, largest_bytes: int) -> None:
-        self._process = ReadingProcess(largest_bytes)
+    def __init__(self, max_bytes: int) -> None:
+        self._process = ReadingProcess(max_bytes)
 
     async def read(self, endpoint: ApiPath, body: bytes) -> Call:
         """Return the checked request; raises ApiError with the fault."""
@@ -162,11 +163,6 @@ class CallReader:
 MAIN = "dynaplan.gateway.body_reader_main"
 """The module that the process runs."""
 
-READ_WITHIN_S = 20.0
-"""Time that reading one body may take, the start of the process included."""
-
-KEPT_S = 60.0
-"""Time for which the process is kept without work: it holds 15 MB, and gives back what bodies took."""
 
 BASE_MEMORY_BYTES = 512 * 1024 * 1024
 MEMORY_PER_BYTE = 48
@@ -177,11 +173,15 @@ MEMORY_PER_BYTE = 48
 
 
 class ReadingProcess:
-    """Reads bodies of at most ``largest_bytes``; started when needed, ended when idle."""
+    """Reads bodies of at most ``max_bytes``; started when needed, ended when idle."""
 
-    def __init__(self, largest_bytes: int) -> None:
-        memory_bytes = BASE_MEMORY_BYTES + MEMORY_PER_BYTE * largest_bytes
-        self._helper = HelperProcess(MAIN, (), HelperLimits(READ_WITHIN_S, memory_bytes, idle_s=KEPT_S))
+    def __init__(self, max_bytes: int) -> None:
+        memory_bytes = BASE_MEMORY_BYTES + MEMORY_PER_BYTE * max_bytes
+        self._helper = HelperProcess(
+            MAIN,
+            (),
+            HelperLimits(timing.BODY_READER_TIMEOUT_S, memory_bytes, idle_s=timing.BODY_READER_IDLE_S),
+        )
         self._turn = asyncio.Lock()
 
     async def read(self, endpoint: ApiPath, body: bytes) -> Call:
@@ -191,7 +191,8 @@ class ReadingProcess:
                 answer, prompt = await self._helper.ask({"path": endpoint.path}, body)
             except HelperTooSlow:
                 raise bad_request(
-                    f"The body could not be read within {READ_WITHIN_S:g} s", code="body_too_complex"
+                    f"The body could not be read within {timing.BODY_READER_TIMEOUT_S:g} s",
+                    code="body_too_complex",
                 ) from None
             except HelperFailed as failure:
                 log.warning("a large body was not read, its reader has ended: %s", failure)

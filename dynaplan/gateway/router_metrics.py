@@ -53,15 +53,15 @@ class RouterMetrics:
         self._prompt_blocks = counter("prompt_blocks", "KV blocks of prompts")
         self._overlap_blocks = counter("overlap_blocks", "KV blocks of prompts that their worker had cached")
 
-    def observe_choice(self, prompt_blocks: int, overlap_blocks: int, most_blocks: int) -> None:
+    def observe_choice(self, prompt_blocks: int, overlap_blocks: int, max_blocks: int) -> None:
         """Observe a choice: the blocks of the prompt, those cached by the worker, the most that any had."""
         if not prompt_blocks:
             return
         self._hit_rate.observe(overlap_blocks / prompt_blocks)
-        self._lost.observe(most_blocks - overlap_blocks)
+        self._lost.observe(max_blocks - overlap_blocks)
         self._prompt_blocks.inc(prompt_blocks)
         self._overlap_blocks.inc(overlap_blocks)
-        if overlap_blocks < most_blocks:
+        if overlap_blocks < max_blocks:
             self._non_max.inc()
 
 

@@ -21,6 +21,7 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.absence import absence_in
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import fleet_key
+from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
@@ -32,7 +33,7 @@ from dynaplan.gateway.request_path import RequestPath
 from dynaplan.gateway.routes import FrontendRoutes, Handler
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.routing_logic import KV_MODE
-from dynaplan.gateway.routing.sleeping_workers import Sleepers
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
@@ -52,22 +53,6 @@ if TYPE_CHECKING:
     from dynaplan.worker.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
-
-DRAIN_POLL_S = 0.02
-"""Time between two looks of a draining frontend whether its last answers have been sent."""
-
-SHUTDOWN_TIMEOUT_S = 0.5
-"""Time for which aiohttp waits for open connections at the end, when every request is answered already."""
-
-NEXT_REQUEST_S = 1.0
-"""Time after an answer, in seconds, in which a draining frontend awaits another request on its connection.
-
-A client on a busy machine sends its next one that late: with 0.25 s, 112 requests of 50 restarts were lost
-at a load of 9 for each core.
-"""
-
-FINISH_WITHIN_S = 2.0
-"""Longest time at the end, in seconds, for messages to workers that nobody waits for."""
 
 
 class Page(Protocol):
@@ -133,7 +118,7 @@ class FrontendServer:
         self._tracer = open_tracer(endpoint) if endpoint else None
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
         self._background = BackgroundTasks()
-        self._sleepers = Sleepers(
+        self._sleeping = SleepingWorkers(
             runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
         )
         self._inputs = FrontendRouterInputs(runtime, settings)
@@ -143,7 +128,7 @@ class FrontendServer:
             settings,
             self._inputs,
             fleet=self.fleet,
-            sleepers=self._sleepers,
+            sleeping=self._sleeping,
             metrics=self._metrics.router,
         )
         self.prefill = RemotePrefill(
@@ -151,7 +136,7 @@ class FrontendServer:
             settings,
             self._metrics,
             self._background,
-            sleepers=self._sleepers,
+            sleeping=self._sleeping,
             reported=self._inputs.reported,
         )
         self._path = self._new_path()
@@ -172,7 +157,7 @@ class FrontendServer:
             self.prefill,
             self._upstream,
             Reservations(self._upstream, self._background),
-            self._sleepers,
+            self._sleeping,
             self._inputs,
             reports,
         )
@@ -210,7 +195,7 @@ class FrontendServer:
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
         self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
-        self._follow(self._sleepers.prefix, self._sleepers.follow, "follow sleepers")
+        self._follow(self._sleeping.prefix, self._sleeping.follow, "follow sleeping")
         if self._settings.disaggregation.is_on:
             live = self.prefill.live_prefix
             self._follow(live, self.prefill.configure, "follow disaggregation settings")
@@ -225,31 +210,33 @@ class FrontendServer:
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel.
 
-        A client that has not been told of the end may send its next request on the connection of its last
-        one, just before that would be closed: it is answered, and told.
+        A client that has not seen "Connection: close" may send its next request on the connection of its last
+        one, just before that would be closed: it is answered, with that header.
         """
         self._routes.is_draining = True
         if self._acceptor:
             await self._acceptor.stop()
         if self._page:
             await self._page.close()
-        while self._server.close_idle(NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes():
-            await asyncio.sleep(DRAIN_POLL_S)
+        while (
+            self._server.close_idle(timing.DRAIN_NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes()
+        ):
+            await asyncio.sleep(timing.DRAIN_POLL_S)
         if self._acceptor:
             await self._acceptor.closed()
 
     async def close(self) -> None:
-        """Close every connection, after telling the prefill workers which hand-offs are not needed."""
+        """Close every connection, after releasing the hand-offs at the prefill workers."""
         await self.prefill.close()
         if self._page:
             await self._page.close()
         if self._acceptor:
             await self._acceptor.stop()
         self._server.pre_shutdown()
-        await self._server.shutdown(SHUTDOWN_TIMEOUT_S)
+        await self._server.shutdown(timing.SHUTDOWN_TIMEOUT_S)
         if self._recording:
             await self._recording.write()
-        await self._background.finish(FINISH_WITHIN_S)
+        await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
         if self._tracer:
             await asyncio.to_thread(self._tracer.close)
@@ -258,7 +245,7 @@ class FrontendServer:
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:
-        """Answer ``POST /leaving/{instance id}``: route nothing more there; tell how much is in flight there.
+        """Answer ``POST /leaving/{instance id}``: route nothing more there; return what is in flight there.
 
         The instance id is in hexadecimal, as in discovery's keys.
         """
@@ -266,11 +253,11 @@ class FrontendServer:
             instance_id = int(request.match_info["instance_id"], 16)
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
-        return web.json_response({"in_flight": self._router.leaving(instance_id)})
+        return web.json_response({"in_flight": self._router.stop_routing_to(instance_id)})
 
     async def _routing(self, request: web.Request) -> web.Response:
-        """Answer ``GET /routing``: by worker, how it is known what the worker has cached."""
-        return web.json_response(self._router.knowledge())
+        """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
+        return web.json_response(self._router.cache_sources())
 
     def _client_server(self) -> ClientServer:
         settings = self._settings

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import aiohttp
 
+from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import out_of_descriptors
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
@@ -24,19 +25,11 @@ from dynaplan.util.tls.client import ClientTls
 REFUSALS = frozenset({502, 503, 504})
 """HTTP statuses of a worker that drains or is not ready yet."""
 
-CONNECT_TIMEOUT_S = 2.0
-"""Time that connecting to a worker may take."""
 
-KEPT_S = 4.0
-"""Time for which an idle connection is kept.
-
-Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first.
-"""
-
-LARGEST_WRITE_BYTES = 256 * 1024
+MAX_WRITE_BYTES = 256 * 1024
 """Bytes of a body that are sent in one piece."""
 
-LARGEST_HELD_BYTES = 1024 * 1024
+MAX_LINE_BYTES = 1024 * 1024
 """Bytes of one line that are held back at most; a longer line is passed on in pieces."""
 
 _Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
@@ -86,7 +79,7 @@ class Upstream:
 
     def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
         self._authorization = f"Bearer {worker_token}"
-        self._kept = _session(_Connector(keepalive_timeout=KEPT_S, ssl=tls))
+        self._kept = _session(_Connector(keepalive_timeout=timing.WORKER_KEEP_ALIVE_S, ssl=tls))
         self._new = _session(_Connector(force_close=True, ssl=tls), {"Connection": "close"})
 
     async def post(
@@ -141,7 +134,7 @@ class Upstream:
         }
         try:
             # aiohttp writes bytes at once, and a file piece by piece, so that other streams go on.
-            data = body if len(body) <= LARGEST_WRITE_BYTES else io.BytesIO(body)
+            data = body if len(body) <= MAX_WRITE_BYTES else io.BytesIO(body)
             response = await session.post(url, data=data, headers=headers)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             if is_exhausted(error):
@@ -187,7 +180,7 @@ class EngineAnswer:
     async def _complete_lines(self, chunk: bytes) -> bytes:
         lines, self._held = self._held + chunk, b""
         while chunk:
-            end = lines.rfind(b"\n") + 1 or (len(lines) if len(lines) > LARGEST_HELD_BYTES else 0)
+            end = lines.rfind(b"\n") + 1 or (len(lines) if len(lines) > MAX_LINE_BYTES else 0)
             if end:
                 self._held = lines[end:]
                 return lines[:end]
@@ -215,7 +208,7 @@ def _session(connector: aiohttp.TCPConnector, headers: dict[str, str] | None = N
     return aiohttp.ClientSession(
         connector=connector,
         headers=headers,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timing.WORKER_CONNECT_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),

@@ -14,7 +14,7 @@ from typing import Protocol
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.engines.timing_model.draws import uniform_draws
 from dynaplan.gateway.kv_routing.index import KvIndex, PrefixIndex
-from dynaplan.gateway.prefill.disaggregation import directed_prefill
+from dynaplan.gateway.prefill.disaggregation import route_prefill
 from dynaplan.gateway.routing.booking import BookEntry
 from dynaplan.gateway.routing.routing_logic import make_routing_logic
 from dynaplan.simulation.pools import SimulatedWorker
@@ -164,7 +164,7 @@ class SimulatedRouter:
             return None
         overlaps = self._prefill_caches.overlaps(block_hashes, workers, now_s)
         numbers = [each.number for each in workers]
-        number = directed_prefill(numbers, overlaps, self._waiting_blocks)
+        number = route_prefill(numbers, overlaps, self._waiting_blocks)
         if number is None:
             return None
         left = len(block_hashes) - overlaps[number]

@@ -255,7 +255,7 @@ class SimulatedService:
             if request.handed_over_s >= 0:
                 self._rest = self._rest.after(at_s - request.handed_over_s)
             assert request.entry is not None
-            request.entry.prefilled()
+            request.entry.finish_prefill()
             self.meter.first_token(at_s - request.traced.arrival_s)
 
     def _finished_at(self, key: str, at_s: float) -> None:

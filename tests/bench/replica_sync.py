@@ -99,7 +99,7 @@ async def measured(frontends: int, *, is_synced: bool, seed: int) -> tuple[float
                 held = workers.compute(booking.instance.instance_id, hashes)
                 hits.append((held, len(hashes)))
                 await asyncio.sleep(PREFILL_S * (len(hashes) - held))
-                booking.prefilled()
+                booking.finish_prefill()
                 await asyncio.sleep(DECODE_S * own.random())
                 booking.close()
 

@@ -141,14 +141,14 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
         async with poison.admit(call) as suspect:
             booking = await router.book(call, 0.0)
             suspect.sent_to(booking.instance)
-            booking.prefilled()
+            booking.finish_prefill()
             suspect.answered()
         fleet.compute(booking.instance.instance_id, booking.blocks.hashes)
         worth.record_hit(booking.instance.instance_id, booking.overlap_blocks * booking.block_tokens, now_s())
         flying.append(booking)
         if len(flying) > IN_FLIGHT:
             done = flying.popleft()
-            done.decoded(dice.randrange(1, 300))
+            done.record_decoded(dice.randrange(1, 300))
             done.close()
         if number % NEW_WORKER_EVERY == 0:
             fleet.replace_one()

@@ -1,4 +1,4 @@
-"""The tokenising process in real life: answers, and what becomes of requests when it does not answer."""
+"""The tokenizing process in real life: answers, and what becomes of requests when it does not answer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing import tokenizing
 from dynaplan.gateway.kv_routing.tokenizing import ModelTokenizers, TokenizingProcess
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
@@ -51,7 +52,7 @@ async def test_many_prompts_at_once_have_the_tokens_of_their_model(tmp_path: Pat
         assert await tokenizer.blocks(completion, 4) == PromptBlocks(tuple(block_hashes(ids, 4)), 4, len(ids))
 
 
-async def test_a_prompt_that_cannot_be_tokenised_has_no_tokens_and_the_next_one_has(tmp_path: Path) -> None:
+async def test_a_prompt_that_cannot_be_tokenized_has_no_tokens_and_the_next_one_has(tmp_path: Path) -> None:
     async with running_tokenizer(tmp_path) as tokenizer:
         assert await tokenizer.blocks(chat("\ud800"), 4) is None
         assert await tokenizer.blocks(chat("the fox"), 4)
@@ -60,14 +61,14 @@ async def test_a_prompt_that_cannot_be_tokenised_has_no_tokens_and_the_next_one_
 async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizing, "WAIT_S", 0.1)
+    monkeypatch.setattr(timing, "TOKENS_TIMEOUT_S", 0.1)
     monkeypatch.setattr(tokenizing, "LIMITS", replace(tokenizing.LIMITS, answer_s=6.0, restart_s=(0.0,)))
     async with running_tokenizer(tmp_path) as tokenizer:
         os.kill(tokenizer._helper.pid, signal.SIGSTOP)
         assert await asyncio.gather(*(tokenizer.blocks(chat("fox"), 4) for _ in range(3))) == [None] * 3
         assert not tokenizer.fault  # they have not waited until that is noticed
         await eventually(lambda: "has not answered" in tokenizer.fault)
-        monkeypatch.setattr(tokenizing, "WAIT_S", 30.0)
+        monkeypatch.setattr(timing, "TOKENS_TIMEOUT_S", 30.0)
         await eventually(lambda: not tokenizer._helper.pid)
         await tokenizer.blocks(chat("the fox"), 4)
         await eventually(lambda: not tokenizer.fault)
@@ -95,7 +96,7 @@ async def test_requests_of_a_process_that_was_killed_have_no_tokens_and_it_is_st
 async def test_bodies_beyond_the_bound_have_no_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizing, "MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(tokenizing, "MAX_WAITING_BYTES", 10)
     async with running_tokenizer(tmp_path) as tokenizer:
         assert await tokenizer.blocks(chat("the fox"), 4) is None
 

@@ -1,7 +1,7 @@
 """The text of a chat, as a model's chat template makes it: the same that the model's engine makes.
 
 A template is a program in Jinja that came with the model. It runs in a sandbox, which keeps it from Python's
-objects, and only in the tokenising process, which bounds its time and its memory.
+objects, and only in the tokenizing process, which bounds its time and its memory.
 
 Sources: ``apply_chat_template`` of the library ``transformers`` (the sandbox, filters, names), and vLLM 0.32
 ``entrypoints/chat_utils.py`` (the form in which a template sees messages and tools).
@@ -104,10 +104,10 @@ def _without_developers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with those of developers in the one of the system, which comes first."""
     if not any(each["role"] == "developer" for each in messages):
         return messages
-    told = [each for each in messages if each["role"] in ("developer", "system")]
-    if told == messages[:1]:
-        return [{**told[0], "role": "system"}, *messages[1:]]
-    texts = [_joined(each["content"]) for each in told]
+    instructions = [each for each in messages if each["role"] in ("developer", "system")]
+    if instructions == messages[:1]:
+        return [{**instructions[0], "role": "system"}, *messages[1:]]
+    texts = [_joined(each["content"]) for each in instructions]
     others = [each for each in messages if each["role"] not in ("developer", "system")]
     return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
 
@@ -180,7 +180,7 @@ def _refuse(message: str) -> None:
 
 
 def wants_parts(template: nodes.Template) -> bool:
-    """Tell whether a template goes through a message's content part by part: else it wants one text."""
+    """Return whether a template goes through a message's content part by part: else it wants one text."""
     messages = set(_aliases(template, "messages"))
     turns = {target for names in messages for target in _loop_targets(template, names)}
     return any(_means(loop.iter, turn, "content") for loop in template.find_all(nodes.For) for turn in turns)

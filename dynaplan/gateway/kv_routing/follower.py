@@ -1,7 +1,7 @@
 """The frontend's index of KV blocks, kept current by what the workers publish.
 
-A worker that says in its card that it publishes is asked once for all its blocks, and its events follow from
-there; ``gateway/kv_routing/index.py`` holds the rules. Whatever interrupts the events makes the
+A worker that publishes, by its card, is asked once for all its blocks, and its events are followed from
+there; ``index.IndexSync`` has the rules. Whatever interrupts the events makes the
 worker's blocks uncertain (``is_current``) until it has been asked again.
 """
 
@@ -27,6 +27,7 @@ from dynaplan.engines.kv_events.wire import (
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.events.subjects import Event
 from dynaplan.events.wires import payload_reader
+from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
@@ -41,20 +42,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.2
-"""Seconds between two looks whether the connection of the event plane broke."""
-
-ASK_AGAIN_S = 0.5
-"""Least time between two questions for one worker's snapshot."""
-
-LONGEST_PAUSE_S = 5.0
-SNAPSHOT_S = 10.0
-SWEEP_PAUSE_S = 0.005
 
 BLOCKS_AT_ONCE = 4096
 """Blocks of events that are taken over before the event loop gets its turn."""
 
-MOST_NAMED = 100
+MAX_WARNINGS = 100
 
 Connect = Callable[[], Awaitable[ComponentEvents]]
 """Returns the events of the deployment; raises QueueUnavailable while the event plane does not answer."""
@@ -83,7 +75,7 @@ class SnapshotClient:
     async def fetch(self, instance: Instance) -> CacheSnapshot:
         """Ask the worker for all blocks that it holds; raises as ``Snapshots`` says."""
         self._session = self._session or worker_session(self._token, self._tls)
-        timeout = aiohttp.ClientTimeout(total=SNAPSHOT_S)
+        timeout = aiohttp.ClientTimeout(total=timing.SNAPSHOT_TIMEOUT_S)
         async with self._session.get(f"{instance.url}{SNAPSHOT_PATH}", timeout=timeout) as response:
             if response.status != 200:
                 raise ValueError(f"it answers with status {response.status}")
@@ -117,10 +109,10 @@ class KvCacheFollower:
         self._events: ComponentEvents | None = None
         self._continuity: int | None = None
         self._instances: Mapping[int, Instance] = {}
-        self._asked_s: dict[int, float] = {}
+        self._requested_s: dict[int, float] = {}
         self._is_sweeping = False
-        self._named: set[str] = set()
-        self._taken = 0
+        self._warned: set[str] = set()
+        self._applied = 0
         self._unreadable = 0
         self._snapshots = 0
         self._stop_following: Callable[[], None] = lambda: None
@@ -136,7 +128,7 @@ class KvCacheFollower:
         return self._index.overlaps(hashes)
 
     def is_current(self, instance_id: int) -> bool:
-        """Tell whether all that the instance told of its blocks is known: no event is missing on the way."""
+        """Return whether all that the instance has reported of its blocks has arrived."""
         events = self._events
         return (
             events is not None
@@ -151,12 +143,12 @@ class KvCacheFollower:
         return tuple(self._instances)
 
     def metrics(self) -> dict[str, float]:
-        """Return what ``/metrics`` tells: the index, and what keeps it current."""
+        """Return the numbers for ``/metrics``: of the index, and of what keeps it current."""
         return {
             "dynaplan:kv_index_blocks": len(self._index),
             "dynaplan:kv_index_workers": len(self._instances),
             "dynaplan:kv_index_workers_current": sum(map(self.is_current, self._instances)),
-            "dynaplan:kv_index_events_total": self._taken,
+            "dynaplan:kv_index_events_total": self._applied,
             "dynaplan:kv_index_events_unreadable_total": self._unreadable,
             "dynaplan:kv_index_gaps_total": self._sync.gaps,
             "dynaplan:kv_index_snapshots_total": self._snapshots,
@@ -164,8 +156,8 @@ class KvCacheFollower:
 
     def start(self) -> None:
         """Follow in the background, as soon as the event plane answers."""
-        self._stop_following = self._discovery.on_change(self._take_instances)
-        self._take_instances()
+        self._stop_following = self._discovery.on_change(self._update_instances)
+        self._update_instances()
         self._tasks.spawn(self._run(), "follow KV events")
 
     async def close(self) -> None:
@@ -175,7 +167,7 @@ class KvCacheFollower:
         await self._source.close()
 
     async def _run(self) -> None:
-        backoff = Backoff(0.1, LONGEST_PAUSE_S)
+        backoff = Backoff(0.1, timing.EVENT_PLANE_MAX_BACKOFF_S)
         while True:
             try:
                 events = await self._connect()
@@ -186,24 +178,24 @@ class KvCacheFollower:
                 await backoff.pause()
                 continue
             except (PermanentError, ConfigError) as error:
-                log.error("KV events cannot be heard, so that prefixes are predicted: %s", error)
+                log.error("KV events cannot be received, so that prefixes are predicted: %s", error)
                 return
             backoff.reset()
-            looking = self._tasks.spawn(self._look(events), "look at the event plane")
+            watching = self._tasks.spawn(self._watch_continuity(events), "watch the event plane")
             try:
                 blocks = 0
                 async for event in subscription:
-                    blocks += self._take(event)
+                    blocks += self._receive(event)
                     if blocks > BLOCKS_AT_ONCE:
                         blocks = 0
                         await asyncio.sleep(0)
             finally:
-                looking.cancel()
+                watching.cancel()
                 self._events = None
                 await subscription.close()
             await backoff.pause()
 
-    async def _look(self, events: ComponentEvents) -> None:
+    async def _watch_continuity(self, events: ComponentEvents) -> None:
         """Ask every worker again whenever events may have been lost with a connection."""
         self._events, self._continuity = events, None
         while True:
@@ -211,56 +203,58 @@ class KvCacheFollower:
             if now is not None and now != self._continuity:
                 self._continuity = now
                 self._sync.invalidate()
-                self._ask_all()
-            await asyncio.sleep(LOOK_EVERY_S)
+                self._request_snapshots()
+            await asyncio.sleep(timing.EVENT_PLANE_POLL_S)
 
-    def _take(self, event: Event) -> int:
+    def _receive(self, event: Event) -> int:
         """Take one message over; return the number of its blocks."""
         try:
             changes = read_kv_payload(self._read(event.payload))
         except ValueError as error:
             self._unreadable += 1
-            self._name_once(f"KV events of {event.subject} cannot be read: {error}")
+            self._warn_once(f"KV events of {event.subject} cannot be read: {error}")
             return 1
         for each in changes:
             self._sync.apply(each)
-        self._taken += len(changes)
+        self._applied += len(changes)
         if self._sync.missing_snapshots():
-            self._ask_all()
+            self._request_snapshots()
         return 1 + sum(map(_blocks, changes))
 
-    def _take_instances(self) -> None:
+    def _update_instances(self) -> None:
         """Take over a change of the instances."""
         self._instances = {
             each.instance_id: each for each in self._discovery.all() if publishes_blocks(each.card)
         }
-        self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._instances}
+        self._requested_s = {each: s for each, s in self._requested_s.items() if each in self._instances}
         self._sync.set_workers(self._instances)
         self._sweep()
-        self._ask_all()
+        self._request_snapshots()
 
-    def _ask_all(self) -> None:
+    def _request_snapshots(self) -> None:
         """Ask the workers whose snapshots are needed, once events can follow it."""
         if self._events is None or self._continuity is None:
             return
         for worker in self._sync.missing_snapshots():
             ticket = self._sync.request_snapshot(worker)
-            self._tasks.spawn(self._ask(worker, ticket), f"ask {worker:x} for its KV blocks")
+            self._tasks.spawn(self._load_snapshot(worker, ticket), f"load the KV blocks of {worker:x}")
 
-    async def _ask(self, worker: int, ticket: int) -> None:
+    async def _load_snapshot(self, worker: int, ticket: int) -> None:
         """Take the worker's snapshot over, however often it has to be asked, while it is wanted."""
         now_s = asyncio.get_running_loop().time
-        backoff = Backoff(ASK_AGAIN_S, LONGEST_PAUSE_S)
-        await asyncio.sleep(self._asked_s.get(worker, -ASK_AGAIN_S) + ASK_AGAIN_S - now_s())
+        backoff = Backoff(timing.SNAPSHOT_RETRY_S, timing.EVENT_PLANE_MAX_BACKOFF_S)
+        await asyncio.sleep(
+            self._requested_s.get(worker, -timing.SNAPSHOT_RETRY_S) + timing.SNAPSHOT_RETRY_S - now_s()
+        )
         while self._sync.is_requested(worker, ticket):
             instance = self._instances[worker]
-            self._asked_s[worker] = now_s()
+            self._requested_s[worker] = now_s()
             try:
                 for _ in self._sync.load_snapshot(worker, ticket, await self._source.fetch(instance)):
                     await asyncio.sleep(0)
                 self._snapshots += 1
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                self._name_once(f"{instance.worker} does not tell its KV blocks: {error or 'no answer'}")
+                self._warn_once(f"{instance.worker} does not report its KV blocks: {error or 'no answer'}")
                 await backoff.pause()
         self._sweep()
 
@@ -272,18 +266,18 @@ class KvCacheFollower:
     async def _sweep_in_slices(self) -> None:
         try:
             while self._index.sweep():
-                await asyncio.sleep(SWEEP_PAUSE_S)
+                await asyncio.sleep(timing.INDEX_SWEEP_PAUSE_S)
         finally:
             self._is_sweeping = False
 
-    def _name_once(self, fault: str) -> None:
-        if fault not in self._named and len(self._named) < MOST_NAMED:
-            self._named.add(fault)
+    def _warn_once(self, fault: str) -> None:
+        if fault not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add(fault)
             log.warning("%s", fault)
 
 
 def publishes_blocks(card: Mapping[str, object]) -> bool:
-    """Tell whether a worker with this card publishes its KV blocks."""
+    """Return whether a worker with this card publishes its KV blocks."""
     published = card.get(CARD_KEY)
     block_tokens = published.get("block_tokens") if isinstance(published, Mapping) else None
     return isinstance(block_tokens, int) and block_tokens > 0

@@ -14,13 +14,13 @@ from itertools import islice
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.engines.kv_events.wire import CacheSnapshot, Change, KvEvent, Removed, Stored
 
-LARGEST_BLOCKS = 2_000_000
+MAX_BLOCKS = 2_000_000
 """The largest number of blocks that are remembered: with eight workers about 250 MB."""
 
 EVICTED_SHARE = 16
 """A sixteenth of all blocks is dropped at once, so that looking for the oldest ones costs little."""
 
-SWEPT_AT_ONCE = 4096
+SWEEP_BLOCKS = 4096
 """Blocks that one call of ``sweep`` looks at: about 0.5 ms."""
 
 
@@ -30,8 +30,8 @@ class KvIndex:
     Worker ids are any numbers, for example the ids of their leases.
     """
 
-    def __init__(self, largest_blocks: int = LARGEST_BLOCKS) -> None:
-        self._largest_blocks = largest_blocks
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
         self._holders: dict[int, int] = {}
         self._bits: dict[int, int] = {}
         self._last_events: dict[int, int] = {}
@@ -45,7 +45,7 @@ class KvIndex:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The workers that have told of their blocks, and have not left."""
+        """The workers that have reported blocks, and have not left."""
         return tuple(self._bits)
 
     def last_event(self, worker: int) -> int | None:
@@ -64,7 +64,7 @@ class KvIndex:
         holders = self._holders
         for block in hashes:
             holders[block] = holders.pop(block, 0) | bit
-        if len(holders) > self._largest_blocks:
+        if len(holders) > self._max_blocks:
             self._evict()
 
     def remove(self, worker: int, hashes: Iterable[int]) -> None:
@@ -126,7 +126,7 @@ class KvIndex:
             if bits & bit and count
         }
 
-    def sweep(self, at_most: int = SWEPT_AT_ONCE) -> bool:
+    def sweep(self, at_most: int = SWEEP_BLOCKS) -> bool:
         """Clear bits that were given up out of some blocks; return False when nothing is left to clear."""
         if self._sweeping is None:
             if not self._given_up:
@@ -148,7 +148,7 @@ class KvIndex:
         return self._sweeping is not None or bool(self._given_up)
 
     def _bit(self, worker: int) -> int:
-        """Return the worker's bit; a new worker gets the lowest one that nobody has or had lately."""
+        """Return the worker's bit; a new worker gets the lowest one that no worker has or had lately."""
         bit = self._bits.get(worker)
         if bit is None:
             taken = self._given_up
@@ -158,8 +158,8 @@ class KvIndex:
         return bit
 
     def _evict(self) -> None:
-        too_many = len(self._holders) - self._largest_blocks
-        for block in list(islice(self._holders, too_many + self._largest_blocks // EVICTED_SHARE)):
+        too_many = len(self._holders) - self._max_blocks
+        for block in list(islice(self._holders, too_many + self._max_blocks // EVICTED_SHARE)):
             del self._holders[block]
 
 
@@ -172,7 +172,7 @@ MAX_WAITING_EVENTS = 4096
 
 @dataclass(slots=True, eq=False)
 class _Cache:
-    """The knowledge of one worker. ``ticket`` numbers the questions for snapshots; 0: none is open."""
+    """The state of one worker's cache. ``ticket`` numbers the questions for snapshots; 0: none is open."""
 
     is_current: bool = False
     ticket: int = 0
@@ -182,7 +182,8 @@ class _Cache:
 class IndexSync:
     """Follows workers' caches: which of them ``index`` knows whole, and which snapshots are to be asked for.
 
-    It asks nobody itself: the shell calls ``wanting`` and ``ask``, and brings the answers to ``replace``.
+    It does no I/O: the caller asks ``missing_snapshots`` and ``request_snapshot``, and passes the answers to
+    ``load_snapshot``.
     ``gaps`` counts the times when events of a worker were missing.
     """
 
@@ -193,7 +194,7 @@ class IndexSync:
         self._tickets = 0
 
     def set_workers(self, workers: Iterable[int]) -> None:
-        """Take over which workers there are: forget the ones that have gone, begin with new ones."""
+        """Set the workers: those that are missing are forgotten, new ones are added."""
         now = dict.fromkeys(workers)
         for worker in self._caches.keys() - now.keys():
             del self._caches[worker]
@@ -209,7 +210,7 @@ class IndexSync:
             cache.waiting.clear()
 
     def is_current(self, worker: int) -> bool:
-        """Tell whether the index has all that the worker told, as far as is known."""
+        """Return whether the index has all that the worker has reported, as far as is known."""
         cache = self._caches.get(worker)
         return cache is not None and cache.is_current
 
@@ -225,7 +226,7 @@ class IndexSync:
         return self._tickets
 
     def is_requested(self, worker: int, ticket: int) -> bool:
-        """Tell whether the answer to that question is still wanted."""
+        """Return whether the answer to that request is still wanted."""
         cache = self._caches.get(worker)
         return cache is not None and cache.ticket == ticket
 
@@ -288,7 +289,7 @@ class IndexSync:
                 self.index.clear(worker)
 
 
-DROPPED_AT_ONCE = 4096
+PRUNE_BLOCKS = 4096
 """Blocks that one call of ``record`` drops at most beyond the surplus: about 0.5 ms."""
 
 _SPREAD = 0x9E3779B97F4A7C15
@@ -307,12 +308,12 @@ class PrefixIndex:
     def __init__(
         self,
         time_to_live_s: float = RoutingSettings.router_ttl_s,
-        largest_blocks: int = RoutingSettings.router_max_tree_size,
+        max_blocks: int = RoutingSettings.router_max_tree_size,
         kept_share: float = RoutingSettings.router_prune_target_ratio,
     ) -> None:
         self._time_to_live_s = time_to_live_s
-        self._largest_blocks = largest_blocks
-        self._target_blocks = max(1, int(largest_blocks * kept_share))
+        self._max_blocks = max_blocks
+        self._target_blocks = max(1, int(max_blocks * kept_share))
         self._is_pruning = False
         self._sent_s: OrderedDict[int, float] = OrderedDict()
         self._marks: dict[int, int] = {}
@@ -353,8 +354,8 @@ class PrefixIndex:
     def _prune(self) -> None:
         """Drop what is too many, and on the way to the target a slice more."""
         size = len(self._sent_s)
-        too_many = size - self._largest_blocks
+        too_many = size - self._max_blocks
         self._is_pruning = too_many > 0 or (self._is_pruning and size > self._target_blocks)
         if self._is_pruning:
-            for _ in range(max(too_many, min(size - self._target_blocks, DROPPED_AT_ONCE))):
+            for _ in range(max(too_many, min(size - self._target_blocks, PRUNE_BLOCKS))):
                 self._sent_s.popitem(last=False)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.engines.kv_events.wire import FOLLOWS
 from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_text
+from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.kv_routing.follower import KvCacheFollower
 from dynaplan.gateway.kv_routing.index import PrefixIndex
@@ -119,14 +120,14 @@ class RouterInputs:
     def bookings_changed(self) -> None:
         """Publish the bookings soon: one was made, is prefilled, or has ended."""
         if self.replica_sync:
-            self.replica_sync.changed()
+            self.replica_sync.notify()
 
     def record_prompt(self, blocks: PromptBlocks, instance_id: int, now_s: float) -> None:
         """Record that the prompt goes to that worker, unless its engine will report it."""
         if self.prefixes and self.prefixes.is_predicted(blocks, instance_id):
             self.prefixes.record(blocks.hashes, instance_id, now_s)
             if self.replica_sync:
-                self.replica_sync.sent(blocks.hashes[:MAX_PREDICTED_BLOCKS], instance_id)
+                self.replica_sync.record_prompt(blocks.hashes[:MAX_PREDICTED_BLOCKS], instance_id)
 
 
 _NO_BOOKS: Mapping[int, WorkerBook] = MappingProxyType({})
@@ -194,14 +195,7 @@ class FrontendRouterInputs(RouterInputs):
 
     def _take_registrations(self) -> None:
         assert self.replica_sync
-        self.replica_sync.registered(each.instance_id for each in self._runtime.discovery.all())
-
-
-PUBLISH_INTERVAL_S = 5.0
-"""Seconds between two publications; what has not changed is not written again."""
-
-STORE_ANSWER_S = 3.0
-"""Seconds after which a call to the store counts as unanswered."""
+        self.replica_sync.update_registrations(each.instance_id for each in self._runtime.discovery.all())
 
 
 class CacheWorthPublisher:
@@ -218,11 +212,11 @@ class CacheWorthPublisher:
             self._worth.record_hit(instance_id, tokens, self._runtime.clock.now_s())
 
     async def run(self) -> None:
-        """Publish every ``PUBLISH_INTERVAL_S``, until cancelled."""
+        """Publish every ``CACHE_WORTH_INTERVAL_S``, until cancelled."""
         while True:
-            await self._runtime.clock.sleep(PUBLISH_INTERVAL_S)
+            await self._runtime.clock.sleep(timing.CACHE_WORTH_INTERVAL_S)
             try:
-                async with asyncio.timeout(STORE_ANSWER_S):
+                async with asyncio.timeout(timing.STORE_TIMEOUT_S):
                     await self.publish()
             except (TimeoutError, StoreUnavailable, PermanentError) as error:
                 log.debug("the worth of caches is not published: %s", error or "no answer")

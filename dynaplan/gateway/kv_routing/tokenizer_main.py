@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 CACHE_BYTES = 64 * 1024 * 1024
 """Memory for the segments that are remembered, in bytes: about 5 million tokens with their text."""
 
-MOST_SEGMENTS = 20_000
-"""Segments of one text, above which it is tokenised whole: each costs some microseconds by itself."""
+MAX_SEGMENTS = 20_000
+"""Segments of one text, above which it is tokenized whole: each costs some microseconds by itself."""
 
 
 class SegmentedTokenizer:
@@ -65,7 +65,7 @@ class SegmentedTokenizer:
         """Return the text's token ids, each in 32 bits, little-endian."""
         segments = self._segments(text)
         missing = [each for each in dict.fromkeys(segments) if each not in self._known]
-        new = dict(zip(missing, self._tokenised(missing), strict=True))
+        new = dict(zip(missing, self._tokenize(missing), strict=True))
         for each in segments:
             if each not in new:
                 self._known.move_to_end(each)
@@ -82,11 +82,11 @@ class SegmentedTokenizer:
         if self._pattern:
             cuts = (each.start() for each in self._pattern.finditer(text) if each.group() in self._cuts)
             begins += [cut for cut in cuts if cut]
-        if len(begins) > MOST_SEGMENTS:
+        if len(begins) > MAX_SEGMENTS:
             return [text]
         return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
 
-    def _tokenised(self, texts: list[str]) -> list[bytes]:
+    def _tokenize(self, texts: list[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
         return [_packed(each.ids) for each in encodings]
 
@@ -116,14 +116,14 @@ def _size(text: str, ids: bytes) -> int:
 TEMPLATE_S = 1.0
 """Time that a template may take for one chat; a long conversation takes some milliseconds."""
 
-LONGEST_FAULT = 400
+MAX_FAULT_CHARACTERS = 400
 
 Packed = Callable[[bytes, bool], bytes]
 """Makes packed token ids of a request's body, which is a chat or not."""
 
 
 def model_reader(directory: Path, template: str) -> Packed:
-    """Return the function that tokenises for this model; raises what reading the model's files raises."""
+    """Return the function that tokenizes for this model; raises what reading the model's files raises."""
     from tokenizers import Tokenizer
 
     from dynaplan.gateway.kv_routing.chat_templates import ChatTemplates
@@ -164,7 +164,7 @@ def _too_late(number: int, frame: FrameType | None) -> None:
     raise TimeoutError("the chat template takes too long")
 
 
-def answered(packed: Packed, question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def make_answer(packed: Packed, question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the answer to one question: the object, and the hashes."""
     try:
         ids = packed(body, question["is_chat"])
@@ -178,13 +178,13 @@ def answered(packed: Packed, question: Mapping[str, Any], body: bytes) -> tuple[
 
 def fault(reason: str) -> tuple[dict[str, Any], bytes]:
     """Return the answer that there are no tokens, and why."""
-    return {"error": reason[:LONGEST_FAULT]}, b""
+    return {"error": reason[:MAX_FAULT_CHARACTERS]}, b""
 
 
 def serve(packed: Packed, channel: Channel) -> None:
     """Answer each question with block hashes, until the frontend closes the pipe."""
     for question, body in channel:
-        channel.answer(*(answered(packed, question, body) if question else ({}, b"")))
+        channel.answer(*(make_answer(packed, question, body) if question else ({}, b"")))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dynaplan.engines.timing_model.block_hashes import TOKEN_BYTES, block_hashes, packed_block_hashes
+from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.model_files import model_directory
 from dynaplan.gateway.openai_api import Call, PromptBlocks
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess
@@ -106,14 +107,14 @@ async def _text_hashes(text: str, block_tokens: int) -> tuple[int, ...]:
 
 
 PACKAGES = ("tokenizers", "jinja2")
-"""The packages that tokenising needs: those of the extra ``kv``."""
+"""The packages that tokenizing needs: those of the extra ``kv``."""
 
 ENGINES = ("vllm", "sglang", "trtllm")
 """Engines that load the tokenizer of a Hugging Face directory."""
 
 
 class ModelTokenizers:
-    """Finds the tokenizer of a worker's model by its card, and says where there is none and why."""
+    """Finds the tokenizer of a worker's model by its card, and the reason where there is none."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
@@ -124,7 +125,7 @@ class ModelTokenizers:
         """Return the tokenizer of the worker with that card, started; None where there is none."""
         key = _key(card)
         if key not in self._processes:
-            self._processes[key] = self._found(card, key)
+            self._processes[key] = self._find(card, key)
         return self._processes[key]
 
     def fault(self, card: Mapping[str, Any]) -> str:
@@ -138,7 +139,7 @@ class ModelTokenizers:
         """End the processes that turn prompts into token ids."""
         await asyncio.gather(*(each.close() for each in self._processes.values() if each))
 
-    def _found(self, card: Mapping[str, Any], key: tuple[str, str]) -> TokenizingProcess | None:
+    def _find(self, card: Mapping[str, Any], key: tuple[str, str]) -> TokenizingProcess | None:
         model, template = key
         reason = ""
         if card.get("engine") not in ENGINES:
@@ -163,8 +164,6 @@ def _key(card: Mapping[str, Any]) -> tuple[str, str]:
 MAIN = "dynaplan.gateway.kv_routing.tokenizer_main"
 """The module that the process runs."""
 
-WAIT_S = 1.0
-"""Time that a request waits for its tokens; a prompt of a million tokens takes about a second."""
 
 LIMITS = HelperLimits(
     answer_s=10.0,
@@ -172,7 +171,7 @@ LIMITS = HelperLimits(
     restart_s=(1.0, 5.0, 30.0, 300.0),
 )
 
-MOST_WAITING_BYTES = 64 * 1024 * 1024
+MAX_WAITING_BYTES = 64 * 1024 * 1024
 """Bodies that wait for the process at most, in bytes; what would exceed them has no tokens."""
 
 
@@ -189,7 +188,7 @@ class TokenizingProcess:
 
     @property
     def fault(self) -> str:
-        """The reason why there are no tokens; empty while they come."""
+        """The reason why there are no tokens; empty while there are."""
         return self._fault or ("" if self._helper.pid else "its process has ended")
 
     def start(self) -> None:
@@ -201,10 +200,10 @@ class TokenizingProcess:
     async def blocks(self, call: Call, block_tokens: int) -> PromptBlocks | None:
         """Return the prompt's blocks; None when its tokens cannot be known, or not in time."""
         self.start()
-        if not self._helper.pid or self._waiting_bytes + len(call.body) > MOST_WAITING_BYTES:
+        if not self._helper.pid or self._waiting_bytes + len(call.body) > MAX_WAITING_BYTES:
             return None
-        answer = self._tasks.spawn(self._asked(call, block_tokens), "prompt")
-        done, _ = await asyncio.wait((answer,), timeout=WAIT_S)
+        answer = self._tasks.spawn(self._ask(call, block_tokens), "prompt")
+        done, _ = await asyncio.wait((answer,), timeout=timing.TOKENS_TIMEOUT_S)
         return answer.result() if done else None
 
     async def close(self) -> None:
@@ -217,7 +216,7 @@ class TokenizingProcess:
         try:
             answer, _ = await self._helper.ask({})
         except HelperFailed as failure:
-            self._note(failure)
+            self._report_failure(failure)
             return
         finally:
             self._is_starting = False
@@ -225,13 +224,13 @@ class TokenizingProcess:
         if self._fault:
             log.warning("no tokens of %s: %s; routing by prediction", self._directory, self._fault)
 
-    async def _asked(self, call: Call, block_tokens: int) -> PromptBlocks | None:
+    async def _ask(self, call: Call, block_tokens: int) -> PromptBlocks | None:
         question = {"block_tokens": block_tokens, "is_chat": call.endpoint.is_chat}
         self._waiting_bytes += len(call.body)
         try:
             answer, hashes = await self._helper.ask(question, call.body)
         except HelperFailed as failure:
-            self._note(failure)
+            self._report_failure(failure)
             return None
         finally:
             self._waiting_bytes -= len(call.body)
@@ -239,11 +238,11 @@ class TokenizingProcess:
 
     def _blocks_of(self, answer: dict[str, Any], hashes: bytes, block_tokens: int) -> PromptBlocks | None:
         if reason := answer.get("error"):
-            log.debug("a prompt is not tokenised: %s", reason)
+            log.debug("a prompt is not tokenized: %s", reason)
             return None
         return PromptBlocks(tuple(array("Q", hashes)), block_tokens, answer["tokens"])
 
-    def _note(self, failure: HelperFailed) -> None:
+    def _report_failure(self, failure: HelperFailed) -> None:
         if not self._fault:
             self._fault = str(failure)
             log.warning("no tokens of %s: %s; routing by prediction", self._directory, failure)

@@ -18,22 +18,14 @@ from dataclasses import dataclass
 
 from dynaplan.events.messaging_port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import prefill_stream
+from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import PromptBlocks
-from dynaplan.gateway.prefill.disaggregation import QueueReading, directed_prefill
-from dynaplan.store.instances import PREFILL_LANE, Instance
+from dynaplan.gateway.prefill.disaggregation import QueueReading, route_prefill
+from dynaplan.store.instances import PREFILL_WORKER_QUEUE, Instance
 from dynaplan.util.errors import DynaplanError
 
 log = logging.getLogger(__name__)
-
-INTERVAL_S = 0.05
-"""Time between two readings while requests flow."""
-
-BUSY_S = 0.5
-"""Requests count as flowing for this long after the last one asked for the depth."""
-
-IDLE_INTERVAL_S = 1.0
-"""Time between two readings otherwise; the reading ends when the queue is empty."""
 
 
 class PrefillDepth:
@@ -57,10 +49,10 @@ class PrefillDepth:
         return self._reading.estimate(self._own())
 
     def keep(self, queue: WorkQueue) -> None:
-        """Keep reading the depth for the next ``BUSY_S``, and then until the queue is empty."""
+        """Keep reading the depth for the next ``QUEUE_BUSY_S``, and then until the queue is empty."""
         self._asked_s = self._loop.time()
         if self._task is None or self._task.done():
-            self._task = self._loop.create_task(self._read_on(queue))
+            self._task = self._loop.create_task(self._poll(queue))
 
     async def close(self) -> None:
         """Cancel the reading of the queue's depth; the last value stays."""
@@ -68,13 +60,13 @@ class PrefillDepth:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _read_on(self, queue: WorkQueue) -> None:
-        while (is_busy := self._loop.time() - self._asked_s < BUSY_S) or self.estimate:
+    async def _poll(self, queue: WorkQueue) -> None:
+        while (is_busy := self._loop.time() - self._asked_s < timing.QUEUE_BUSY_S) or self.estimate:
             await self._read(queue)
-            await asyncio.sleep(INTERVAL_S if is_busy else IDLE_INTERVAL_S)
+            await asyncio.sleep(timing.QUEUE_DEPTH_POLL_S if is_busy else timing.QUEUE_DEPTH_IDLE_POLL_S)
 
     async def _read(self, queue: WorkQueue) -> None:
-        begun_s, own = self._loop.time(), self._own()
+        started_s, own = self._loop.time(), self._own()
         try:
             self._reading = QueueReading(await queue.depth(), own)
         except DynaplanError as error:
@@ -82,99 +74,95 @@ class PrefillDepth:
             self._reading = QueueReading()
             return
         if not self._reading.depth:
-            self._found_empty(begun_s)
-
-
-CLEARED_AFTER_S = 5.0
-"""Time after which the lane of a worker that has gone is cleared: every frontend has taken its own back."""
+            self._found_empty(started_s)
 
 
 @dataclass(eq=False)
-class Direction:
-    """One prompt in the lane of a prefill worker, of which ``blocks`` are left to compute there."""
+class RoutedPrompt:
+    """One prompt in the queue of a prefill worker; ``blocks`` of it are left to compute there."""
 
     instance: Instance
     queue: WorkQueue
     blocks: int
 
 
-class PrefillDirector:
-    """Chooses lanes, and counts this frontend's prompts in each. ``told`` knows what workers have cached."""
+class PrefillRouter:
+    """Routes prompts to prefill workers by prefix, and counts this frontend's prompts at each."""
 
     def __init__(
-        self, namespace: str, connect: Callable[[], Awaitable[Messenger]], told: ReportedBlocks | None
+        self, namespace: str, connect: Callable[[], Awaitable[Messenger]], reported: ReportedBlocks | None
     ) -> None:
         self._stream = prefill_stream(namespace)
         self._connect = connect
-        self._told = told
-        self._lanes: dict[str, WorkQueue] = {}
+        self._reported = reported
+        self._queues: dict[str, WorkQueue] = {}
         self._waiting_blocks: dict[int, int] = {}
-        self._heard_s: dict[str, float] = {}
+        self._answered_s: dict[str, float] = {}
         self._silent: set[str] = set()
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
 
-    async def direct(self, blocks: PromptBlocks, instances: Sequence[Instance]) -> Direction | None:
-        """Return a place in the lane of one of the workers, until ``close``; None for the shared queue."""
-        told = self._told
-        if told is None or not blocks.prompt_tokens:
+    async def route(self, blocks: PromptBlocks, instances: Sequence[Instance]) -> RoutedPrompt | None:
+        """Return a place in the queue of one of the workers, until ``close``; None for the shared queue."""
+        reported = self._reported
+        if reported is None or not blocks.prompt_tokens:
             return None
         known = {
             each.instance_id: each
             for each in instances
-            if each.card.get(PREFILL_LANE)
-            and told.is_current(each.instance_id)
+            if each.card.get(PREFILL_WORKER_QUEUE)
+            and reported.is_current(each.instance_id)
             and each.worker not in self._silent
         }
-        overlaps = {each: count for each, count in told.overlaps(blocks.hashes).items() if each in known}
+        overlaps = {each: count for each, count in reported.overlaps(blocks.hashes).items() if each in known}
         workers = [each.instance_id for each in instances]
-        chosen = directed_prefill(workers, overlaps, self._waiting_blocks)
+        chosen = route_prefill(workers, overlaps, self._waiting_blocks)
         if chosen is None:
             return None
         try:
-            queue = await self._lane(str(known[chosen].card[PREFILL_LANE]))
+            queue = await self._worker_queue(str(known[chosen].card[PREFILL_WORKER_QUEUE]))
         except DynaplanError as error:
-            log.debug("no lane of %s: %s", known[chosen].worker, error)
+            log.debug("no queue of %s: %s", known[chosen].worker, error)
             return None
         left = len(blocks.hashes) - overlaps[chosen]
         self._waiting_blocks[chosen] = self._waiting_blocks.get(chosen, 0) + left
-        return Direction(known[chosen], queue, left)
+        return RoutedPrompt(known[chosen], queue, left)
 
-    def heard(self, worker: str) -> None:
-        """Note an answer of this worker: prompts are directed to it, again if it was silent."""
-        self._heard_s[worker] = self._now_s()
+    def record_answer(self, worker: str) -> None:
+        """Record an answer of this worker: it gets prompts, again if it was silent."""
+        self._answered_s[worker] = self._now_s()
         self._silent.discard(worker)
 
-    def is_silent(self, direction: Direction, patience_s: float) -> bool:
-        """Tell whether the worker has answered nothing for that time; then it gets no more until it does."""
-        worker = direction.instance.worker
-        if self._heard_s.get(worker, -math.inf) > self._now_s() - patience_s:
+    def is_silent(self, routed: RoutedPrompt, patience_s: float) -> bool:
+        """Return whether the worker has not answered for that time; then it gets no more until it does."""
+        worker = routed.instance.worker
+        if self._answered_s.get(worker, -math.inf) > self._now_s() - patience_s:
             return False
         self._silent.add(worker)
         return True
 
-    def close(self, direction: Direction) -> None:
-        """Note that the prompt is not in the lane any more."""
-        instance_id = direction.instance.instance_id
-        left = self._waiting_blocks.get(instance_id, 0) - direction.blocks
+    def close(self, routed: RoutedPrompt) -> None:
+        """Record that the prompt has left the worker's queue."""
+        instance_id = routed.instance.instance_id
+        left = self._waiting_blocks.get(instance_id, 0) - routed.blocks
         self._waiting_blocks.pop(instance_id, None)
         if left > 0:
             self._waiting_blocks[instance_id] = left
 
     async def clear(self, gone: Instance, present: Callable[[], Mapping[str, object]]) -> None:
-        """Clear the lane of a worker that has gone, after a while, unless another has the lane by then."""
-        name = str(gone.card[PREFILL_LANE])
+        """Clear the queue of a worker that has left, after a while, unless another has the queue by then."""
+        name = str(gone.card[PREFILL_WORKER_QUEUE])
         self._silent.discard(gone.worker)
-        self._heard_s.pop(gone.worker, None)
-        await asyncio.sleep(CLEARED_AFTER_S)
+        self._answered_s.pop(gone.worker, None)
+        await asyncio.sleep(timing.WORKER_QUEUE_CLEAR_DELAY_S)
         if name in present():
             return
         try:
-            await (await self._lane(name)).clear()
+            await (await self._worker_queue(name)).clear()
         except DynaplanError as error:
-            log.debug("what is left in the lane of %s stays: %s", gone.worker, error)
+            log.debug("what is left in the queue of %s stays: %s", gone.worker, error)
 
-    async def _lane(self, name: str) -> WorkQueue:
-        queue = self._lanes.get(name)
+    async def _worker_queue(self, name: str) -> WorkQueue:
+        queue = self._queues.get(name)
         if queue is None:
-            queue = self._lanes[name] = await (await self._connect()).queue(self._stream, name)
+            queue = self._queues[name] = await (await self._connect()).queue(self._stream, name)
         return queue

@@ -28,7 +28,7 @@ class WorkerBook:
     def candidate(self, instance_id: int, overlap_blocks: int, others: WorkerBook | None = None) -> Candidate:
         """Return the worker as a choice; ``overlap_blocks`` of the new prompt are probably in its cache.
 
-        ``others`` is what other routers have there, if they tell.
+        ``others`` is what other routers have there, if they report it.
         """
         in_flight, active, prefill = self.in_flight, self.active_blocks, self.prefill_blocks
         if others:
@@ -42,17 +42,17 @@ class WorkerBook:
 class BookEntry:
     """One request in a worker's book, from the making of this entry until ``close``.
 
-    The answer fills blocks of ``block_tokens``, after the ``begun_tokens`` of the prompt that fill none. 0:
-    it is not known how.
+    The answer fills blocks of ``block_tokens`` (0: unknown), after ``partial_block_tokens`` at the prompt's
+    end, which fill none.
     """
 
     book: WorkerBook
     prompt_blocks: int = 0
     overlap_blocks: int = 0
     block_tokens: int = 0
-    begun_tokens: int = 0
+    partial_block_tokens: int = 0
     grows_at_tokens: float = field(init=False, default=inf)
-    """The length of the answer, in tokens, from which on ``decoded`` is to be called."""
+    """The length of the answer, in tokens, from which on ``record_decoded`` is to be called."""
     _prefill_blocks: int = field(init=False, default=0)
     _answer_blocks: int = field(init=False, default=0)
 
@@ -70,22 +70,22 @@ class BookEntry:
         """The estimated part of the prompt, 0 to 1, that the worker has in its cache."""
         return self.overlap_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
 
-    def prefilled(self) -> None:
+    def finish_prefill(self) -> None:
         """Note that the prompt is computed: its blocks do not count as prefill work any more."""
         self.book.prefill_blocks -= self._prefill_blocks
         self._prefill_blocks = 0
 
-    def decoded(self, answer_tokens: int) -> None:
+    def record_decoded(self, answer_tokens: int) -> None:
         """Note that the answer has this length: the blocks that it fills are in use too."""
         if answer_tokens >= self.grows_at_tokens:
-            blocks = -(-(self.begun_tokens + answer_tokens) // self.block_tokens)
+            blocks = -(-(self.partial_block_tokens + answer_tokens) // self.block_tokens)
             self.book.active_blocks += blocks - self._answer_blocks
             self._answer_blocks = blocks
-            self.grows_at_tokens = blocks * self.block_tokens - self.begun_tokens + 1
+            self.grows_at_tokens = blocks * self.block_tokens - self.partial_block_tokens + 1
 
     def close(self) -> None:
         """Note that the request has left the worker."""
-        self.prefilled()
+        self.finish_prefill()
         self.book.in_flight -= 1
         self.book.active_blocks -= self.prompt_blocks + self._answer_blocks
 
@@ -104,7 +104,7 @@ class AnswerPace:
         self._answers = self._tokens = 0.0
         self._pp = self._pn = self._nn = self._pt = self._nt = 0.0
 
-    def ended(self, blocks: int, tokens: int, seconds: float) -> None:
+    def observe(self, blocks: int, tokens: int, seconds: float) -> None:
         """Note an answer of that many tokens, before which those blocks were computed."""
         if tokens > 0:
             self._answers = FADE * self._answers + 1
@@ -115,7 +115,7 @@ class AnswerPace:
             self._pt = FADE * self._pt + blocks * seconds
             self._nt = FADE * self._nt + tokens * seconds
 
-    def tokens_after(self, blocks: int, seconds: float) -> int:
+    def estimate_tokens(self, blocks: int, seconds: float) -> int:
         """Return the tokens that an answer with that many blocks to compute probably has; 0 if not known."""
         if not self._answers:
             return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from dynaplan.gateway import timing
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.file.owners import LeaseOwners
@@ -19,9 +20,6 @@ from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
-
-ANSWER_S = 3.0
-"""Time after which a revocation is given up, in seconds: the lease ends by itself."""
 
 
 class UnmanagedWorkers:
@@ -59,9 +57,9 @@ class UnmanagedWorkers:
             self._tasks.spawn(self._revoke(instance), f"registration of {instance.worker}")
 
     async def _revoke(self, instance: Instance) -> None:
-        log.info("%s (pid %d) has ended: its registration goes", instance.worker, instance.pid)
+        log.info("%s (pid %d) has ended: its registration is removed", instance.worker, instance.pid)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(timing.REVOKE_TIMEOUT_S):
                 await self._keeper.revoke(instance.instance_id)
         except (TimeoutError, StoreUnavailable, PermanentError) as error:
             log.debug("lease %x ends by itself: %s", instance.instance_id, error)

@@ -14,27 +14,21 @@ from random import Random
 
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.fleet.absence import Absence
-from dynaplan.gateway.kv_routing.inputs import RouterInputs
+from dynaplan.gateway import timing
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
 from dynaplan.gateway.routing.routing_logic import make_routing_logic
-from dynaplan.gateway.routing.sleeping_workers import Sleepers
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.http_routes import EVENTS
 
-AVOID_S = 0.25
-"""Time for which a worker that refused or died gets no request; after that it is tried again."""
-
-REMEMBER_S = 60.0
-"""Time, in seconds, after the last worker has gone, or the frontend has begun, in which requests still wait
-for one to come."""
-
 NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
 EVENTS_OFF = "prediction: kv-events is off"
-"""Sources of what is known of a cache whose engine is not heard; others name the fault of its tokens."""
+"""Sources of a worker's cached prefixes without KV events; others name the fault of its tokens."""
 
 
 @dataclass(slots=True)
@@ -52,9 +46,9 @@ class Booking(BookEntry):
     blocks: PromptBlocks = NO_BLOCKS
     inputs: RouterInputs
 
-    def prefilled(self) -> None:
+    def finish_prefill(self) -> None:
         """Note that the prompt is computed."""
-        super().prefilled()
+        super().finish_prefill()
         self.inputs.bookings_changed()
 
 
@@ -77,7 +71,7 @@ class WorkerRouter:
         inputs: RouterInputs,
         *,
         fleet: FleetStatus | None = None,
-        sleepers: Sleepers | None = None,
+        sleeping: SleepingWorkers | None = None,
         metrics: RouterMetrics | None = None,
     ) -> None:
         self._discovery = discovery
@@ -90,9 +84,9 @@ class WorkerRouter:
         self._prefixes = inputs.prefixes
         self._fleet = fleet or FleetStatus()
         self._metrics = metrics
-        self._sleepers = sleepers
-        if sleepers:
-            sleepers.on_change(lambda fell_asleep: self._wake_waiting())
+        self._sleeping = sleeping
+        if sleeping:
+            sleeping.on_change(lambda fell_asleep: self._wake_waiting())
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
         inputs.books = self._books
@@ -108,7 +102,7 @@ class WorkerRouter:
         """The instances that can be chosen."""
         return self._discovery.instances(self._component)
 
-    def nobody(self, otherwise: str) -> ApiError:
+    def no_worker_error(self, otherwise: str) -> ApiError:
         """Make an error 503 that says why no worker answers, and when one may; ``otherwise`` if not known."""
         absence = self._fleet.absence
         if absence is None:
@@ -119,9 +113,9 @@ class WorkerRouter:
     async def book(self, call: Call, deadline_s: float) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
-        Waiting is worth it when a worker is starting, was there in the last ``REMEMBER_S``, or is avoided
-        only for a moment, unless the next start is known to begin after the deadline. Where all sleep, one is
-        woken. Raises ApiError (503) when none is expected, or none has come.
+        Waiting is worth it when a worker is starting, was there in the last ``WORKER_RETURN_S``, or is only
+        avoided for a moment, unless the next start is known to be after the deadline. Where all sleep, one is
+        woken. Raises ApiError (503) when none is expected, or none has appeared.
         """
         blocks = NO_BLOCKS
         while True:
@@ -131,43 +125,43 @@ class WorkerRouter:
             if booking:
                 return booking
             now_s = self._loop.time()
-            self._wake_a_sleeper(is_late=now_s >= deadline_s)
+            self._wake_one(is_late=now_s >= deadline_s)
             if now_s >= deadline_s or not self._is_expected(now_s, deadline_s):
-                raise self.nobody(f"No {self._component} is there to answer. Try again.")
+                raise self.no_worker_error(f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
 
-    def _wake_a_sleeper(self, *, is_late: bool) -> None:
+    def _wake_one(self, *, is_late: bool) -> None:
         """Have a worker woken when all sleep; raises ApiError (503) when that is in vain or too late."""
-        sleepers, instances = self._sleepers, self.instances
-        if not sleepers or not sleepers.are_all(instances):
+        sleeping, instances = self._sleeping, self.instances
+        if not sleeping or not sleeping.are_all(instances):
             return
-        reason = sleepers.wake_one(instances)
+        reason = sleeping.wake_one(instances)
         if reason or is_late:
             why = f"cannot be woken. {reason}" if reason else "was not awake in time. Try again."
             raise no_worker(f"Every {self._component} is asleep, and {why}")
 
     def is_asleep(self, instance: Instance) -> bool:
-        """Tell whether the instance's engine sleeps, as far as is known here."""
-        return self._sleepers is not None and instance in self._sleepers
+        """Return whether the instance's engine sleeps, as far as is known here."""
+        return self._sleeping is not None and instance in self._sleeping
 
-    def knowledge(self) -> dict[str, str]:
-        """Return by worker how it is known what it has cached; empty in the modes that do not ask."""
+    def cache_sources(self) -> dict[str, str]:
+        """Return by worker the source of its cached prefixes; empty in modes that do not use them."""
         prefixes = self._prefixes
         if not prefixes:
             return {}
         if not self._settings.kv_events:
             return {each.worker: EVENTS_OFF for each in self.instances}
-        told = {each.worker: prefixes.is_reported(each.instance_id) for each in self.instances}
-        faults = {each.worker: token_fault(each.card, self._inputs.tokenizers) for each in self.instances}
-        return {
-            worker: f"prediction: {faults[worker]}" if faults[worker] else EVENTS if is_told else NO_EVENTS
-            for worker, is_told in told.items()
-        }
+        return {each.worker: self._cache_source(each, prefixes) for each in self.instances}
 
-    def leaving(self, instance_id: int) -> int:
+    def _cache_source(self, instance: Instance, prefixes: CachedPrefixes) -> str:
+        if fault := token_fault(instance.card, self._inputs.tokenizers):
+            return f"prediction: {fault}"
+        return EVENTS if prefixes.is_reported(instance.instance_id) else NO_EVENTS
+
+    def stop_routing_to(self, instance_id: int) -> int:
         """Choose this instance no more; return the number of this frontend's requests in flight there.
 
-        The worker says that it leaves itself, because discovery tells of it late while the store is away.
+        The worker itself reports that it leaves, because discovery is late while the store is away.
         """
         for instance in self.instances:
             if instance.instance_id == instance_id:
@@ -176,15 +170,15 @@ class WorkerRouter:
         return book.in_flight if book else 0
 
     def avoid(self, instance: Instance) -> None:
-        """Send nothing for ``AVOID_S`` to an instance that refused a request or died over one."""
-        self._book_of(instance).avoid_until_s = self._loop.time() + AVOID_S
+        """Send nothing for ``AVOID_WORKER_S`` to an instance that refused a request or died over one."""
+        self._book_of(instance).avoid_until_s = self._loop.time() + timing.AVOID_WORKER_S
 
     def _book_now(self, blocks: PromptBlocks) -> Booking | None:
         instances = self.instances
         if not instances:
             return None
         now_s = self._loop.time()
-        asleep = self._sleepers or ()
+        asleep = self._sleeping or ()
         usable = [
             instance
             for instance in instances
@@ -237,11 +231,11 @@ class WorkerRouter:
         absence = self._fleet.absence
         if absence and absence.retry_s(time.time()) > deadline_s - now_s:
             return False
-        return now_s - self._last_seen_s < REMEMBER_S or self._fleet.is_worker_starting
+        return now_s - self._last_seen_s < timing.WORKER_RETURN_S or self._fleet.is_worker_starting
 
     def _next_chance_s(self, now_s: float) -> float:
         """Return the time at which an avoided worker may be tried again; in 1 s when there is no worker."""
-        asleep = self._sleepers or ()
+        asleep = self._sleeping or ()
         chances_s = (
             now_s + 1.0 if instance in asleep else self._book_of(instance).avoid_until_s
             for instance in self.instances
@@ -269,6 +263,6 @@ class WorkerRouter:
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        """Let every waiting request look again."""
+        """Let every waiting request try again."""
         self._changed.set_result(None)
         self._changed = self._loop.create_future()

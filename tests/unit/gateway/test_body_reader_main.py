@@ -16,8 +16,8 @@ from dynaplan.gateway.body_reader_main import (
     LEFT_OUT,
     PROMPT_CHARACTERS,
     PROMPT_IDS,
-    answered,
     light_document,
+    make_answer,
 )
 from dynaplan.gateway.openai_api import API_PATHS, ApiError
 
@@ -25,7 +25,7 @@ from dynaplan.gateway.openai_api import API_PATHS, ApiError
 def asked(document: object, path: str = "/v1/completions") -> tuple[dict[str, Any], bytes]:
     """The answer to one body."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return answered(API_PATHS[path], body)
+    return make_answer(API_PATHS[path], body)
 
 
 def test_a_text_is_answered_with_its_length_and_its_beginning() -> None:

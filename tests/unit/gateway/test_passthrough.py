@@ -12,7 +12,7 @@ from dynaplan.gateway.openai_api import (
     API_PATHS,
     CHAT_COMPLETIONS,
     COMPLETIONS,
-    MOST_TEXTS,
+    MAX_TEXTS,
     ApiError,
     Call,
     check_context,
@@ -178,10 +178,10 @@ def test_only_paths_that_generate_are_streams() -> None:
     [("/v1/completions", "prompt"), ("/v1/embeddings", "input"), ("/v1/rerank", "documents")],
 )
 def test_the_number_of_texts_in_a_request_is_bounded_not_that_of_token_ids(path: str, field: str) -> None:
-    call(path, **{field: ["a"] * MOST_TEXTS})
-    call(path, **{field: [1] * (MOST_TEXTS + 1)})
+    call(path, **{field: ["a"] * MAX_TEXTS})
+    call(path, **{field: [1] * (MAX_TEXTS + 1)})
     with pytest.raises(ApiError, match="2049 entries; at most 2048"):
-        call(path, **{field: ["a"] * (MOST_TEXTS + 1)})
+        call(path, **{field: ["a"] * (MAX_TEXTS + 1)})
 
 
 def test_each_of_several_prompts_has_the_context_for_itself() -> None:

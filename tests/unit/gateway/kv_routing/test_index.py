@@ -7,8 +7,8 @@ import pytest
 from dynaplan.engines.kv_events.wire import CacheSnapshot, Cleared, KvEvent, Removed, Stored
 from dynaplan.gateway.kv_routing import index as index_module
 from dynaplan.gateway.kv_routing.index import (
-    DROPPED_AT_ONCE,
-    SWEPT_AT_ONCE,
+    PRUNE_BLOCKS,
+    SWEEP_BLOCKS,
     IndexSync,
     KvIndex,
     PrefixIndex,
@@ -52,13 +52,13 @@ def test_a_block_that_one_worker_gives_up_stays_with_the_others() -> None:
 
 def test_a_worker_that_left_is_forgotten_at_once_and_its_blocks_soon() -> None:
     index = KvIndex()
-    index.add(1, range(2 * SWEPT_AT_ONCE))
+    index.add(1, range(2 * SWEEP_BLOCKS))
     index.add(2, range(5))
     index.remove_worker(1)
     index.remove_worker(3)
     assert index.workers == (2,)
     assert index.overlaps([0, 1]) == {2: 2}
-    assert len(index) == 2 * SWEPT_AT_ONCE
+    assert len(index) == 2 * SWEEP_BLOCKS
     while index.sweep():
         pass
     assert len(index) == 5
@@ -81,7 +81,7 @@ def test_a_worker_that_comes_while_blocks_are_swept_has_only_its_own() -> None:
 
 
 def test_the_blocks_stored_longest_ago_go_first_when_there_are_too_many() -> None:
-    index = KvIndex(largest_blocks=32)
+    index = KvIndex(max_blocks=32)
     index.add(1, range(32))
     index.add(1, [0])
     index.add(1, [100])
@@ -229,13 +229,13 @@ def test_too_many_waiting_events_are_dropped_and_noticed(monkeypatch: pytest.Mon
 
 
 def test_of_a_prompt_that_does_not_fit_the_beginning_is_kept() -> None:
-    index = PrefixIndex(largest_blocks=4, kept_share=1.0)
+    index = PrefixIndex(max_blocks=4, kept_share=1.0)
     index.record((1, 2, 3, 4, 5, 6), worker=7, now_s=0.0)
     assert index.overlaps((1, 2, 3, 4, 5, 6), now_s=0.0) == {7: 4}
 
 
 def test_a_prompt_that_is_sent_again_counts_as_new() -> None:
-    index = PrefixIndex(largest_blocks=4, kept_share=1.0)
+    index = PrefixIndex(max_blocks=4, kept_share=1.0)
     index.record((1, 2), worker=7, now_s=0.0)
     index.record((3, 4), worker=7, now_s=1.0)
     index.record((1, 2), worker=7, now_s=2.0)
@@ -245,7 +245,7 @@ def test_a_prompt_that_is_sent_again_counts_as_new() -> None:
 
 
 def test_too_many_blocks_are_pruned_to_the_share_that_is_kept() -> None:
-    index = PrefixIndex(largest_blocks=10, kept_share=0.5)
+    index = PrefixIndex(max_blocks=10, kept_share=0.5)
     index.record(range(10), worker=7, now_s=0.0)
     assert len(index) == 10
     index.record((10,), worker=7, now_s=0.0)
@@ -253,15 +253,15 @@ def test_too_many_blocks_are_pruned_to_the_share_that_is_kept() -> None:
 
 
 def test_pruning_goes_in_slices_so_that_no_request_waits_for_it() -> None:
-    index = PrefixIndex(largest_blocks=4 * DROPPED_AT_ONCE, kept_share=0.25)
-    index.record(range(4 * DROPPED_AT_ONCE + 1), worker=7, now_s=0.0)
-    assert len(index) == 3 * DROPPED_AT_ONCE + 1
+    index = PrefixIndex(max_blocks=4 * PRUNE_BLOCKS, kept_share=0.25)
+    index.record(range(4 * PRUNE_BLOCKS + 1), worker=7, now_s=0.0)
+    assert len(index) == 3 * PRUNE_BLOCKS + 1
     index.record((), worker=7, now_s=0.0)
-    assert len(index) == 2 * DROPPED_AT_ONCE + 1
+    assert len(index) == 2 * PRUNE_BLOCKS + 1
     index.record((), worker=7, now_s=0.0)
     index.record((), worker=7, now_s=0.0)
     index.record((), worker=7, now_s=0.0)
-    assert len(index) == DROPPED_AT_ONCE
+    assert len(index) == PRUNE_BLOCKS
 
 
 def test_a_worker_that_left_is_not_told_of() -> None:

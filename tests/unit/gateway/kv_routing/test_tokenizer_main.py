@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from dynaplan.engines.timing_model.block_hashes import block_hashes
 from dynaplan.gateway.kv_routing import tokenizer_main
-from dynaplan.gateway.kv_routing.tokenizer_main import SegmentedTokenizer, answered, model_reader
+from dynaplan.gateway.kv_routing.tokenizer_main import SegmentedTokenizer, make_answer, model_reader
 from tests.fakes.tokenizers import CHATML, KINDS, SPECIAL, byte_level_bpe, write_model
 
 TOKENIZERS = {name: make() for name, make in KINDS.items()}
@@ -82,7 +82,7 @@ class Counting:
         return self._tokenizer.encode_batch_fast(texts, **more)
 
 
-def test_only_the_new_turn_of_a_conversation_is_tokenised() -> None:
+def test_only_the_new_turn_of_a_conversation_is_tokenized() -> None:
     counting = Counting(TOKENIZERS["byte_level_bpe"])
     segmented = SegmentedTokenizer(counting)  # type: ignore[arg-type]
     text = "<|im_start|>system\n" + "be short " * 1000 + "<|im_end|>\n<|im_start|>user\nwho<|im_end|>\n"
@@ -106,8 +106,8 @@ def test_segments_are_forgotten_when_they_take_too_much_memory() -> None:
     assert counting.characters == before + len(texts[0])
 
 
-def test_a_text_of_nothing_but_special_tokens_is_tokenised_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_main, "MOST_SEGMENTS", 10)
+def test_a_text_of_nothing_but_special_tokens_is_tokenized_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_main, "MAX_SEGMENTS", 10)
     tokenizer = TOKENIZERS["byte_level_bpe"]
     assert ids(SegmentedTokenizer(tokenizer).packed("<s>a" * 50)) == whole(tokenizer, "<s>a" * 50)
 
@@ -135,7 +135,7 @@ def ask(tmp_path: Path, tokenizer: Tokenizer) -> Ask:
     def asked(body: object, *, is_chat: bool = True, template: str = CHATML) -> tuple[int, Any]:
         packed = model_reader(write_model(tmp_path, tokenizer, template), "")
         question = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer, data = answered(packed, {"block_tokens": 4, "is_chat": is_chat}, question)
+        answer, data = make_answer(packed, {"block_tokens": 4, "is_chat": is_chat}, question)
         hashes = list(struct.unpack(f"<{len(data) // 8}Q", data))
         return answer.get("tokens", FAULT), answer.get("error", hashes)
 
@@ -171,7 +171,7 @@ def test_a_completion_begins_as_the_tokenizer_says(ask: Ask, tokenizer: Tokenize
         (b"[", CHATML, "JSONDecodeError"),
     ],
 )
-def test_what_cannot_be_tokenised_is_answered_with_the_fault(
+def test_what_cannot_be_tokenized_is_answered_with_the_fault(
     ask: Ask, body: object, template: str, fault: str
 ) -> None:
     tokens, reason = ask(body, template=template)

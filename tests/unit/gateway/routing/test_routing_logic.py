@@ -129,7 +129,7 @@ def test_an_entry_expires() -> None:
 
 
 def test_the_index_stays_within_its_cap_and_drops_the_oldest() -> None:
-    index = PrefixIndex(largest_blocks=2, kept_share=1.0)
+    index = PrefixIndex(max_blocks=2, kept_share=1.0)
     index.record((1, 2), worker=7, now_s=0.0)
     index.record((1, 3), worker=7, now_s=1.0)
     assert len(index) == 2

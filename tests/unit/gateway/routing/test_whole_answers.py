@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.gateway.routing import whole_answers
+from dynaplan.gateway import timing
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
 from tests.fakes.polling import eventually
@@ -35,13 +35,13 @@ async def test_a_booking_grows_at_the_pace_of_earlier_answers_and_its_prompt_is_
     await here.learn()
     entry = here.entry()
     with here.answers.waiting(entry):
-        here.answers.look()
+        here.answers.update()
         assert (here.book.active_blocks, here.book.prefill_blocks) == (10, 6)
         here.now += 1.0
-        here.answers.look()
+        here.answers.update()
         assert (here.book.active_blocks, here.book.prefill_blocks) == (10 + 50 // 16 + 1, 0)
     entry.close()
-    here.answers.look()
+    here.answers.update()
     assert (here.book.in_flight, here.book.active_blocks, here.book.prefill_blocks) == (0, 0, 0)
 
 
@@ -49,12 +49,12 @@ async def test_before_the_first_answer_and_without_blocks_nothing_grows() -> Non
     here = Scene()
     with here.answers.waiting(here.entry()):
         here.now += 5.0
-        here.answers.look()
+        here.answers.update()
         assert (here.book.active_blocks, here.book.prefill_blocks) == (10, 6)
     await here.learn()
     with here.answers.waiting(here.entry(block_tokens=0)):
         here.now += 5.0
-        here.answers.look()
+        here.answers.update()
         assert here.book.prefill_blocks == 12
 
 
@@ -71,14 +71,14 @@ async def test_an_attempt_that_fails_teaches_nothing() -> None:
         raise ConnectionError
     with here.answers.waiting(here.entry()):
         here.now += 100.0
-        here.answers.look()
+        here.answers.update()
         assert here.book.prefill_blocks == 12
 
 
 async def test_answers_are_looked_at_by_themselves_while_any_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(whole_answers, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(timing, "WHOLE_ANSWERS_POLL_S", 0.01)
     here = Scene()
     await here.learn()
     with here.answers.waiting(here.entry()):

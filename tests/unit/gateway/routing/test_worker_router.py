@@ -94,9 +94,9 @@ async def test_an_answers_blocks_count_while_it_is_decoded() -> None:
     routed = router(Instances(1, 2))
     long, short = [await routed.book(call(name * 4), 0.0) for name in ("long", "shor")]
     assert long.instance != short.instance
-    long.prefilled()
-    short.prefilled()
-    long.decoded(400)
+    long.finish_prefill()
+    short.finish_prefill()
+    long.record_decoded(400)
     for number in range(3):
         booking = await routed.book(call(f"{number}" * 16), 0.0)
         assert booking.instance == short.instance
@@ -126,18 +126,18 @@ async def test_other_modes_cut_no_prompt() -> None:
     routed = router(Instances(1), FrontendSettings(router="round-robin"))
     booking = await routed.book(call(BLOCK * 8), 0.0)
     assert booking.blocks.hashes == ()
-    booking.decoded(100)
+    booking.record_decoded(100)
     booking.close()
 
 
 async def test_a_router_says_how_it_knows_what_each_worker_has_cached() -> None:
-    assert router(Instances(1), FrontendSettings(router="least-loaded")).knowledge() == {}
+    assert router(Instances(1), FrontendSettings(router="least-loaded")).cache_sources() == {}
     off = FrontendSettings(router="kv", kv_events=False)
-    assert router(Instances(1), off).knowledge() == {"w1": "prediction: kv-events is off"}
+    assert router(Instances(1), off).cache_sources() == {"w1": "prediction: kv-events is off"}
     instances = Instances(1, 2, 3)
     routed = router(instances, reported=Told({}, {1}))
     instances.now = (*instances.now[:2], replace(instances.now[2], card={"tokenizer": "m.gguf"}))
-    assert routed.knowledge() == {
+    assert routed.cache_sources() == {
         "w1": "events",
         "w2": "prediction: its engine tells of no blocks, or events are missing",
         "w3": "prediction: its tokenizer is not known",
