@@ -80,7 +80,6 @@ def _describe(call: Call) -> tuple[dict[str, Any], bytes]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become the process that the frontend has started, and read bodies for it."""
     channel, _ = become_helper(arguments)
     os.nice(NICENESS)
     gc.disable()  # a document has no cycles, and looking for them in millions of lists takes seconds

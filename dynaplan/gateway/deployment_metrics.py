@@ -41,8 +41,6 @@ FleetSample = tuple[str, str, Mapping[str, str], float]
 
 
 class DeploymentMetrics:
-    """Gathers the metrics of the deployment."""
-
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._session: aiohttp.ClientSession | None = None
@@ -63,7 +61,6 @@ class DeploymentMetrics:
             return self._answer
 
     async def close(self) -> None:
-        """Close the connections to the workers."""
         if self._session:
             await self._session.close()
 

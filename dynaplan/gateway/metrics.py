@@ -123,7 +123,6 @@ class RequestRecord:
         self.output_tokens += tokens
 
     def count_migration(self) -> None:
-        """Count that another worker goes on with the answer."""
         self._of_model.migrations.inc()
 
     def finish(self, error_type: str, input_tokens: int, stated: Usage = NO_USAGE) -> None:
@@ -188,7 +187,6 @@ class FrontendMetrics:
         self._ended: dict[tuple[str, ...], Counter] = {}
 
     def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
-        """Begin to observe an accepted request."""
         return RequestRecord(self, model, endpoint, is_stream)
 
     def count_refusal(

@@ -38,7 +38,6 @@ class OtlpSpan:
         self._context = trace.set_span_in_context(span)
 
     def begin(self, name: str) -> Span:
-        """Begin a step within this one."""
         span = self._tracer.start_span(name, context=self._context, kind=trace.SpanKind.CLIENT)
         return OtlpSpan(self._tracer, span)
 
@@ -49,11 +48,9 @@ class OtlpSpan:
         return headers
 
     def note(self, attributes: Attributes) -> None:
-        """Add attributes to the span."""
         self._span.set_attributes(attributes)
 
     def end(self, error: str = "") -> None:
-        """End the span, with the status of an error if there was one."""
         if error:
             self._span.set_attribute("error.type", error)
             self._span.set_status(trace.StatusCode.ERROR, error)
@@ -70,7 +67,6 @@ class OtlpTracer:
         self._tracer = self._provider.get_tracer("dynaplan")
 
     def begin(self, name: str, headers: Mapping[str, str]) -> Span:
-        """Begin a span of a server, as a child of the client's."""
         context = _W3C.extract(headers)
         return OtlpSpan(
             self._tracer, self._tracer.start_span(name, context=context, kind=trace.SpanKind.SERVER)

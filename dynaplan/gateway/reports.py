@@ -104,7 +104,6 @@ class RequestReport:
         return self._trace.step.headers() if self._trace else self._client.trace_headers()
 
     def end(self, ending: Ending) -> None:
-        """Report the end."""
         reports, record, usage = self._reports, self.record, ending.usage
         if ending.error_type == CANCELLED:
             reports.metrics.count_disconnect()
@@ -171,7 +170,6 @@ class RequestTrace:
         self.step = request
 
     def end(self, error: str, attributes: Attributes) -> None:
-        """End the request's span."""
         self.request.note(attributes)
         self.request.end(error)
 

@@ -205,7 +205,6 @@ class ReadingProcess:
         return _call(endpoint, body, answer, prompt)
 
     async def close(self) -> None:
-        """End the process; return when it is gone."""
         await self._helper.close()
 
 

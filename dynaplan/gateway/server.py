@@ -76,7 +76,6 @@ class MakePage(Protocol):
 
 
 def no_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -> Page | None:
-    """Make none: the API alone is served."""
     return None
 
 
@@ -169,7 +168,6 @@ class FrontendServer:
 
     @property
     def port(self) -> int:
-        """The port on which the public server listens."""
         assert self._acceptor
         return self._acceptor.address[1]
 

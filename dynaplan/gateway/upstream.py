@@ -64,7 +64,6 @@ class _Connector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
     ) -> Any:
-        """Return a connection for the request."""
         connection = await super().connect(req, traces, timeout)
         _is_reused.set(connection.protocol in self._used)
         self._used.add(connection.protocol)

@@ -59,9 +59,7 @@ class Snapshots(Protocol):
         """Fetch all blocks of a worker; raises ValueError, OSError, TimeoutError or aiohttp.ClientError."""
         ...
 
-    async def close(self) -> None:
-        """Close what fetching has opened."""
-        ...
+    async def close(self) -> None: ...
 
 
 class SnapshotClient:
@@ -82,7 +80,6 @@ class SnapshotClient:
             return CacheSnapshot.of(response.headers, await response.read())
 
     async def close(self) -> None:
-        """Close the connections to workers, if any were opened."""
         if self._session:
             await self._session.close()
 
@@ -139,7 +136,6 @@ class KvCacheFollower:
 
     @property
     def publishing(self) -> tuple[int, ...]:
-        """The instances that publish their blocks."""
         return tuple(self._instances)
 
     def metrics(self) -> dict[str, float]:
@@ -161,7 +157,6 @@ class KvCacheFollower:
         self._tasks.spawn(self._run(), "follow KV events")
 
     async def close(self) -> None:
-        """Stop following the workers, and close what that needed."""
         self._stop_following()
         await self._tasks.cancel()
         await self._source.close()
@@ -222,7 +217,6 @@ class KvCacheFollower:
         return 1 + sum(map(_blocks, changes))
 
     def _update_instances(self) -> None:
-        """Take over a change of the instances."""
         self._instances = {
             each.instance_id: each for each in self._discovery.all() if publishes_blocks(each.card)
         }
@@ -277,7 +271,6 @@ class KvCacheFollower:
 
 
 def publishes_blocks(card: Mapping[str, object]) -> bool:
-    """Return whether a worker with this card publishes its KV blocks."""
     published = card.get(CARD_KEY)
     block_tokens = published.get("block_tokens") if isinstance(published, Mapping) else None
     return isinstance(block_tokens, int) and block_tokens > 0

@@ -40,7 +40,6 @@ class KvIndex:
         self._sweeping: Iterator[int] | None = None
 
     def __len__(self) -> int:
-        """The number of blocks that are remembered."""
         return len(self._holders)
 
     @property
@@ -59,7 +58,6 @@ class KvIndex:
         return event_id == (0 if last is None else last + 1)
 
     def add(self, worker: int, hashes: Iterable[int]) -> None:
-        """Add blocks that the worker holds now."""
         bit = self._bit(worker)
         holders = self._holders
         for block in hashes:
@@ -80,14 +78,12 @@ class KvIndex:
                     holders[block] = held & ~bit
 
     def clear(self, worker: int) -> None:
-        """Remove all blocks of the worker."""
         bit = self._bits.pop(worker, 0)
         if bit:
             self._given_up |= bit
             self._bit(worker)
 
     def remove_worker(self, worker: int) -> None:
-        """Forget a worker and its blocks."""
         self._given_up |= self._bits.pop(worker, 0)
         self._last_events.pop(worker, None)
 

@@ -91,7 +91,6 @@ class CachedPrefixes:
         return self._reported is not None and self._reported.is_current(instance_id)
 
     def remove_worker(self, instance_id: int) -> None:
-        """Forget a worker that has left."""
         self._predicted.remove_worker(instance_id)
 
 
@@ -166,7 +165,6 @@ class FrontendRouterInputs(RouterInputs):
             self._runtime.discovery.on_change(self._take_registrations)
 
     async def close(self) -> None:
-        """End the following of engines' blocks and the exchange with other frontends."""
         if self.replica_sync:
             await self.replica_sync.close()
         if self._follower:
@@ -181,15 +179,12 @@ class FrontendRouterInputs(RouterInputs):
 
     @property
     def instance_id(self) -> int:
-        """This frontend's instance id, 0 before it is registered."""
         return self._runtime.instance_id
 
     async def events(self) -> ComponentEvents:
-        """Return the event plane; raises QueueUnavailable while that does not answer."""
         return await self._runtime.events()
 
     def record_remote_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
-        """Record that another frontend has sent a prompt with these blocks to that worker."""
         if self.prefixes:
             self.prefixes.record(hashes, instance_id, asyncio.get_running_loop().time())
 

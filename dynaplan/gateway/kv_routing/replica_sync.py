@@ -115,7 +115,6 @@ class ReplicaSync:
         self._tasks.spawn(self._run(), "replica sync")
 
     async def close(self) -> None:
-        """Stop publishing and receiving bookings."""
         await self._tasks.cancel()
 
     def notify(self) -> None:
@@ -206,7 +205,6 @@ class ReplicaSync:
 
 
 def shares(books: Mapping[int, WorkerBook]) -> Iterable[WorkerShare]:
-    """Yield a frontend's share of each worker that has one."""
     for instance_id, book in books.items():
         if book.in_flight:
             yield WorkerShare(instance_id, book.in_flight, book.active_blocks, book.prefill_blocks)

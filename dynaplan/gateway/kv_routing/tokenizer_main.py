@@ -188,7 +188,6 @@ def serve(packed: Packed, channel: Channel) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become the process that the frontend has started."""
     channel, (directory, *template) = become_helper(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

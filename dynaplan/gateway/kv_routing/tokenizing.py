@@ -47,8 +47,6 @@ class Tokenizer(Protocol):
 
 
 class Tokenizers(Protocol):
-    """The tokenizers of the workers' models."""
-
     def of(self, card: Mapping[str, Any]) -> Tokenizer | None:
         """Return the tokenizer of the worker with that card; None where there is none."""
         ...
@@ -59,7 +57,6 @@ class Tokenizers(Protocol):
 
 
 def block_tokens_of(card: Mapping[str, Any]) -> int:
-    """Return the tokens in a KV block of the worker with that card."""
     stated = card.get("kv_block_tokens")
     return stated if isinstance(stated, int) and stated > 0 else DEFAULT_BLOCK_TOKENS
 
@@ -136,7 +133,6 @@ class ModelTokenizers:
         return process.fault if process else self._reasons[key]
 
     async def close(self) -> None:
-        """End the processes that turn prompts into token ids."""
         await asyncio.gather(*(each.close() for each in self._processes.values() if each))
 
     def _find(self, card: Mapping[str, Any], key: tuple[str, str]) -> TokenizingProcess | None:

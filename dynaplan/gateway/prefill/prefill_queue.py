@@ -45,7 +45,6 @@ class PrefillDepth:
 
     @property
     def estimate(self) -> int:
-        """The estimated number of prefills in the queue at this moment."""
         return self._reading.estimate(self._own())
 
     def keep(self, queue: WorkQueue) -> None:

@@ -137,9 +137,7 @@ class PrefillRuntime(Protocol):
 class PrefillCounter(Protocol):
     """Counts prefills by model and place: ``remote``, ``local`` or ``fallback``."""
 
-    def count_prefill(self, model: str, place: str) -> None:
-        """Count one."""
-        ...
+    def count_prefill(self, model: str, place: str) -> None: ...
 
 
 class RemotePrefill:
@@ -203,12 +201,10 @@ class RemotePrefill:
 
     @property
     def is_connected(self) -> bool:
-        """True when the queue is open."""
         return self._queue is not None
 
     @property
     def queue_size(self) -> int:
-        """The estimated number of prefills in the queue at this moment."""
         return self._depth.estimate
 
     @property
@@ -396,7 +392,6 @@ class RemotePrefill:
         return next((each.instance_id for each in instances if each.worker == worker), 0)
 
     def _awake(self) -> list[Instance]:
-        """Return the prefill workers that do not sleep."""
         instances = self._discovery.instances(self._component)
         return [each for each in instances if not (self._sleeping and each in self._sleeping)]
 

@@ -84,7 +84,6 @@ class BookEntry:
             self.grows_at_tokens = blocks * self.block_tokens - self.partial_block_tokens + 1
 
     def close(self) -> None:
-        """Note that the request has left the worker."""
         self.finish_prefill()
         self.book.in_flight -= 1
         self.book.active_blocks -= self.prompt_blocks + self._answer_blocks
@@ -98,8 +97,6 @@ NEARLY_ALIKE = 1e-6
 
 
 class AnswerPace:
-    """Learns from whole answers, and estimates the others."""
-
     def __init__(self) -> None:
         self._answers = self._tokens = 0.0
         self._pp = self._pn = self._nn = self._pt = self._nt = 0.0

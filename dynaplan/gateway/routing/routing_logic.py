@@ -43,7 +43,6 @@ class RoundRobin:
     turn: int = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
-        """Return the next in turn."""
         self.turn += 1
         return candidates[(self.turn - 1) % len(candidates)]
 
@@ -55,7 +54,6 @@ class RandomChoice:
     draw: Callable[[], float]
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
-        """Return a random one."""
         return candidates[int(self.draw() * len(candidates))]
 
 
@@ -66,7 +64,6 @@ class LeastLoaded:
     turn: int = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
-        """Return the least loaded one."""
         self.turn += 1
         return _lowest(candidates, [each.in_flight for each in candidates], self.turn - 1)
 
@@ -86,7 +83,6 @@ class KvAware:
     turn: int = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
-        """Return the cheapest one, or a drawn one."""
         costs = [self.cost(each, prompt_blocks) for each in candidates]
         self.turn += 1
         if self.temperature <= 0:

@@ -67,7 +67,6 @@ class SleepingWorkers:
         self._callbacks.append(callback)
 
     def __contains__(self, instance: Instance) -> bool:
-        """Return whether the instance sleeps."""
         return instance.instance_id in self._reasons
 
     @asynccontextmanager

@@ -47,7 +47,6 @@ class Booking(BookEntry):
     inputs: RouterInputs
 
     def finish_prefill(self) -> None:
-        """Note that the prompt is computed."""
         super().finish_prefill()
         self.inputs.bookings_changed()
 

@@ -228,6 +228,30 @@ def test_too_many_waiting_events_are_dropped_and_noticed(monkeypatch: pytest.Mon
     assert not following.is_current(7)
 
 
+def test_the_index_tells_how_many_first_blocks_a_worker_holds() -> None:
+    index = PrefixIndex()
+    index.record((1, 2, 3), worker=7, now_s=0.0)
+    index.record((1,), worker=8, now_s=0.0)
+    assert index.overlaps((1, 2, 9), now_s=1.0) == {7: 2, 8: 1}
+    assert index.overlaps((9, 1, 2), now_s=1.0) == {}
+
+
+def test_an_entry_expires() -> None:
+    index = PrefixIndex(time_to_live_s=120.0)
+    index.record((1,), worker=7, now_s=0.0)
+    assert index.overlaps((1,), now_s=120.0) == {7: 1}
+    assert index.overlaps((1,), now_s=120.1) == {}
+
+
+def test_the_index_stays_within_its_cap_and_drops_the_oldest() -> None:
+    index = PrefixIndex(max_blocks=2, kept_share=1.0)
+    index.record((1, 2), worker=7, now_s=0.0)
+    index.record((1, 3), worker=7, now_s=1.0)
+    assert len(index) == 2
+    assert index.overlaps((1,), now_s=1.0) == {7: 1}
+    assert index.overlaps((2,), now_s=1.0) == {}
+
+
 def test_of_a_prompt_that_does_not_fit_the_beginning_is_kept() -> None:
     index = PrefixIndex(max_blocks=4, kept_share=1.0)
     index.record((1, 2, 3, 4, 5, 6), worker=7, now_s=0.0)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynaplan.engines.timing_model.kv_blocks import chain_hashes
-from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.gateway.routing.routing_logic import (
     MODES,
     Candidate,
@@ -98,40 +96,3 @@ def test_a_draw_that_rounding_leaves_over_takes_the_last() -> None:
 def test_every_mode_of_the_configuration_chooses() -> None:
     for mode in MODES:
         assert make_routing_logic(mode, lambda: 0.5, 1.0, 0.0).choose(IDLE) in IDLE
-
-
-def test_equal_beginnings_have_equal_hashes_and_a_change_changes_all_after_it() -> None:
-    one, other = chain_hashes("aaaabbbbcccc", 4), chain_hashes("aaaaXbbbcccc", 4)
-    assert one[0] == other[0]
-    assert one[1] != other[1]
-    assert one[2] != other[2]
-
-
-def test_only_full_blocks_are_hashed() -> None:
-    assert len(chain_hashes("abcdefg", 4)) == 1
-    assert chain_hashes((1, 2), 4) == ()
-    assert chain_hashes([1, 2, 3, 4], 4) == chain_hashes((1, 2, 3, 4, 5), 4)
-
-
-def test_the_index_tells_how_many_first_blocks_a_worker_holds() -> None:
-    index = PrefixIndex()
-    index.record((1, 2, 3), worker=7, now_s=0.0)
-    index.record((1,), worker=8, now_s=0.0)
-    assert index.overlaps((1, 2, 9), now_s=1.0) == {7: 2, 8: 1}
-    assert index.overlaps((9, 1, 2), now_s=1.0) == {}
-
-
-def test_an_entry_expires() -> None:
-    index = PrefixIndex(time_to_live_s=120.0)
-    index.record((1,), worker=7, now_s=0.0)
-    assert index.overlaps((1,), now_s=120.0) == {7: 1}
-    assert index.overlaps((1,), now_s=120.1) == {}
-
-
-def test_the_index_stays_within_its_cap_and_drops_the_oldest() -> None:
-    index = PrefixIndex(max_blocks=2, kept_share=1.0)
-    index.record((1, 2), worker=7, now_s=0.0)
-    index.record((1, 3), worker=7, now_s=1.0)
-    assert len(index) == 2
-    assert index.overlaps((1,), now_s=1.0) == {7: 1}
-    assert index.overlaps((2,), now_s=1.0) == {}
