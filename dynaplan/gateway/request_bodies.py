@@ -173,7 +173,10 @@ MEMORY_PER_BYTE = 48
 
 
 class ReadingProcess:
-    """Reads bodies of at most ``max_bytes``; started when needed, ended when idle."""
+    """Reads bodies of at most ``max_bytes``, one at a time; started when needed, ended when idle.
+
+    A body that takes too long to read ends the process, and the next one starts another.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         memory_bytes = BASE_MEMORY_BYTES + MEMORY_PER_BYTE * max_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Protocol
 
 from dynaplan.util.errors import ConfigError
@@ -40,6 +41,37 @@ class Tracer(Protocol):
     def close(self) -> None:
         """Send what has ended and was not sent; blocks, for some seconds at most."""
         ...
+
+
+class RequestTrace:
+    """A request's span, and the span of the ``step`` that is under way in it; between steps its own."""
+
+    def __init__(self, request: Span) -> None:
+        self.request = request
+        self.step = request
+
+    def end(self, error: str, attributes: Attributes) -> None:
+        self.request.note(attributes)
+        self.request.end(error)
+
+
+class TraceStep:
+    """One step, inside a ``with`` block; an exception is its error."""
+
+    def __init__(self, trace: RequestTrace, name: str, attributes: Attributes) -> None:
+        self._trace = trace
+        self._name = name
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        self._trace.step = self._trace.request.begin(self._name)
+        self._trace.step.note(self._attributes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        step, self._trace.step = self._trace.step, self._trace.request
+        step.end(kind.__name__ if kind else "")
 
 
 def open_tracer(url: str) -> Tracer:

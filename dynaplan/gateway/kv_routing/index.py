@@ -2,6 +2,22 @@
 
 ``KvIndex`` has the blocks that engines report as stored, removed and cleared; ``IndexSync`` keeps it in step
 with their events and snapshots. ``PrefixIndex`` predicts: it remembers which prompts were sent where.
+
+**One flat mapping.** Blocks are known by their chained hashes (``block_hashes``), so that a prompt's cached
+prefix is the number of its first blocks that a worker holds without a gap, and one mapping from hashes to
+workers is enough: no tree is needed.
+
+**Bits.** The workers of a block are bits of one number. A worker that leaves, or whose cache is cleared, only
+gives its bit up, at once and however many blocks it held; ``sweep`` clears the bit out of the blocks later, a
+slice at a time, because going through all blocks would delay every other request. A bit that was given up is
+not used again before that.
+
+**Events.** Every worker numbers its events. A worker's blocks are taken from a snapshot first, then from its
+events as long as their numbers follow each other. Events that arrive while a snapshot is on its way wait, and
+the ones that it does not contain are applied after it. A number that is skipped says that events were lost:
+blocks stored meanwhile are missed hits, blocks removed meanwhile are hits that will not happen. The worker's
+blocks are uncertain until the next snapshot; the index keeps what it knew, since most of it will still hold,
+but ``is_current`` is False.
 """
 
 from __future__ import annotations
@@ -179,8 +195,7 @@ class IndexSync:
     """Follows workers' caches: which of them ``index`` knows whole, and which snapshots are to be asked for.
 
     It does no I/O: the caller asks ``missing_snapshots`` and ``request_snapshot``, and passes the answers to
-    ``load_snapshot``.
-    ``gaps`` counts the times when events of a worker were missing.
+    ``load_snapshot``. ``gaps`` counts the times when events of a worker were missing.
     """
 
     def __init__(self, index: KvIndex) -> None:
@@ -295,6 +310,9 @@ _NEVER = float("-inf")
 
 class PrefixIndex:
     """Remembers for each block hash and worker when it was sent there; drops the least recent first.
+
+    Engines' evictions are not known here, so an entry expires, and the least recently used goes first.
+    Source: the approximate mode of Dynamo's KV router (time to live 120 s, 2**20 blocks, pruned to 80 %).
 
     A block is counted once for each worker that it was sent to. It is found by its hash with the bits of the
     worker's mark turned over: one number is half as large as a pair. Of a prompt the end is dropped first,

@@ -97,6 +97,18 @@ NEARLY_ALIKE = 1e-6
 
 
 class AnswerPace:
+    """Estimates how far an answer is that comes whole, from the pace of earlier ones.
+
+    Of a whole answer only its end is seen: the seconds t after which it came, its tokens n, and the blocks p
+    of its prompt that the worker had to compute. Over recent answers the two costs of
+
+        t = a p + b n        a: seconds per block of a prompt,  b: seconds per token of an answer
+
+    are the least squares' (normal equations), older answers fading. Waiting is in both, as it is for the next
+    one. Where that has no solution with a and b above 0 (one answer, or all alike), all of the time is taken
+    for decoding: a = 0, b = sum of t n / sum of n n. An answer is not taken to be longer than the average.
+    """
+
     def __init__(self) -> None:
         self._answers = self._tokens = 0.0
         self._pp = self._pn = self._nn = self._pt = self._nt = 0.0
