@@ -88,11 +88,11 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     from dynaplan.engines.kv_events.wire import CacheSnapshot, kv_payload, read_kv_payload
     from dynaplan.events.engine_batches import read_engine_events
     from dynaplan.events.wires import payload_reader, written
-    from dynaplan.gateway.kv_routing.index import KvFollowing, KvIndex
+    from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 
-    translation, cached, following = BlockTranslation(), CachedBlocks(), KvFollowing(KvIndex())
-    following.present([1])
-    for _ in following.replace(1, following.ask(1), CacheSnapshot(1, -1, ())):
+    translation, cached, following = BlockTranslation(), CachedBlocks(), IndexSync(KvIndex())
+    following.set_workers([1])
+    for _ in following.load_snapshot(1, following.request_snapshot(1), CacheSnapshot(1, -1, ())):
         pass
     changes: list[Any] = []
     payloads: list[bytes] = []
@@ -107,7 +107,7 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     def follow() -> None:
         for payload in payloads:
             for event in read_kv_payload(read(payload)):
-                following.take(event)
+                following.apply(event)
 
     return {
         "worker, of vLLM's messages": translate,
