@@ -454,7 +454,7 @@ class Attempt:
         fields = self.hand_off.fields if self.hand_off else None
         if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
             return await self._exchange(fields or {}, request_id)
-        async with self._path.reservations.reserved(self.instance, request_id, fields) as reserved:
+        async with self._path.reservations.reserve(self.instance, request_id, fields) as reserved:
             self._progress.release_hand_off()  # the worker has taken it over, or never will
             return await self._exchange(reserved, request_id)
 
@@ -617,7 +617,7 @@ class Attempt:
 
     def _note_answered(self) -> None:
         """Note a whole answer: it clears the request of deaths, and shows what of its prompt was cached."""
-        self._suspect.answered()
+        self._suspect.mark_answered()
         booking = self._booking
         if self.hand_off:
             served = self.hand_off.instance_id, self.hand_off.cached_tokens or 0

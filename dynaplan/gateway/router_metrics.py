@@ -99,10 +99,10 @@ class RouterNames(Collector):
         for metric in self._collect():
             yield metric
             if metric.name in self._names:
-                yield _renamed(metric, self._names[metric.name])
+                yield _rename(metric, self._names[metric.name])
 
 
-def _renamed(metric: Metric, name: str) -> Metric:
+def _rename(metric: Metric, name: str) -> Metric:
     """Return the sums of the metric's samples for each namespace."""
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in metric.samples:

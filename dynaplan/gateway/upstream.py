@@ -99,14 +99,14 @@ class Upstream:
         moment: the request is sent once more, over a new connection.
         """
         if not is_kept:
-            return await self._posted(self._new, url, body, request_id, trace)
+            return await self._post(self._new, url, body, request_id, trace)
         try:
-            return await self._posted(self._kept, url, body, request_id, trace)
+            return await self._post(self._kept, url, body, request_id, trace)
         except WorkerDied:
             if not _is_reused.get():
                 raise
         try:
-            return await self._posted(self._new, url, body, request_id, trace)
+            return await self._post(self._new, url, body, request_id, trace)
         except WorkerRefused as error:
             raise WorkerDied(
                 str(error), is_connection_lost=True
@@ -117,7 +117,7 @@ class Upstream:
         await self._kept.close()
         await self._new.close()
 
-    async def _posted(
+    async def _post(
         self,
         session: aiohttp.ClientSession,
         url: str,

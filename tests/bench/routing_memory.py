@@ -142,7 +142,7 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
             booking = await router.book(call, 0.0)
             suspect.sent_to(booking.instance)
             booking.finish_prefill()
-            suspect.answered()
+            suspect.mark_answered()
         fleet.compute(booking.instance.instance_id, booking.blocks.hashes)
         worth.record_hit(booking.instance.instance_id, booking.overlap_blocks * booking.block_tokens, now_s())
         flying.append(booking)

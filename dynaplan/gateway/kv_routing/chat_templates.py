@@ -107,12 +107,12 @@ def _without_developers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     instructions = [each for each in messages if each["role"] in ("developer", "system")]
     if instructions == messages[:1]:
         return [{**instructions[0], "role": "system"}, *messages[1:]]
-    texts = [_joined(each["content"]) for each in instructions]
+    texts = [_join(each["content"]) for each in instructions]
     others = [each for each in messages if each["role"] not in ("developer", "system")]
     return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
+def _join(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "\n".join(each["text"] for each in content)
 
 

@@ -61,7 +61,7 @@ class SegmentedTokenizer:
         self._known: OrderedDict[str, bytes] = OrderedDict()
         self._left_bytes = cache_bytes
 
-    def packed(self, text: str) -> bytes:
+    def encode(self, text: str) -> bytes:
         """Return the text's token ids, each in 32 bits, little-endian."""
         segments = self._segments(text)
         missing = [each for each in dict.fromkeys(segments) if each not in self._known]
@@ -73,9 +73,9 @@ class SegmentedTokenizer:
         self._remember(new)
         return ids
 
-    def packed_with_specials(self, text: str) -> bytes:
+    def encode_with_specials(self, text: str) -> bytes:
         """Return the ids with those tokens that the tokenizer adds by itself, as a beginning of the text."""
-        return _packed(self._tokenizer.encode(text).ids)
+        return _pack(self._tokenizer.encode(text).ids)
 
     def _segments(self, text: str) -> list[str]:
         begins = [0]
@@ -88,7 +88,7 @@ class SegmentedTokenizer:
 
     def _tokenize(self, texts: list[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
-        return [_packed(each.ids) for each in encodings]
+        return [_pack(each.ids) for each in encodings]
 
     def _remember(self, new: dict[str, bytes]) -> None:
         for text, ids in new.items():
@@ -105,7 +105,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
-def _packed(ids: Iterable[int]) -> bytes:
+def _pack(ids: Iterable[int]) -> bytes:
     return array("I", ids).tobytes()
 
 
@@ -118,11 +118,11 @@ TEMPLATE_S = 1.0
 
 MAX_FAULT_CHARACTERS = 400
 
-Packed = Callable[[bytes, bool], bytes]
+Encode = Callable[[bytes, bool], bytes]
 """Makes packed token ids of a request's body, which is a chat or not."""
 
 
-def model_reader(directory: Path, template: str) -> Packed:
+def model_reader(directory: Path, template: str) -> Encode:
     """Return the function that tokenizes for this model; raises what reading the model's files raises."""
     from tokenizers import Tokenizer
 
@@ -133,7 +133,7 @@ def model_reader(directory: Path, template: str) -> Packed:
     tokenizer = SegmentedTokenizer(Tokenizer.from_file(str(directory / TOKENIZER)))
     chats = ChatTemplates(read_chat_files(directory, template))
 
-    def packed(body: bytes, is_chat: bool) -> bytes:
+    def encode(body: bytes, is_chat: bool) -> bytes:
         document = json.loads(body)
         if is_chat:
             text, has_specials = within(TEMPLATE_S, lambda: chats.text(document)), False
@@ -141,10 +141,10 @@ def model_reader(directory: Path, template: str) -> Packed:
             prompt = document["prompt"]
             text, has_specials = prompt[0] if isinstance(prompt, list) else prompt, True
         if document.get("add_special_tokens", has_specials):
-            return tokenizer.packed_with_specials(text)
-        return tokenizer.packed(text)
+            return tokenizer.encode_with_specials(text)
+        return tokenizer.encode(text)
 
-    return packed
+    return encode
 
 
 def within(seconds: float, work: Callable[[], str]) -> str:
@@ -164,10 +164,10 @@ def _too_late(number: int, frame: FrameType | None) -> None:
     raise TimeoutError("the chat template takes too long")
 
 
-def make_answer(packed: Packed, question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def make_answer(encode: Encode, question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the answer to one question: the object, and the hashes."""
     try:
-        ids = packed(body, question["is_chat"])
+        ids = encode(body, question["is_chat"])
     except MemoryError:
         return fault("the prompt takes too much memory")
     except Exception as error:  # a template is somebody's program: it may raise anything
@@ -181,22 +181,22 @@ def fault(reason: str) -> tuple[dict[str, Any], bytes]:
     return {"error": reason[:MAX_FAULT_CHARACTERS]}, b""
 
 
-def serve(packed: Packed, channel: Channel) -> None:
+def serve(encode: Encode, channel: Channel) -> None:
     """Answer each question with block hashes, until the frontend closes the pipe."""
     for question, body in channel:
-        channel.answer(*(make_answer(packed, question, body) if question else ({}, b"")))
+        channel.answer(*(make_answer(encode, question, body) if question else ({}, b"")))
 
 
 def main(arguments: Sequence[str]) -> None:
     channel, (directory, *template) = become_helper(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        packed = model_reader(Path(directory), "".join(template))
+        encode = model_reader(Path(directory), "".join(template))
     except Exception as error:  # the library raises Exception itself for a file that it cannot read
         channel.answer(*fault(f"{directory} cannot be read: {error}"))
         return
     gc.freeze()
-    serve(packed, channel)
+    serve(encode, channel)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Reservations:
         self._background = background
 
     @asynccontextmanager
-    async def reserved(
+    async def reserve(
         self, instance: Instance, request_id: str, hand_off: Mapping[str, Any] | None
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Hold a slot while the context lasts; yields the fields for the request's body.

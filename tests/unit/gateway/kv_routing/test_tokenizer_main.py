@@ -56,15 +56,15 @@ def test_a_conversation_that_grows_has_the_tokens_of_its_whole_text(name: str, t
     text = ""
     for turn in turns:
         text += turn
-        assert ids(segmented.packed(text)) == whole(tokenizer, text)
+        assert ids(segmented.encode(text)) == whole(tokenizer, text)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokens_that_a_tokenizer_adds_by_itself_are_there_on_request(name: str) -> None:
     tokenizer = TOKENIZERS[name]
-    packed = SegmentedTokenizer(tokenizer).packed_with_specials("the fox")
-    assert ids(packed) == tokenizer.encode("the fox").ids
-    assert ids(packed)[0] == tokenizer.token_to_id("<s>")
+    encoded = SegmentedTokenizer(tokenizer).encode_with_specials("the fox")
+    assert ids(encoded) == tokenizer.encode("the fox").ids
+    assert ids(encoded)[0] == tokenizer.token_to_id("<s>")
 
 
 class Counting:
@@ -86,10 +86,10 @@ def test_only_the_new_turn_of_a_conversation_is_tokenized() -> None:
     counting = Counting(TOKENIZERS["byte_level_bpe"])
     segmented = SegmentedTokenizer(counting)  # type: ignore[arg-type]
     text = "<|im_start|>system\n" + "be short " * 1000 + "<|im_end|>\n<|im_start|>user\nwho<|im_end|>\n"
-    segmented.packed(text)
+    segmented.encode(text)
     before = counting.characters
     turn = "<|im_start|>assistant\na fox<|im_end|>\n<|im_start|>user\nwhy<|im_end|>\n"
-    segmented.packed(text + turn)
+    segmented.encode(text + turn)
     assert counting.characters - before <= len(turn)
 
 
@@ -98,18 +98,18 @@ def test_segments_are_forgotten_when_they_take_too_much_memory() -> None:
     segmented = SegmentedTokenizer(counting, cache_bytes=3000)  # type: ignore[arg-type]
     texts = [f"<s>text {number} " + "the fox " * 20 for number in range(20)]
     for text in texts:
-        segmented.packed(text)
+        segmented.encode(text)
     before = counting.characters
-    segmented.packed(texts[-1])
+    segmented.encode(texts[-1])
     assert counting.characters == before
-    segmented.packed(texts[0])
+    segmented.encode(texts[0])
     assert counting.characters == before + len(texts[0])
 
 
 def test_a_text_of_nothing_but_special_tokens_is_tokenized_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_main, "MAX_SEGMENTS", 10)
     tokenizer = TOKENIZERS["byte_level_bpe"]
-    assert ids(SegmentedTokenizer(tokenizer).packed("<s>a" * 50)) == whole(tokenizer, "<s>a" * 50)
+    assert ids(SegmentedTokenizer(tokenizer).encode("<s>a" * 50)) == whole(tokenizer, "<s>a" * 50)
 
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
@@ -133,9 +133,9 @@ def ask(tmp_path: Path, tokenizer: Tokenizer) -> Ask:
     """Ask a process of this model one question: the number of tokens and the hashes, or the fault."""
 
     def asked(body: object, *, is_chat: bool = True, template: str = CHATML) -> tuple[int, Any]:
-        packed = model_reader(write_model(tmp_path, tokenizer, template), "")
+        encode = model_reader(write_model(tmp_path, tokenizer, template), "")
         question = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer, data = make_answer(packed, {"block_tokens": 4, "is_chat": is_chat}, question)
+        answer, data = make_answer(encode, {"block_tokens": 4, "is_chat": is_chat}, question)
         hashes = list(struct.unpack(f"<{len(data) // 8}Q", data))
         return answer.get("tokens", FAULT), answer.get("error", hashes)
 
