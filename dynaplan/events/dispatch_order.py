@@ -30,7 +30,7 @@ owed ones get no more turns than keep the oldest from waiting longer than that: 
 computed when it is over, if it is over in time. With the default w, t = 2 w is when a frontend would give up
 waiting and have the decode worker compute the prompt (``prefill-wait``), which all that decode there pay for.
 More than a half is never given: in an overload that lasts, everyone would be late again. A worker's own lane
-(``directed_prefill``) keeps the order of arrival: what waits there waits for what that worker has cached.
+(``route_prefill``) keeps the order of arrival: what waits there waits for what that worker has cached.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Admission:
         known = self.model_names()
         if model not in known:
             if not known:
-                raise self._router.nobody("No worker has said yet which model it serves. Try again.")
+                raise self._router.no_worker_error("No worker has said yet which model it serves. Try again.")
             raise ApiError(
                 404,
                 f"The model {model!r} does not exist; there is {', '.join(sorted(known))}",
@@ -71,15 +71,15 @@ class Admission:
 
 
 class WaitingRoom:
-    """Counts the requests that are accepted and have no first token yet; refuses more than ``largest``."""
+    """Counts accepted requests without a first token; refuses more than ``max_waiting``."""
 
-    def __init__(self, largest: int) -> None:
-        self._largest = largest
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self.waiting = 0
 
     def check(self) -> None:
         """Raise ApiError (429) when the room is full."""
-        if self.waiting >= self._largest:
+        if self.waiting >= self._max_waiting:
             raise ApiError(
                 429,
                 f"{self.waiting} requests are waiting already; try again",

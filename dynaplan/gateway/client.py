@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from dynaplan.gateway.bodies.budget import BodyShare
-from dynaplan.gateway.bodies.receiving import received_body
+from dynaplan.gateway.request_bodies import BodyShare, receive_body
 from dynaplan.util.http_routes import trace_headers
 from dynaplan.worker.named_requests import name_of
 
@@ -54,9 +53,9 @@ class Client:
         """Return the headers of the client's trace; empty without a usable one."""
         return trace_headers(self._request.headers)
 
-    async def read_body(self, share: BodyShare, *, largest_bytes: int, timeout_s: float) -> bytes:
-        """Return the whole body, decompressed; raises ApiError, as ``received_body`` does."""
-        return await received_body(self._request, share, largest_bytes=largest_bytes, timeout_s=timeout_s)
+    async def read_body(self, share: BodyShare, *, max_bytes: int, timeout_s: float) -> bytes:
+        """Return the whole body, decompressed; raises ApiError, as ``receive_body`` does."""
+        return await receive_body(self._request, share, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def start_stream(self) -> None:
         """Send the status 200 and the headers of a stream of events."""

@@ -27,8 +27,7 @@ from prometheus_client.registry import Collector
 
 from dynaplan.gateway.engine_answers import Usage, count_tokens
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
-from dynaplan.gateway.routing.router_metrics import RouterMetrics
-from dynaplan.gateway.routing.router_names import RouterNames
+from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,7 +44,7 @@ ITL_S = (
 TARGET = ("model", "target_ms")
 """The labels of the counters of missed promises: the promised time belongs to them, since it may change."""
 
-NOTHING_STATED = Usage()
+NO_USAGE = Usage()
 """The usage of an answer that states none."""
 
 
@@ -124,13 +123,12 @@ class RequestRecord:
         self.output_tokens += tokens
 
     def count_migration(self) -> None:
-        """Count that another worker goes on with the answer."""
         self._of_model.migrations.inc()
 
-    def finish(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
+    def finish(self, error_type: str, input_tokens: int, stated: Usage = NO_USAGE) -> None:
         """Observe the end of the request; ``error_type`` is empty when it was answered.
 
-        The usage that the answer ``stated`` is exact and comes before the estimate ``input_tokens``.
+        The usage that the answer ``stated`` is exact and replaces the estimate ``input_tokens``.
         """
         self.begin_answer()
         self._of_model.inflight.dec()
@@ -150,7 +148,7 @@ class RequestRecord:
         self._metrics.count_ended(self._labels, error_type)
 
     def _mean_itl_s(self) -> float:
-        """Return the seconds between two of the tokens that have come, on average."""
+        """Return the seconds between two of the tokens that have arrived, on average."""
         first_s = self.begun_s + (self.ttft_s or 0.0)
         return (self._last_s - first_s) / (self.output_tokens - 1)
 
@@ -176,7 +174,7 @@ class FrontendMetrics:
         self.now_s = now_s
         self._shared = shared
         if shared:
-            _share(shared)
+            _share_files(shared)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # Dynamo has no such samples
         self._registry = CollectorRegistry()
         self._define_requests()
@@ -189,7 +187,6 @@ class FrontendMetrics:
         self._ended: dict[tuple[str, ...], Counter] = {}
 
     def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
-        """Begin to observe an accepted request."""
         return RequestRecord(self, model, endpoint, is_stream)
 
     def count_refusal(
@@ -349,7 +346,7 @@ def _prefix() -> str:
     return os.environ.get("DYN_METRICS_PREFIX") or "dynamo_frontend"
 
 
-def _share(directory: Path) -> None:
+def _share_files(directory: Path) -> None:
     """Keep every metric made from now on in files of that directory.
 
     ``prometheus_client`` reads the variable when it is imported, which has happened already: so the class

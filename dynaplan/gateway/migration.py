@@ -90,13 +90,13 @@ class MigratableStream:
 PAGE_BYTES = 64 * 1024
 """Bytes of events, some 300 tokens, that each stream may keep before it asks for more room."""
 
-MOST_PAGES = 512
+MAX_PAGES = 512
 """Further pages that all streams of a process have together: 32 MiB."""
 
-MOST_PAGES_OF_ONE = 16
+MAX_PAGES_OF_REQUEST = 16
 """Further pages of one stream: to read as many events takes the event loop some 5 ms."""
 
-LARGEST_TEXT_CHARACTERS = 1024 * 1024
+MAX_TEXT_CHARACTERS = 1024 * 1024
 """Characters of an answer that are kept; a longer answer does not migrate."""
 
 _DATA = b"data: "
@@ -153,7 +153,7 @@ class UnreadPages:
     """The room that the streams of a process have for events which they have not read."""
 
     def __init__(self) -> None:
-        self._left = MOST_PAGES
+        self._left = MAX_PAGES
 
     def take(self) -> bool:
         """Take a page; tell whether there was one."""
@@ -196,7 +196,7 @@ class PartialAnswer:
         self._unread.append(events)
         self._unread_bytes += len(events)
         if self._unread_bytes > self._room_bytes:
-            if self._taken_pages < MOST_PAGES_OF_ONE and self._pages.take():
+            if self._taken_pages < MAX_PAGES_OF_REQUEST and self._pages.take():
                 self._taken_pages += 1
                 self._room_bytes += PAGE_BYTES
             else:
@@ -222,8 +222,8 @@ class PartialAnswer:
             self._read_line(events[at:end].rstrip(b"\n"))
             at = end
         self._read_framed(events[at:])
-        if self._characters > LARGEST_TEXT_CHARACTERS:
-            self._texts, self.oddity = [], f"has more than {LARGEST_TEXT_CHARACTERS} characters"
+        if self._characters > MAX_TEXT_CHARACTERS:
+            self._texts, self.oddity = [], f"has more than {MAX_TEXT_CHARACTERS} characters"
 
     def _read_framed(self, events: bytes) -> None:
         """Read the events in the frame as a whole, and each of the others."""

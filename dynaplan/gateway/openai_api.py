@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaplan.engines.api_rules import EngineApi
 from dynaplan.engines.timing_model.tokens import count_tokens, text_prompt
-from dynaplan.gateway.passed_paths import (
+from dynaplan.gateway.passthrough import (
     INPUTS,
     NOTHING,
     STREAMING,
@@ -43,7 +43,7 @@ CONTEXT_CODE = "context_length_exceeded"
 CONTEXT_ADVICE = "Shorten the prompt, or have the service started with a larger max-model-len."
 
 
-MOST_TEXTS = 2048
+MAX_TEXTS = 2048
 """Texts in one request at most, prompts or others: OpenAI's own limit for embeddings."""
 
 
@@ -160,7 +160,7 @@ class ApiPath:
 
 CHAT_COMPLETIONS = ApiPath("/v1/chat/completions", "chat_completions", is_chat=True)
 COMPLETIONS = ApiPath("/v1/completions", "completions", is_chat=False)
-PASSED = tuple(
+PASSTHROUGH = tuple(
     ApiPath(
         path,
         path.rpartition("/")[2],
@@ -171,7 +171,7 @@ PASSED = tuple(
     )
     for path, inputs in INPUTS.items()
 )
-API_PATHS = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS, *PASSED)}
+API_PATHS = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS, *PASSTHROUGH)}
 """Every path that workers answer."""
 
 
@@ -245,11 +245,11 @@ class Call:
 
 def read_call(endpoint: ApiPath, body: bytes) -> Call:
     """Read and check a request's body; raises ApiError (400) with the fault."""
-    document = _parsed(body)
+    document = _parse(body)
     _check_types(document)
     try:
         prompts, prompt_tokens, found = (
-            _passed(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
+            _survey_passthrough(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
         )
     except RecursionError:
         raise bad_request("The body is nested too deep.", code="invalid_json") from None
@@ -272,7 +272,7 @@ def read_call(endpoint: ApiPath, body: bytes) -> Call:
 _Prompt = str | tuple[int, ...]
 
 
-def _passed(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
+def _survey_passthrough(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
     """Look through a request that is passed as it is."""
     if not endpoint.streams:
         for name in endpoint.inputs:
@@ -307,9 +307,9 @@ def _is_list_of_prompts(value: Any) -> bool:
 
 def _check_number(name: str, value: Any) -> None:
     """Raise ApiError (400) for more texts than one request may bring; token ids are bounded by the body."""
-    is_many = isinstance(value, list) and len(value) > MOST_TEXTS
+    is_many = isinstance(value, list) and len(value) > MAX_TEXTS
     if is_many and not all(isinstance(each, int) for each in value):
-        raise bad_request(f"{name!r} has {len(value)} entries; at most {MOST_TEXTS} in a request", param=name)
+        raise bad_request(f"{name!r} has {len(value)} entries; at most {MAX_TEXTS} in a request", param=name)
 
 
 def _length(prompt: _Prompt) -> int:
@@ -354,7 +354,7 @@ def check_context(call: Call, context_tokens: int) -> None:
         )
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> dict[str, Any]:
     try:
         # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
         document = json.loads(body.decode())

@@ -79,7 +79,7 @@ class Suspect:
             self._isolation.release()
             self._isolation = None
 
-    def answered(self) -> None:
+    def mark_answered(self) -> None:
         """Clear the request: the whole answer has arrived."""
         self._poison.clear(self.call)
 

@@ -22,19 +22,18 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.util.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-WRITTEN_EVERY_S = 1.0
-"""Time for which requests gather before they are written together."""
 
 LINES_AT_ONCE = 64
 """Lines encoded between two writes. A write lets other threads run, so encoding does not delay tokens."""
 
-MOST_WAITING = 50_000
+MAX_WAITING_REQUESTS = 50_000
 """Requests kept while the disk takes none; further ones are lost."""
 
 HASH_BITS = 40
@@ -60,7 +59,7 @@ class TrafficRecording:
         self._one_writer = asyncio.Lock()
         self._is_failing = False
         try:
-            os.close(self._opened())
+            os.close(self._open())
         except OSError as error:
             raise ConfigError(
                 f"Frontend.record-traffic: {str(path)!r}: {error.strerror or error}",
@@ -69,7 +68,7 @@ class TrafficRecording:
 
     def add(self, begun_s: float, prompt_tokens: int, output_tokens: int, blocks: PromptBlocks) -> None:
         """Record a request that began at that time of ``now_s`` and has ended with these lengths."""
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING_REQUESTS:
             return
         # The blocks were cut by an estimate of the prompt's tokens: keep only those that it really fills.
         full = prompt_tokens // blocks.tokens if blocks.tokens else 0
@@ -79,10 +78,10 @@ class TrafficRecording:
         self._has_waiting.set()
 
     async def run(self) -> None:
-        """Write the gathered requests every ``WRITTEN_EVERY_S``, for ever."""
+        """Write the gathered requests every ``RECORDING_INTERVAL_S``, for ever."""
         while True:
             await self._has_waiting.wait()
-            await asyncio.sleep(WRITTEN_EVERY_S)
+            await asyncio.sleep(timing.RECORDING_INTERVAL_S)
             await self.write()
 
     async def write(self) -> None:
@@ -106,10 +105,10 @@ class TrafficRecording:
         self._is_failing = False
 
     def _append_lines(self, requests: list[TracedRequest]) -> None:
-        descriptor = self._opened()
+        descriptor = self._open()
         try:
-            end = _cut_to_whole_lines(descriptor)
-            zero_unix_s = _zero_of(descriptor) if end else None
+            end = _truncate_to_whole_lines(descriptor)
+            zero_unix_s = _read_zero(descriptor) if end else None
             for lines in self._lines(requests, zero_unix_s):
                 try:
                     _write_all(descriptor, lines)
@@ -120,7 +119,7 @@ class TrafficRecording:
         finally:
             os.close(descriptor)
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         """Open the file, make it if needed, and lock it until it is closed."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o600)
@@ -130,7 +129,7 @@ class TrafficRecording:
             if not stat.S_ISREG(state.st_mode):
                 raise OSError(errno.EINVAL, "it is no file")
             if state.st_size:
-                _zero_of(descriptor)
+                _read_zero(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
@@ -146,11 +145,11 @@ class TrafficRecording:
         while some := list(islice(waiting, LINES_AT_ONCE)):
             lines = []
             for each in some:
-                lines.append(_ENCODE(head | self._shown(each, shift_s).to_json()))
+                lines.append(_ENCODE(head | self._anonymize(each, shift_s).to_json()))
                 head = {}
             yield "".join(f"{line}\n" for line in lines).encode()
 
-    def _shown(self, request: TracedRequest, shift_s: float) -> TracedRequest:
+    def _anonymize(self, request: TracedRequest, shift_s: float) -> TracedRequest:
         """Return the request as it is written: arrival from the file's zero, hashes mixed with a secret.
 
         Without the secret, a reader of the file could test whether a guessed prompt was among the requests.
@@ -166,7 +165,7 @@ class TrafficRecording:
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _zero_of(descriptor: int) -> float:
+def _read_zero(descriptor: int) -> float:
     """Read the time that the file's arrivals are counted from; OSError when it is not a recording."""
     found = _ZERO.match(os.pread(descriptor, 64, 0))
     if not found:
@@ -174,7 +173,7 @@ def _zero_of(descriptor: int) -> float:
     return float(found[1])
 
 
-def _cut_to_whole_lines(descriptor: int) -> int:
+def _truncate_to_whole_lines(descriptor: int) -> int:
     """Cut off the incomplete last line of a writer that was killed; return the file's new length in bytes."""
     size = end = os.fstat(descriptor).st_size
     while end and os.pread(descriptor, 1, end - 1) != b"\n":

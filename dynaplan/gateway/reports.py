@@ -9,15 +9,14 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.engine_answers import Usage
-from dynaplan.gateway.metrics import NOTHING_STATED, FrontendMetrics
+from dynaplan.gateway.metrics import NO_USAGE, FrontendMetrics
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
-from dynaplan.gateway.tracing.port import Attributes, Span, Tracer
+from dynaplan.gateway.tracing import Attributes, RequestTrace, Tracer, TraceStep
 from dynaplan.util.log_lines import FIELDS
 
 access_log = logging.getLogger("dynaplan.access")
@@ -38,7 +37,7 @@ class Ending:
 
     error_type: str
     prompt_tokens: int
-    usage: Usage = NOTHING_STATED
+    usage: Usage = NO_USAGE
     worker: str = ""
     blocks: PromptBlocks = NO_BLOCKS
 
@@ -92,7 +91,7 @@ class RequestReport:
         """
         if self._trace is None:
             return _UNTRACED
-        return _TraceStep(self._trace, name, {"dynaplan.worker": worker} if worker else {})
+        return TraceStep(self._trace, name, {"dynaplan.worker": worker} if worker else {})
 
     def note(self, attributes: Attributes) -> None:
         """Add what is known about the present step of the trace."""
@@ -104,7 +103,6 @@ class RequestReport:
         return self._trace.step.headers() if self._trace else self._client.trace_headers()
 
     def end(self, ending: Ending) -> None:
-        """Report the end."""
         reports, record, usage = self._reports, self.record, ending.usage
         if ending.error_type == CANCELLED:
             reports.metrics.count_disconnect()
@@ -161,35 +159,3 @@ def format_fields(fields: Mapping[str, Any]) -> str:
         parts.append(f"TTFT {fields['ttft_ms']:g} ms")
     parts.append(f"{fields['duration_ms']:g} ms in all")
     return ", ".join(parts)
-
-
-class RequestTrace:
-    """A request's span, and the span of the ``step`` that is under way in it; between steps its own."""
-
-    def __init__(self, request: Span) -> None:
-        self.request = request
-        self.step = request
-
-    def end(self, error: str, attributes: Attributes) -> None:
-        """End the request's span."""
-        self.request.note(attributes)
-        self.request.end(error)
-
-
-class _TraceStep:
-    """One step, inside a ``with`` block; an exception is its error."""
-
-    def __init__(self, trace: RequestTrace, name: str, attributes: Attributes) -> None:
-        self._trace = trace
-        self._name = name
-        self._attributes = attributes
-
-    def __enter__(self) -> None:
-        self._trace.step = self._trace.request.begin(self._name)
-        self._trace.step.note(self._attributes)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        step, self._trace.step = self._trace.step, self._trace.request
-        step.end(kind.__name__ if kind else "")

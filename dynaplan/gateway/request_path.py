@@ -47,12 +47,9 @@ from dynaplan.engines import registry
 from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
-from dynaplan.gateway.bodies.budget import BodyBudget, BodyShare
-from dynaplan.gateway.bodies.reading import CallReader
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, Usage
-from dynaplan.gateway.kv_routing.router_inputs import RouterKnowledge
-from dynaplan.gateway.kv_routing.whole_answers import WholeAnswers
+from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
@@ -69,11 +66,12 @@ from dynaplan.gateway.openai_api import (
     worker_failed,
 )
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
-from dynaplan.gateway.prefill.hand_off import HandOff
-from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.prefill.remote_prefill import HandOff, RemotePrefill
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
+from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallReader
 from dynaplan.gateway.routing.reservation import Reservations
-from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, Sleepers
+from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
+from dynaplan.gateway.routing.whole_answers import WholeAnswers
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
 from dynaplan.gateway.upstream import EngineAnswer, Upstream, WorkerDied, WorkerRefused
 from dynaplan.store.instances import Instance
@@ -86,7 +84,7 @@ log = logging.getLogger(__name__)
 MAX_DEATHS = 3
 """Workers that may die over one request before it is answered 502: the request itself may be the cause."""
 
-LARGEST_BEGINNING_BYTES = 64 * 1024
+MAX_BEGINNING_BYTES = 64 * 1024
 """Bytes of a stream that are held back at most while no token is found in them."""
 
 LAST_READS = 8
@@ -175,8 +173,8 @@ class RequestPath:
         prefill: RemotePrefill,
         upstream: Upstream,
         reservations: Reservations,
-        sleepers: Sleepers,
-        knowledge: RouterKnowledge,
+        sleeping: SleepingWorkers,
+        inputs: FrontendRouterInputs,
         reports: Reports,
     ) -> None:
         self.settings = settings
@@ -185,8 +183,8 @@ class RequestPath:
         self.prefill = prefill
         self.upstream = upstream
         self.reservations = reservations
-        self.sleepers = sleepers
-        self.knowledge = knowledge
+        self.sleeping = sleeping
+        self.inputs = inputs
         self.reports = reports
         self.now_s = asyncio.get_running_loop().time
         self.poison = PoisonRequests(self.now_s)
@@ -217,7 +215,7 @@ class RequestPath:
             self.admission.check_room()
             body = await client.read_body(
                 share,
-                largest_bytes=self.settings.max_body_bytes,
+                max_bytes=self.settings.max_body_bytes,
                 timeout_s=self.settings.body_timeout_s,
             )
             call = await self._reader.read(endpoint, body)
@@ -456,14 +454,14 @@ class Attempt:
         fields = self.hand_off.fields if self.hand_off else None
         if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
             return await self._exchange(fields or {}, request_id)
-        async with self._path.reservations.reserved(self.instance, request_id, fields) as reserved:
+        async with self._path.reservations.reserve(self.instance, request_id, fields) as reserved:
             self._progress.release_hand_off()  # the worker has taken it over, or never will
             return await self._exchange(reserved, request_id)
 
     async def _exchange(self, fields: Mapping[str, Any], request_id: str) -> Answered:
         answer = None
         try:
-            async with self._path.sleepers.while_awake(self.instance):
+            async with self._path.sleeping.while_awake(self.instance):
                 answer = await self._path.upstream.post(
                     self.instance.openai_url + self._call.endpoint.path,
                     self._call.body_with(fields),
@@ -476,7 +474,7 @@ class Attempt:
                 if answer.status != 200 or not self._call.is_stream:
                     return await self._answer_whole(answer)
                 first = await self._read_first_token(answer)
-            self._booking.prefilled()
+            self._booking.finish_prefill()
             return await self._stream(answer, first)
         finally:
             if answer:
@@ -528,7 +526,7 @@ class Attempt:
                 raise self._death_by(failure)
             beginning += events
             tokens = engine_answers.count_tokens(self._call.endpoint, beginning)
-            if tokens > 0 or len(beginning) > LARGEST_BEGINNING_BYTES:
+            if tokens > 0 or len(beginning) > MAX_BEGINNING_BYTES:
                 return beginning
         if not engine_answers.is_ended(self._call.endpoint, beginning):
             raise WorkerDied("its stream ended before the first token")
@@ -547,7 +545,7 @@ class Attempt:
                 sent = await stream.write(events)
                 record.observe(sent, endpoint)
                 if record.output_tokens >= booking.grows_at_tokens:
-                    booking.decoded(record.output_tokens)
+                    booking.record_decoded(record.output_tokens)
                 last.append(sent)
                 events = await answer.read_lines()
         except WorkerDied as error:
@@ -562,7 +560,7 @@ class Attempt:
         """Return the client's stream, which the first attempt with a first token starts."""
         progress, settings = self._progress, self._path.settings
         if self.hand_off and progress.stream is None:
-            self.hand_off.answering()
+            self.hand_off.on_first_token()
         self._note_answering()
         if progress.stream is None:
             client = self._request.client
@@ -619,13 +617,13 @@ class Attempt:
 
     def _note_answered(self) -> None:
         """Note a whole answer: it clears the request of deaths, and shows what of its prompt was cached."""
-        self._suspect.answered()
+        self._suspect.mark_answered()
         booking = self._booking
         if self.hand_off:
             served = self.hand_off.instance_id, self.hand_off.cached_tokens or 0
         else:
             served = self.instance.instance_id, booking.overlap_blocks * booking.block_tokens
-        self._path.knowledge.served(*served)
+        self._path.inputs.record_hit(*served)
 
 
 def _needs_hand_off(instance: Instance) -> bool:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
+from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.metrics import CONTENT_TYPE
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
 from dynaplan.gateway.request_path import RequestPath
@@ -28,19 +29,14 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class FrontendRoutes:
     """Answers every request: completions by the request path, ``/health``, ``/metrics`` and others by itself.
 
-    ``gather_metrics`` returns those of the whole deployment; ``page`` answers for the web page, if there is
-    one. While it ``is_draining`` it goes on answering, and ``/health`` says "draining" with status 503.
+    ``page`` answers for the web page, if there is one. While it ``is_draining`` it goes on answering, and
+    ``/health`` says "draining" with status 503.
     """
 
-    def __init__(
-        self,
-        path: RequestPath,
-        gather_metrics: Callable[[], Awaitable[bytes]],
-        page: Handler | None = None,
-    ) -> None:
+    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics) -> None:
+        self.page: Handler | None = None
         self._path = path
-        self._page = page
-        self._gather_metrics = gather_metrics
+        self._deployment_metrics = deployment_metrics
         self._created_s = int(time.time())
         self.is_draining = False
         self._handlers: dict[str, tuple[str, Handler]] = {
@@ -67,8 +63,8 @@ class FrontendRoutes:
             )
 
     def _handler(self, request: web.BaseRequest) -> Handler:
-        if self._page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
-            return self._page
+        if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
+            return self.page
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
         if not method:
@@ -122,7 +118,8 @@ class FrontendRoutes:
         return web.Response(body=self.own_metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _render_all_metrics(self, request: web.BaseRequest) -> web.Response:
-        return web.Response(body=await self._gather_metrics(), headers={"Content-Type": CONTENT_TYPE})
+        body = await self._deployment_metrics.read(self.own_metrics)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     def own_metrics(self) -> bytes:
         """Return the metrics of the frontends on this port, in Prometheus' text format."""

@@ -18,14 +18,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.fleet import local_host
-from dynaplan.fleet.absence import Absence, absence_in
+from dynaplan.fleet.absence import absence_in
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import fleet_key
+from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
-from dynaplan.gateway.all_metrics import AllMetrics
-from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX
-from dynaplan.gateway.kv_routing.router_inputs import RouterKnowledge
+from dynaplan.gateway.deployment_metrics import DeploymentMetrics
+from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
@@ -33,10 +32,11 @@ from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.gateway.routes import FrontendRoutes, Handler
 from dynaplan.gateway.routing.reservation import Reservations
-from dynaplan.gateway.routing.sleeping_workers import Sleepers
-from dynaplan.gateway.routing.unmanaged_watch import Neighbours
-from dynaplan.gateway.routing.worker_router import WorkerRouter
-from dynaplan.gateway.tracing import tracers
+from dynaplan.gateway.routing.routing_logic import KV_MODE
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
+from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
+from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.instances import PUBLIC_URL, host_of, is_loopback
@@ -53,22 +53,6 @@ if TYPE_CHECKING:
     from dynaplan.worker.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
-
-DRAIN_POLL_S = 0.02
-"""Time between two looks of a draining frontend whether its last answers have been sent."""
-
-SHUTDOWN_TIMEOUT_S = 0.5
-"""Time for which aiohttp waits for open connections at the end, when every request is answered already."""
-
-NEXT_REQUEST_S = 1.0
-"""Time after an answer, in seconds, in which a draining frontend awaits another request on its connection.
-
-A client on a busy machine sends its next one that late: with 0.25 s, 112 requests of 50 restarts were lost
-at a load of 9 for each core.
-"""
-
-FINISH_WITHIN_S = 2.0
-"""Longest time at the end, in seconds, for messages to workers that nobody waits for."""
 
 
 class Page(Protocol):
@@ -92,7 +76,6 @@ class MakePage(Protocol):
 
 
 def no_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -> Page | None:
-    """Make none: the API alone is served."""
     return None
 
 
@@ -106,8 +89,8 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)
     await frontend.start()
     if runtime.owner:
-        neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, local_host.process_watch)
-        runtime.on_stop(neighbours.close)
+        unmanaged = UnmanagedWorkers(runtime.discovery, runtime.leases, runtime.owner)
+        runtime.on_stop(unmanaged.close)
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)
     runtime.on_stop(frontend.close)
@@ -121,43 +104,45 @@ class FrontendServer:
     ) -> None:
         self._runtime = runtime
         self._settings = settings
-        self.is_worker_coming = False
-        self.absence: Absence | None = None
+        self.fleet = FleetStatus()
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
-        by_prefix = settings.decode_component if settings.router == BY_PREFIX else ""
+        by_prefix = settings.decode_component if settings.router == KV_MODE else ""
         self._metrics = FrontendMetrics(
             runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms
         )
         endpoint = settings.otlp_traces_endpoint
-        self._tracer = tracers.open_tracer(endpoint) if endpoint else None
+        self._tracer = open_tracer(endpoint) if endpoint else None
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
         self._background = BackgroundTasks()
-        self._sleepers = Sleepers(
+        self._sleeping = SleepingWorkers(
             runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
         )
-        self._knowledge = RouterKnowledge(runtime, settings)
-        self._router = self._new_router()
-        self.prefill = RemotePrefill(
-            settings.disaggregation,
+        self._inputs = FrontendRouterInputs(runtime, settings)
+        self._router = WorkerRouter(
             runtime.discovery,
-            namespace=runtime.namespace,
-            component=settings.prefill_component,
-            wait_s=settings.prefill_wait_s,
-            connect=runtime.messenger,
-            placed=self._metrics.count_prefill,
-            background=self._background,
-            sleepers=self._sleepers,
-            told=self._knowledge.told,
+            settings.decode_component,
+            settings,
+            self._inputs,
+            fleet=self.fleet,
+            sleeping=self._sleeping,
+            metrics=self._metrics.router,
+        )
+        self.prefill = RemotePrefill(
+            runtime,
+            settings,
+            self._metrics,
+            self._background,
+            sleeping=self._sleeping,
+            reported=self._inputs.reported,
         )
         self._path = self._new_path()
-        self._all_metrics = AllMetrics(runtime, lambda: self._routes.own_metrics())
-        self._page = make_page(runtime, settings, lambda request: self._routes.handle(request))
-        self._routes = FrontendRoutes(
-            self._path, self._all_metrics.read, self._page.handle if self._page else None
-        )
+        self._deployment_metrics = DeploymentMetrics(runtime)
+        self._routes = FrontendRoutes(self._path, self._deployment_metrics)
+        self._page = make_page(runtime, settings, self._routes.handle)
+        self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None
 
@@ -171,8 +156,8 @@ class FrontendServer:
             self.prefill,
             self._upstream,
             Reservations(self._upstream, self._background),
-            self._sleepers,
-            self._knowledge,
+            self._sleeping,
+            self._inputs,
             reports,
         )
 
@@ -183,7 +168,6 @@ class FrontendServer:
 
     @property
     def port(self) -> int:
-        """The port on which the public server listens."""
         assert self._acceptor
         return self._acceptor.address[1]
 
@@ -196,7 +180,7 @@ class FrontendServer:
             ]
         )
         settings = self._settings
-        self._knowledge.start(lambda: self._router.books)
+        self._inputs.start()
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
@@ -209,7 +193,7 @@ class FrontendServer:
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
         self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
-        self._follow(self._sleepers.prefix, self._sleepers.follow, "follow sleepers")
+        self._follow(self._sleeping.prefix, self._sleeping.follow, "follow sleeping")
         if self._settings.disaggregation.is_on:
             live = self.prefill.live_prefix
             self._follow(live, self.prefill.configure, "follow disaggregation settings")
@@ -221,60 +205,45 @@ class FrontendServer:
         watcher.on_change(lambda: changed(watcher.current))
         self._runtime.spawn(watcher.run(), name)
 
-    def _new_router(self) -> WorkerRouter:
-        return WorkerRouter(
-            self._runtime.discovery,
-            self._settings.decode_component,
-            self._settings,
-            is_coming=lambda: self.is_worker_coming,
-            sleepers=self._sleepers,
-            absence=lambda: self.absence,
-            prefixes=self._knowledge.prefixes,
-            tokenizers=self._knowledge.tokenizers,
-            others=self._knowledge.others,
-            changed=self._knowledge.changed,
-            chosen=self._metrics.router.chosen
-            if self._metrics.router
-            else lambda blocks, overlap, most: None,
-        )
-
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel.
 
-        A client that has not been told of the end may send its next request on the connection of its last
-        one, just before that would be closed: it is answered, and told.
+        A client that has not seen "Connection: close" may send its next request on the connection of its last
+        one, just before that would be closed: it is answered, with that header.
         """
         self._routes.is_draining = True
         if self._acceptor:
             await self._acceptor.stop()
         if self._page:
             await self._page.close()
-        while self._server.close_idle(NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes():
-            await asyncio.sleep(DRAIN_POLL_S)
+        while (
+            self._server.close_idle(timing.DRAIN_NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes()
+        ):
+            await asyncio.sleep(timing.DRAIN_POLL_S)
         if self._acceptor:
             await self._acceptor.closed()
 
     async def close(self) -> None:
-        """Close every connection, after telling the prefill workers which hand-offs are not needed."""
+        """Close every connection, after releasing the hand-offs at the prefill workers."""
         await self.prefill.close()
         if self._page:
             await self._page.close()
         if self._acceptor:
             await self._acceptor.stop()
         self._server.pre_shutdown()
-        await self._server.shutdown(SHUTDOWN_TIMEOUT_S)
+        await self._server.shutdown(timing.SHUTDOWN_TIMEOUT_S)
         if self._recording:
             await self._recording.write()
-        await self._background.finish(FINISH_WITHIN_S)
+        await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
         if self._tracer:
             await asyncio.to_thread(self._tracer.close)
-        await self._all_metrics.close()
-        await self._knowledge.close()
+        await self._deployment_metrics.close()
+        await self._inputs.close()
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:
-        """Answer ``POST /leaving/{instance id}``: route nothing more there; tell how much is in flight there.
+        """Answer ``POST /leaving/{instance id}``: route nothing more there; return what is in flight there.
 
         The instance id is in hexadecimal, as in discovery's keys.
         """
@@ -282,11 +251,11 @@ class FrontendServer:
             instance_id = int(request.match_info["instance_id"], 16)
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
-        return web.json_response({"in_flight": self._router.leaving(instance_id)})
+        return web.json_response({"in_flight": self._router.stop_routing_to(instance_id)})
 
     async def _routing(self, request: web.Request) -> web.Response:
-        """Answer ``GET /routing``: by worker, how it is known what the worker has cached."""
-        return web.json_response(self._router.knowledge())
+        """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
+        return web.json_response(self._router.cache_sources())
 
     def _client_server(self) -> ClientServer:
         settings = self._settings
@@ -335,12 +304,12 @@ class FrontendServer:
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
-        self.is_worker_coming = _has_coming_decode_workers(fleet)
-        self.absence = absence_in(fleet, self._settings.decode_component)
+        self.fleet.is_worker_starting = _has_starting_decode_workers(fleet)
+        self.fleet.absence = absence_in(fleet, self._settings.decode_component)
 
 
-def _has_coming_decode_workers(fleet: str) -> bool:
-    """Tell whether the published fleet has decode workers that are starting or wait for a restart."""
+def _has_starting_decode_workers(fleet: str) -> bool:
+    """Return whether the published fleet has decode workers that are starting or wait for a restart."""
     try:
         decode = FleetCounts.from_json(parse_object(fleet)).decode
     except ValueError:

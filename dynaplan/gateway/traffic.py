@@ -49,7 +49,6 @@ class Lengths:
 
     @property
     def total(self) -> float:
-        """The number of observations in all buckets together."""
         return sum(self.counts)
 
     @property

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import aiohttp
 
+from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import out_of_descriptors
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
@@ -24,19 +25,11 @@ from dynaplan.util.tls.client import ClientTls
 REFUSALS = frozenset({502, 503, 504})
 """HTTP statuses of a worker that drains or is not ready yet."""
 
-CONNECT_TIMEOUT_S = 2.0
-"""Time that connecting to a worker may take."""
 
-KEPT_S = 4.0
-"""Time for which an idle connection is kept.
-
-Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first.
-"""
-
-LARGEST_WRITE_BYTES = 256 * 1024
+MAX_WRITE_BYTES = 256 * 1024
 """Bytes of a body that are sent in one piece."""
 
-LARGEST_HELD_BYTES = 1024 * 1024
+MAX_LINE_BYTES = 1024 * 1024
 """Bytes of one line that are held back at most; a longer line is passed on in pieces."""
 
 _Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
@@ -71,7 +64,6 @@ class _Connector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
     ) -> Any:
-        """Return a connection for the request."""
         connection = await super().connect(req, traces, timeout)
         _is_reused.set(connection.protocol in self._used)
         self._used.add(connection.protocol)
@@ -86,7 +78,7 @@ class Upstream:
 
     def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
         self._authorization = f"Bearer {worker_token}"
-        self._kept = _session(_Connector(keepalive_timeout=KEPT_S, ssl=tls))
+        self._kept = _session(_Connector(keepalive_timeout=timing.WORKER_KEEP_ALIVE_S, ssl=tls))
         self._new = _session(_Connector(force_close=True, ssl=tls), {"Connection": "close"})
 
     async def post(
@@ -107,14 +99,14 @@ class Upstream:
         moment: the request is sent once more, over a new connection.
         """
         if not is_kept:
-            return await self._posted(self._new, url, body, request_id, trace)
+            return await self._post(self._new, url, body, request_id, trace)
         try:
-            return await self._posted(self._kept, url, body, request_id, trace)
+            return await self._post(self._kept, url, body, request_id, trace)
         except WorkerDied:
             if not _is_reused.get():
                 raise
         try:
-            return await self._posted(self._new, url, body, request_id, trace)
+            return await self._post(self._new, url, body, request_id, trace)
         except WorkerRefused as error:
             raise WorkerDied(
                 str(error), is_connection_lost=True
@@ -125,7 +117,7 @@ class Upstream:
         await self._kept.close()
         await self._new.close()
 
-    async def _posted(
+    async def _post(
         self,
         session: aiohttp.ClientSession,
         url: str,
@@ -141,7 +133,7 @@ class Upstream:
         }
         try:
             # aiohttp writes bytes at once, and a file piece by piece, so that other streams go on.
-            data = body if len(body) <= LARGEST_WRITE_BYTES else io.BytesIO(body)
+            data = body if len(body) <= MAX_WRITE_BYTES else io.BytesIO(body)
             response = await session.post(url, data=data, headers=headers)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             if is_exhausted(error):
@@ -187,7 +179,7 @@ class EngineAnswer:
     async def _complete_lines(self, chunk: bytes) -> bytes:
         lines, self._held = self._held + chunk, b""
         while chunk:
-            end = lines.rfind(b"\n") + 1 or (len(lines) if len(lines) > LARGEST_HELD_BYTES else 0)
+            end = lines.rfind(b"\n") + 1 or (len(lines) if len(lines) > MAX_LINE_BYTES else 0)
             if end:
                 self._held = lines[end:]
                 return lines[:end]
@@ -215,7 +207,7 @@ def _session(connector: aiohttp.TCPConnector, headers: dict[str, str] | None = N
     return aiohttp.ClientSession(
         connector=connector,
         headers=headers,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timing.WORKER_CONNECT_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),

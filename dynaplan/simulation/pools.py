@@ -13,7 +13,7 @@ from dynaplan.engines.timing_model.model import EngineModel, EngineRequest
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import reconcile
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.kv_routing.index import KvIndex
 from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
@@ -52,7 +52,7 @@ class CacheChanges:
         """Tell the index what is heard by now."""
         while self._steps and self._steps[0][0] <= now_s:
             for is_stored, blocks in self._steps.popleft()[1]:
-                (index.stored if is_stored else index.removed)(worker, blocks)
+                (index.add if is_stored else index.remove)(worker, blocks)
 
     def _changed(self, block: int, *, is_stored: bool) -> None:
         runs = self._this_step

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynaplan.config.settings.frontend import RoutingSettings
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
-from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
-from dynaplan.gateway.prefill.disaggregation import directed_prefill
+from dynaplan.gateway.kv_routing.index import KvIndex, PrefixIndex
+from dynaplan.gateway.prefill.disaggregation import route_prefill
 from dynaplan.gateway.routing.booking import BookEntry
-from dynaplan.gateway.routing.choosing import MODES, Inputs
+from dynaplan.gateway.routing.routing_logic import make_routing_logic
 from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.util.splitmix import uniform_draws
 
@@ -105,7 +104,7 @@ class ReportedCaches:
         serving = {worker.number for worker in workers}
         for number in self._index.workers:
             if number not in serving:
-                self._index.left(number)
+                self._index.remove_worker(number)
         while self._index.sweep():
             pass
 
@@ -132,8 +131,10 @@ class SimulatedRouter:
 
     def __init__(self, routing: SimulatedRouting, seed: int) -> None:
         self.routing = routing
-        self._turn = 0
-        self._draws = uniform_draws(seed)
+        draws = uniform_draws(seed)
+        self._logic = make_routing_logic(
+            routing.mode, lambda: next(draws), routing.overlap_weight, routing.temperature
+        )
         self._prefill_caches = ReportedCaches()
         self._waiting_blocks: Counter[int] = Counter()
         self._caches: Caches
@@ -163,7 +164,7 @@ class SimulatedRouter:
             return None
         overlaps = self._prefill_caches.overlaps(block_hashes, workers, now_s)
         numbers = [each.number for each in workers]
-        number = directed_prefill(numbers, overlaps, self._waiting_blocks)
+        number = route_prefill(numbers, overlaps, self._waiting_blocks)
         if number is None:
             return None
         left = len(block_hashes) - overlaps[number]
@@ -184,10 +185,7 @@ class SimulatedRouter:
         candidates = [
             worker.book.candidate(worker.number, overlaps.get(worker.number, 0)) for worker in workers
         ]
-        draw = next(self._draws) if routing.mode == "random" or routing.temperature else 0.0
-        inputs = Inputs(self._turn, draw, len(hashes), routing.overlap_weight, routing.temperature)
-        chosen = MODES[routing.mode](candidates, inputs)
-        self._turn += 1
+        chosen = self._logic.choose(candidates, len(hashes))
         if hashes:
             self._caches.sent(hashes, chosen.instance_id, now_s)
         worker = next(each for each in workers if each.number == chosen.instance_id)

@@ -251,7 +251,7 @@ class SimulatedService:
             if request.handed_over_s >= 0:
                 self._rest = self._rest.after(at_s - request.handed_over_s)
             assert request.entry is not None
-            request.entry.prefilled()
+            request.entry.finish_prefill()
             self.meter.first_token(at_s - request.traced.arrival_s)
 
     def _finished_at(self, key: str, at_s: float) -> None:
@@ -263,7 +263,7 @@ class SimulatedService:
         self.meter.finished(traced, at_s - request.first_s, at_s - came_s, cached_tokens)
         if self._router.is_by_prefix:
             computing = request.prefill or request.decode
-            self._cache_worth.served(computing.number, cached_tokens, at_s)
+            self._cache_worth.record_hit(computing.number, cached_tokens, at_s)
         itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
         self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens)
         self.outcome.queued_ms.add(max(0.0, request.begun_s - came_s) * 1000)

@@ -24,7 +24,7 @@ PUBLIC_URL = "public_url"
 """The key of a frontend's card that holds the base address of its public server; ``/metrics`` is there."""
 
 
-PREFILL_LANE = "prefill_lane"
+PREFILL_WORKER_QUEUE = "prefill_lane"
 """The key of a prefill worker's card that names its lane of the prefill queue."""
 
 CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
@@ -41,7 +41,7 @@ CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
     "kv_network": flag_field,
     "kv_events": object_field,
     "follows_kv_events": flag_field,
-    PREFILL_LANE: text_field,
+    PREFILL_WORKER_QUEUE: text_field,
     PUBLIC_URL: text_field,
 }
 """The fields of a card that dynaplan reads, each with the reader of its type."""

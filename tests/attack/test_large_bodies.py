@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.gateway.bodies.reading import LARGE_BODY_BYTES
+from dynaplan.gateway.request_bodies import LARGE_BODY_BYTES
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL
 from tests.fakes.polling import eventually
@@ -179,7 +179,7 @@ def reader_of_this_process() -> psutil.Process:
     (found,) = [
         child
         for child in psutil.Process().children()
-        if any("process_main" in word for word in child.cmdline())
+        if any("body_reader_main" in word for word in child.cmdline())
     ]
     return found
 
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_while_its_body_is_read_holds_up_nobody() -> 
 
 
 async def test_an_idle_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaplan.gateway.bodies.process.KEPT_S", 0.05)
+    monkeypatch.setattr("dynaplan.gateway.timing.BODY_READER_IDLE_S", 0.05)
     async with stage() as here:
         await here.worker()
         assert (await large(here))[0] == 200

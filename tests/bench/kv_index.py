@@ -87,12 +87,11 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     from dynaplan.engines.server.block_events import BlockTranslator
     from dynaplan.events.engine_batches import read_engine_events
     from dynaplan.events.wires import payload_reader, written
-    from dynaplan.gateway.kv_routing.kv_following import KvFollowing
-    from dynaplan.gateway.kv_routing.kv_index import KvIndex
+    from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 
-    translation, cached, following = BlockTranslator(), CachedBlocks(), KvFollowing(KvIndex())
-    following.present([1])
-    for _ in following.replace(1, following.ask(1), CacheSnapshot(1, -1, ())):
+    translation, cached, following = BlockTranslator(), CachedBlocks(), IndexSync(KvIndex())
+    following.set_workers([1])
+    for _ in following.load_snapshot(1, following.request_snapshot(1), CacheSnapshot(1, -1, ())):
         pass
     changes: list[Any] = []
     payloads: list[bytes] = []
@@ -107,7 +106,7 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     def follow() -> None:
         for payload in payloads:
             for event in read_kv_payload(read(payload)):
-                following.take(event)
+                following.apply(event)
 
     return {
         "worker, of vLLM's messages": translate,
@@ -142,12 +141,12 @@ class Ours:
 
     def __init__(self) -> None:
         from dynaplan.engines.timing_model.kv_blocks import block_hashes
-        from dynaplan.gateway.kv_routing.kv_index import KvIndex
+        from dynaplan.gateway.kv_routing.index import KvIndex
 
         self._index = KvIndex()
         self._hashes = block_hashes
-        self.store = self._index.stored
-        self.remove = self._index.removed
+        self.store = self._index.add
+        self.remove = self._index.remove
 
     def hashes(self, prompt: list[int]) -> list[int]:
         return self._hashes(prompt, BLOCK_TOKENS)

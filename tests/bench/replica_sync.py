@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from statistics import mean
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
-from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, shares
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
+from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
+from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
 from tests.bench.table import Row
@@ -98,7 +99,7 @@ async def measured(frontends: int, *, is_synced: bool, seed: int) -> tuple[float
                 held = workers.compute(booking.instance.instance_id, hashes)
                 hits.append((held, len(hashes)))
                 await asyncio.sleep(PREFILL_S * (len(hashes) - held))
-                booking.prefilled()
+                booking.finish_prefill()
                 await asyncio.sleep(DECODE_S * own.random())
                 booking.close()
 
@@ -120,29 +121,29 @@ async def _router(
     *,
     is_synced: bool,
 ) -> WorkerRouter:
-    router: WorkerRouter
-
-    async def connect() -> ComponentEvents:
-        return ComponentEvents(plane, "ns", "Frontend")
-
-    sync = ReplicaSync(
-        own_id=lambda: number,
-        own=lambda: shares(router.books),
-        heard=lambda hashes, worker: None,
-        connect=connect,
-    )
-    router = WorkerRouter(
-        workers,  # type: ignore[arg-type]  # discovery's part that a router uses
-        "W",
-        settings,
-        prefixes=CachedPrefixes(settings, workers),
-        others=sync.others,
-        changed=sync.changed,
-    )
+    sync = ReplicaSync(Replica(number, plane))
+    inputs = RouterInputs(CachedPrefixes(settings, workers), replica_sync=sync)
+    router = WorkerRouter(workers, "W", settings, inputs)  # type: ignore[arg-type]  # only discovery's part
+    sync._replica.books = inputs.books
     if is_synced:
         sync.start()
         ends.push_async_callback(sync.close)
     return router
+
+
+class Replica:
+    """One frontend on an event plane that all share."""
+
+    def __init__(self, instance_id: int, plane: MemoryEventPlane) -> None:
+        self.instance_id = instance_id
+        self.books: Mapping[int, WorkerBook] = {}
+        self._plane = plane
+
+    async def events(self) -> ComponentEvents:
+        return ComponentEvents(self._plane, "ns", "Frontend")
+
+    def record_remote_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
+        """Pass over it: engines report their blocks here."""
 
 
 def _call(text: str) -> Call:

@@ -22,11 +22,11 @@ from prometheus_client import CollectorRegistry
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
-from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.kv_routing.index import KvIndex
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call
 from dynaplan.gateway.poison_requests import PoisonRequests
-from dynaplan.gateway.routing.router_metrics import RouterMetrics
+from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
 from dynaplan.store.instances import Instance
 from tests.bench.table import Row
@@ -87,7 +87,7 @@ class Fleet:
         self.now = tuple(self_now)
         del self._caches[gone.instance_id]
         if self._index:
-            self._index.left(gone.instance_id)
+            self._index.remove_worker(gone.instance_id)
             while self._index.sweep():
                 pass
         self._come()
@@ -100,8 +100,8 @@ class Fleet:
         fresh = [block for block in hashes if block not in cache]
         cache.update(dict.fromkeys(fresh))
         gone = [cache.popitem(last=False)[0] for _ in range(len(cache) - CACHE_BLOCKS)]
-        self._index.stored(worker, fresh)
-        self._index.removed(worker, gone)
+        self._index.add(worker, fresh)
+        self._index.remove(worker, gone)
 
     def _come(self) -> None:
         self._ids += 1
@@ -119,12 +119,13 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
     fleet, dice, worth = Fleet(index), Random(1), CacheWorth()
     settings = FrontendSettings(router="kv", router_max_tree_size=50_000, router_ttl_s=5.0)
     metrics = RouterMetrics("ns", "W", CollectorRegistry())
+    inputs = RouterInputs(CachedPrefixes(settings, fleet if index else None))
     router = WorkerRouter(
         fleet,  # type: ignore[arg-type]
         "W",
         settings,
-        prefixes=CachedPrefixes(settings, fleet if index else None),
-        chosen=metrics.chosen,
+        inputs,
+        metrics=metrics,
     )
     now_s = asyncio.get_running_loop().time
     poison = PoisonRequests(now_s)
@@ -140,14 +141,14 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
         async with poison.admit(call) as suspect:
             booking = await router.book(call, 0.0)
             suspect.sent_to(booking.instance)
-            booking.prefilled()
-            suspect.answered()
+            booking.finish_prefill()
+            suspect.mark_answered()
         fleet.compute(booking.instance.instance_id, booking.blocks.hashes)
-        worth.served(booking.instance.instance_id, booking.overlap_blocks * booking.block_tokens, now_s())
+        worth.record_hit(booking.instance.instance_id, booking.overlap_blocks * booking.block_tokens, now_s())
         flying.append(booking)
         if len(flying) > IN_FLIGHT:
             done = flying.popleft()
-            done.decoded(dice.randrange(1, 300))
+            done.record_decoded(dice.randrange(1, 300))
             done.close()
         if number % NEW_WORKER_EVERY == 0:
             fleet.replace_one()
@@ -155,7 +156,7 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
         if number in (SETTLED, requests):
             while flying:
                 flying.popleft().close()
-            assert all(book.in_flight == book.active_blocks == 0 for book in router.books.values())
+            assert all(book.in_flight == book.active_blocks == 0 for book in inputs.books.values())
             held.append(_held())
     return held
 

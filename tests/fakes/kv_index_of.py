@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from dynaplan.events import event_connections
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower, SnapshotClient
+from dynaplan.gateway.kv_routing.follower import KvCacheFollower, SnapshotClient
 from dynaplan.store import connections
 from dynaplan.store.discovery import Discovery
 from tests.e2e.deployment import Deployment
@@ -27,13 +27,12 @@ async def kv_index_of(deployment: Deployment) -> AsyncIterator[KvCacheFollower]:
     async def connect() -> ComponentEvents:
         return ComponentEvents(plane, deployment.namespace, "Frontend")
 
-    follower = KvCacheFollower(discovery, deployment.namespace, connect, client.fetch)
+    follower = KvCacheFollower(discovery, deployment.namespace, connect, client)
     follower.start()
     try:
         yield follower
     finally:
         await follower.close()
-        await client.close()
         await discovery.close()
         await plane.close()
         await store.close()

@@ -17,7 +17,7 @@ import pytest
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.absence import ABSENT, Absence
 from dynaplan.fleet.plugin.store_link import StoreLink
-from dynaplan.gateway.kv_routing import cache_worth_notice
+from dynaplan.gateway import timing
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually
@@ -340,7 +340,7 @@ async def test_a_worker_that_was_there_a_moment_ago_is_waited_for() -> None:
 async def test_a_worker_that_is_starting_is_waited_for() -> None:
     async with stage(model=MODEL) as here:
         await here.store.put("v1/ns/fleet", json.dumps({"roles": {"decode": {"starting": 1}}}))
-        await eventually(lambda: here.frontend.is_worker_coming)
+        await eventually(lambda: here.frontend.fleet.is_worker_starting)
         request = asyncio.create_task(here.post())
         await eventually(lambda: here.frontend.in_flight == 1)
         await here.worker()
@@ -361,7 +361,7 @@ async def test_while_crashed_workers_wait_for_a_restart_clients_are_told_why_and
             absence = Absence("VllmWorker_1 has ended", seconds and int(time.time()) + seconds)
             fleet = {"roles": {"decode": {"backoff": 1}}, ABSENT: {"VllmWorker": absence.to_json()}}
             await here.store.put("v1/ns/fleet", json.dumps(fleet))
-            await eventually(lambda absence=absence: here.frontend.absence == absence)
+            await eventually(lambda absence=absence: here.frontend.fleet.absence == absence)
             async with here.client.post(here.url + CHAT, json=body(CHAT)) as response:
                 assert (response.status, why in await response.text()) == (503, True)
                 assert 15 < int(response.headers["Retry-After"]) <= 60
@@ -403,7 +403,7 @@ async def test_kv_routing_sends_an_equal_beginning_to_the_same_worker() -> None:
 async def test_the_fleet_plugin_hears_what_each_workers_cache_has_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache_worth_notice, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(timing, "CACHE_WORTH_INTERVAL_S", 0.05)
     async with stage(router="kv") as here:
         here.runtime.instance_id = await here.store.grant(60)
         link = StoreLink(here.store, "ns", asyncio.Event())

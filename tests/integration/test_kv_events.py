@@ -21,7 +21,7 @@ from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.tokens import tokenize
 from dynaplan.events import event_connections
 from dynaplan.events.engine_batches import END_OF_REPLAY
-from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower
+from dynaplan.gateway.kv_routing.follower import KvCacheFollower
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock

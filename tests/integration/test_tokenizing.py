@@ -1,4 +1,4 @@
-"""The tokenising process in real life: answers, and what becomes of requests when it does not answer."""
+"""The tokenizing process in real life: answers, and what becomes of requests when it does not answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
-from dynaplan.gateway.kv_routing.tokens import process
-from dynaplan.gateway.kv_routing.tokens.models import ModelTokenizers
-from dynaplan.gateway.kv_routing.tokens.process import TokenizingProcess
+from dynaplan.gateway import timing
+from dynaplan.gateway.kv_routing import tokenizing
+from dynaplan.gateway.kv_routing.tokenizing import ModelTokenizers, TokenizingProcess
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
 from tests.fakes.polling import eventually
 from tests.fakes.tokenizers import CHATML, byte_level_bpe, write_model
@@ -28,7 +28,7 @@ def chat(content: str) -> Call:
 
 
 @asynccontextmanager
-async def tokenizing(directory: Path, template: str = CHATML) -> AsyncIterator[TokenizingProcess]:
+async def running_tokenizer(directory: Path, template: str = CHATML) -> AsyncIterator[TokenizingProcess]:
     tokenizer = TokenizingProcess(write_model(directory, template=template))
     tokenizer.start()
     try:
@@ -40,7 +40,7 @@ async def tokenizing(directory: Path, template: str = CHATML) -> AsyncIterator[T
 
 async def test_many_prompts_at_once_have_the_tokens_of_their_model(tmp_path: Path) -> None:
     own = byte_level_bpe()
-    async with tokenizing(tmp_path) as tokenizer:
+    async with running_tokenizer(tmp_path) as tokenizer:
         texts = [f"the fox number {number} " * (number + 1) for number in range(50)]
         found = await asyncio.gather(*(tokenizer.blocks(chat(text), 4) for text in texts))
         for text, blocks in zip(texts, found, strict=True):
@@ -52,8 +52,8 @@ async def test_many_prompts_at_once_have_the_tokens_of_their_model(tmp_path: Pat
         assert await tokenizer.blocks(completion, 4) == PromptBlocks(tuple(block_hashes(ids, 4)), 4, len(ids))
 
 
-async def test_a_prompt_that_cannot_be_tokenised_has_no_tokens_and_the_next_one_has(tmp_path: Path) -> None:
-    async with tokenizing(tmp_path) as tokenizer:
+async def test_a_prompt_that_cannot_be_tokenized_has_no_tokens_and_the_next_one_has(tmp_path: Path) -> None:
+    async with running_tokenizer(tmp_path) as tokenizer:
         assert await tokenizer.blocks(chat("\ud800"), 4) is None
         assert await tokenizer.blocks(chat("the fox"), 4)
 
@@ -61,14 +61,14 @@ async def test_a_prompt_that_cannot_be_tokenised_has_no_tokens_and_the_next_one_
 async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "WAIT_S", 0.1)
-    monkeypatch.setattr(process, "LIMITS", replace(process.LIMITS, answer_s=6.0, restart_s=(0.0,)))
-    async with tokenizing(tmp_path) as tokenizer:
+    monkeypatch.setattr(timing, "TOKENS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(tokenizing, "LIMITS", replace(tokenizing.LIMITS, answer_s=6.0, restart_s=(0.0,)))
+    async with running_tokenizer(tmp_path) as tokenizer:
         os.kill(tokenizer._helper.pid, signal.SIGSTOP)
         assert await asyncio.gather(*(tokenizer.blocks(chat("fox"), 4) for _ in range(3))) == [None] * 3
         assert not tokenizer.fault  # they have not waited until that is noticed
         await eventually(lambda: "has not answered" in tokenizer.fault)
-        monkeypatch.setattr(process, "WAIT_S", 30.0)
+        monkeypatch.setattr(timing, "TOKENS_TIMEOUT_S", 30.0)
         await eventually(lambda: not tokenizer._helper.pid)
         await tokenizer.blocks(chat("the fox"), 4)
         await eventually(lambda: not tokenizer.fault)
@@ -78,8 +78,8 @@ async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
 async def test_requests_of_a_process_that_was_killed_have_no_tokens_and_it_is_started_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "LIMITS", replace(process.LIMITS, restart_s=(0.2,)))
-    async with tokenizing(tmp_path) as tokenizer:
+    monkeypatch.setattr(tokenizing, "LIMITS", replace(tokenizing.LIMITS, restart_s=(0.2,)))
+    async with running_tokenizer(tmp_path) as tokenizer:
         os.kill(tokenizer._helper.pid, signal.SIGKILL)
         await eventually(lambda: not tokenizer._helper.pid)
         assert await tokenizer.blocks(chat("the fox"), 4) is None
@@ -96,8 +96,8 @@ async def test_requests_of_a_process_that_was_killed_have_no_tokens_and_it_is_st
 async def test_bodies_beyond_the_bound_have_no_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MOST_WAITING_BYTES", 10)
-    async with tokenizing(tmp_path) as tokenizer:
+    monkeypatch.setattr(tokenizing, "MAX_WAITING_BYTES", 10)
+    async with running_tokenizer(tmp_path) as tokenizer:
         assert await tokenizer.blocks(chat("the fox"), 4) is None
 
 

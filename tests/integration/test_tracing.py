@@ -18,7 +18,7 @@ pytest.importorskip(
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import dynaplan
-from dynaplan.gateway.tracing.tracers import open_tracer
+from dynaplan.gateway.tracing import open_tracer
 from dynaplan.util.errors import ConfigError
 from tests.fakes.frontend_runtime import body, stage
 from tests.integration.test_frontend import CHAT, prefill_worker
@@ -104,9 +104,9 @@ async def test_a_collector_that_is_away_costs_requests_nothing() -> None:
 def test_the_sdk_is_named_in_one_module_imported_when_it_is_asked_for() -> None:
     package = Path(dynaplan.__file__).parent
     named = [file for file in package.rglob("*.py") if b"from opentelemetry" in file.read_bytes()]
-    assert named == [package / "gateway" / "tracing" / "otlp.py"]
-    named = [file for file in package.rglob("*.py") if b"tracing import otlp" in file.read_bytes()]
-    assert named == [package / "gateway" / "tracing" / "tracers.py"]
+    assert named == [package / "gateway" / "otlp.py"]
+    named = [file for file in package.rglob("*.py") if b"gateway import otlp" in file.read_bytes()]
+    assert named == [package / "gateway" / "tracing.py"]
 
 
 def test_a_wrong_address_and_a_missing_package_say_what_to_do(
@@ -114,8 +114,8 @@ def test_a_wrong_address_and_a_missing_package_say_what_to_do(
 ) -> None:
     with pytest.raises(ConfigError, match="otlp-traces-endpoint is 'localhost:4318'"):
         open_tracer("localhost:4318")
-    monkeypatch.delitem(sys.modules, "dynaplan.gateway.tracing.otlp", raising=False)
-    monkeypatch.delattr("dynaplan.gateway.tracing.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "dynaplan.gateway.otlp", raising=False)
+    monkeypatch.delattr("dynaplan.gateway.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigError) as missing:
         open_tracer("http://127.0.0.1:4318")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.kv_routing.index import KvIndex
 
 WORKERS = st.integers(0, 3)
 BLOCKS = st.lists(st.integers(0, 30), max_size=8)
@@ -36,19 +36,19 @@ def test_the_index_equals_a_set_for_each_worker(
         held = model.setdefault(worker, set())
         match step:
             case "stored":
-                index.stored(worker, blocks)
+                index.add(worker, blocks)
                 held.update(blocks)
             case "removed":
-                index.removed(worker, blocks)
+                index.remove(worker, blocks)
                 held.difference_update(blocks)
             case "replace":
                 index.replace(worker, blocks, 0)
                 model[worker] = set(blocks)
             case "cleared":
-                index.cleared(worker)
+                index.clear(worker)
                 held.clear()
             case "left":
-                index.left(worker)
+                index.remove_worker(worker)
                 held.clear()
             case "sweep":
                 index.sweep(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.routing.choosing import Candidate, Inputs, by_kv_cost
+from dynaplan.gateway.routing.routing_logic import Candidate, KvAware
 
 BLOCKS = st.integers(0, 10_000)
 
@@ -23,6 +23,6 @@ def test_a_chosen_workers_load_exceeds_the_least_by_no_more_than_the_weighted_ov
         Candidate(number, 0, active, prefill, min(overlap, prompt_blocks))
         for number, (active, prefill, overlap) in enumerate(loads)
     ]
-    chosen = by_kv_cost(candidates, Inputs(turn, 0.0, prompt_blocks, weight))
+    chosen = KvAware(lambda: 0.0, weight, turn=turn).choose(candidates, prompt_blocks)
     load = {each: weight * each.prefill_blocks + each.active_blocks for each in candidates}
     assert load[chosen] <= min(load.values()) + weight * chosen.overlap_blocks

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
-from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower
+from dynaplan.gateway.kv_routing.follower import KvCacheFollower
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import model_of
 from tests.fakes.kv_index_of import kv_index_of

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from dynaplan.gateway.kv_routing.tokens.chat_templates import ChatTemplates
-from dynaplan.gateway.kv_routing.tokens.files import read_chat_files
-from dynaplan.gateway.kv_routing.tokens.segments import SegmentedTokenizer
+from dynaplan.gateway.kv_routing.chat_templates import ChatTemplates
+from dynaplan.gateway.kv_routing.model_files import read_chat_files
+from dynaplan.gateway.kv_routing.tokenizer_main import SegmentedTokenizer
 from tests.e2e.deployment import REPOSITORY
 from tests.vllm.conftest import ON_CPU, START_UP_S
 from tests.vllm.rendering import BODIES
@@ -32,5 +32,5 @@ def test_a_chat_has_the_tokens_that_vllm_gives_it(vllm_python: Path, tiny_hf: Pa
         for body, ids in zip(BODIES, of_vllm["ids"], strict=True):
             if ids is not None:
                 compared += 1
-                assert list(array("I", tokenizer.packed(chats.text(body)))) == ids, (name, body)
+                assert list(array("I", tokenizer.encode(chats.text(body)))) == ids, (name, body)
     assert compared > len(BODIES)

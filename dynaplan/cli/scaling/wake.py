@@ -65,14 +65,14 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
 
 async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
     """Ask each worker; an earlier reason is taken away, so that the next one is the answer."""
-    from dynaplan.gateway.routing.sleeping_workers import wish_awake
+    from dynaplan.gateway.routing.sleeping_workers import request_wake
     from dynaplan.store.instance_keys import ASLEEP
     from dynaplan.store.model import Transaction
 
     for instance_id, _ in asleep.values():
         key = ASLEEP.key(namespace, instance_id)
         await store.commit(Transaction(puts={key: ""}, lease=instance_id))
-        if not await wish_awake(store, store, namespace, instance_id):
+        if not await request_wake(store, store, namespace, instance_id):
             raise TemporaryError("the key-value store does not answer", hint="Try again.")
 
 

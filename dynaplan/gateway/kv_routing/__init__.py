@@ -1,6 +1,11 @@
 """KV-aware routing: a request goes to the worker whose KV cache holds most of its prompt.
 
-``kv_index`` and ``prefix_index`` find the workers that hold a prefix, ``kv_following`` and
-``kv_cache_follower`` keep the index in step with the engines' KV events, ``prompt_tokens`` and ``tokens``
-turn a prompt into block hashes, ``replica_sync`` shares what several frontends have booked.
+- ``index``: which workers hold which blocks, reported or predicted.
+- ``follower`` keeps the reported index in step with the engines' KV events (``engines/kv_events``).
+- ``tokenizing`` turns a prompt into block hashes, in a process of its own (``tokenizer_main``, which reads
+  ``model_files`` and renders ``chat_templates``).
+- ``replica_sync`` shares bookings among several frontends.
+- ``inputs`` has all of these for the router; ``cache_worth`` counts what the caches save.
+
+The choice itself is ``KvAware`` in ``routing/routing_logic``.
 """

@@ -22,22 +22,22 @@ class CacheWorth:
     def __init__(self) -> None:
         self._served: dict[int, tuple[float, float]] = {}
 
-    def served(self, worker: int, tokens: int, now_s: float) -> None:
-        """Note tokens of a prompt that came out of the worker's cache."""
+    def record_hit(self, worker: int, tokens: int, now_s: float) -> None:
+        """Record tokens of a prompt that came out of the worker's cache."""
         if tokens > 0:
-            self._served[worker] = (self._faded(worker, now_s) + tokens, now_s)
+            self._served[worker] = (self._decay(worker, now_s) + tokens, now_s)
 
     def tokens(self, now_s: float) -> dict[int, int]:
         """Return the served tokens by worker, as of now, to ``DIGITS`` digits; absent if none."""
-        faded = {worker: _rounded(self._faded(worker, now_s)) for worker in self._served}
+        faded = {worker: _round(self._decay(worker, now_s)) for worker in self._served}
         self._served = {worker: self._served[worker] for worker, tokens in faded.items() if tokens}
         return {worker: tokens for worker, tokens in faded.items() if tokens}
 
-    def _faded(self, worker: int, now_s: float) -> float:
+    def _decay(self, worker: int, now_s: float) -> float:
         tokens, at_s = self._served.get(worker, (0.0, now_s))
         return tokens * exp((at_s - now_s) / MEMORY_S)
 
 
-def _rounded(tokens: float) -> int:
+def _round(tokens: float) -> int:
     step: int = 10 ** max(0, len(str(int(tokens))) - DIGITS)
     return round(tokens / step) * step

@@ -1,10 +1,10 @@
-"""Several frontends choose as one: each tells the others what it has sent where.
+"""Several frontends choose as one: each publishes to the others what it has sent where.
 
 A frontend publishes ``{namespace}.{component}.active_sequences_events``: the requests and KV blocks that it
 has at each worker now, and where it has sent which prompts, if that is to be predicted from. A message holds
-all bookings and not their changes, so that a lost one does no harm; it comes soon after a change, and every
-``HEARTBEAT_S``. A frontend that is silent for ``SILENT_S``, or whose registration has gone, takes its
-bookings with it.
+all bookings and not their changes, so that a lost one does no harm; it is published soon after a change, and
+every ``REPLICA_HEARTBEAT_S``. The bookings of a frontend that is silent for ``REPLICA_SILENT_S``, or whose
+registration is removed, are dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from dynaplan.events.component_events import ComponentEvents
+from dynaplan.gateway import timing
 from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import QueueUnavailable
@@ -25,19 +27,9 @@ log = logging.getLogger(__name__)
 
 TOPIC = "active_sequences_events"
 
-SETTLE_S = 0.005
-"""Time after a message for which changes gather; the first one after a rest is told at once."""
 
-HEARTBEAT_S = 1.0
-"""Time between two messages of a frontend that has requests in flight, if nothing changes."""
-
-SILENT_S = 3.5
-"""Time without a message after which a frontend's bookings are forgotten."""
-
-LONGEST_PAUSE_S = 5.0
-
-MOST_PROMPTS = 1000
-"""Prompts that one message tells of at most; of the others only the bookings are told."""
+MAX_PROMPTS = 1000
+"""Prompts in one message at most; of further ones only the bookings are published."""
 
 
 @dataclass(frozen=True)
@@ -72,57 +64,71 @@ class ActiveSequences:
 
 @dataclass
 class _Peer:
-    """Another frontend, as it was heard last."""
+    """Another frontend, by its last message."""
 
-    heard_s: float
+    received_s: float
     workers: tuple[WorkerShare, ...]
     is_registered: bool = False
 
 
-@dataclass
-class ReplicaSync:
-    """Tells the other frontends of this one's bookings, and adds theirs up in ``others``, by instance id.
+class Replica(Protocol):
+    """This frontend, as its replica sync sees it: its own bookings, and where other frontends' prompts go."""
 
-    ``own_id`` returns this frontend's instance id, 0 before it has one; ``own`` the shares of its workers.
-    ``heard`` is told of prompts that others have sent. ``connect`` raises QueueUnavailable while the event
-    plane does not answer: then each frontend goes by its own bookings.
+    books: Mapping[int, WorkerBook]
+    """This frontend's bookings by instance id of the worker."""
+
+    @property
+    def instance_id(self) -> int:
+        """This frontend's instance id, 0 before it is registered."""
+        ...
+
+    async def events(self) -> ComponentEvents:
+        """Return the event plane; raises QueueUnavailable while that does not answer."""
+        ...
+
+    def record_remote_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
+        """Record that another frontend has sent a prompt with these blocks to that worker."""
+        ...
+
+
+class ReplicaSync:
+    """Publishes a frontend's bookings, and adds up those of the others in ``others``, by instance id.
+
+    While the event plane does not answer each frontend goes by its own bookings.
     """
 
-    own_id: Callable[[], int]
-    own: Callable[[], Iterable[WorkerShare]]
-    heard: Callable[[Sequence[int], int], None]
-    connect: Callable[[], Awaitable[ComponentEvents]]
-    others: dict[int, WorkerBook] = field(default_factory=dict)
-    _peers: dict[int, _Peer] = field(default_factory=dict, init=False)
-    _sent: list[SentPrompt] = field(default_factory=list, init=False)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+    def __init__(self, replica: Replica) -> None:
+        self.others: dict[int, WorkerBook] = {}
+        self._replica = replica
+        self._peers: dict[int, _Peer] = {}
+        self._sent: list[SentPrompt] = []
+        self._changed = asyncio.Event()
+        self._tasks = BackgroundTasks()
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The other frontends that are heard, by instance id."""
+        """The other frontends with messages, by instance id."""
         return tuple(self._peers)
 
     def start(self) -> None:
-        """Tell and hear in the background, as soon as the event plane answers."""
+        """Publish and receive in the background, as soon as the event plane answers."""
         self._tasks.spawn(self._run(), "replica sync")
 
     async def close(self) -> None:
-        """Stop telling other frontends of this one's requests, and hearing of theirs."""
         await self._tasks.cancel()
 
-    def changed(self) -> None:
-        """Tell the others soon: a request was booked, is prefilled, or has ended."""
+    def notify(self) -> None:
+        """Publish soon: a request was booked, is prefilled, or has ended."""
         self._changed.set()
 
-    def sent(self, hashes: Sequence[int], instance_id: int) -> None:
-        """Tell the others that a prompt with these blocks was sent to that worker."""
-        if len(self._sent) < MOST_PROMPTS:
+    def record_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
+        """Publish that a prompt with these blocks was sent to that worker."""
+        if len(self._sent) < MAX_PROMPTS:
             self._sent.append(SentPrompt(instance_id, array("Q", hashes).tobytes()))
         self._changed.set()
 
-    def registered(self, instance_ids: Iterable[int]) -> None:
-        """Take over the registrations of the namespace: a frontend that is no more among them has gone."""
+    def update_registrations(self, instance_ids: Iterable[int]) -> None:
+        """Take over the registrations of the namespace: a frontend that is no longer among them has ended."""
         present = frozenset(instance_ids)
         for frontend, peer in list(self._peers.items()):
             if peer.is_registered and frontend not in present:
@@ -130,57 +136,59 @@ class ReplicaSync:
             peer.is_registered = frontend in present
 
     async def _run(self) -> None:
-        backoff = Backoff(0.1, LONGEST_PAUSE_S)
+        backoff = Backoff(0.1, timing.EVENT_PLANE_MAX_BACKOFF_S)
         while True:
             try:
-                events = await self.connect()
+                events = await self._replica.events()
                 subscription = await events.subscribe_typed(TOPIC, ActiveSequences)
             except QueueUnavailable as error:
                 if backoff.is_first:
-                    log.warning("frontends do not hear each other until the event plane answers: %s", error)
+                    log.warning("frontends do not share bookings until the event plane answers: %s", error)
                 await backoff.pause()
                 continue
-            telling = self._tasks.spawn(self._tell(events), "tell bookings")
+            publishing = self._tasks.spawn(self._publish(events), "publish bookings")
             try:
                 backoff.reset()
                 async for event in subscription:
-                    self._take(event.value)
+                    self._receive(event.value)
             finally:
-                telling.cancel()
+                publishing.cancel()
                 await subscription.close()
             await backoff.pause()
 
-    async def _tell(self, events: ComponentEvents) -> None:
+    async def _publish(self, events: ComponentEvents) -> None:
         """Publish what is in flight after each change, and now and then."""
         while True:
             try:
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout(timing.REPLICA_HEARTBEAT_S):
                     await self._changed.wait()
             except TimeoutError:
                 self._drop_silent()
             self._changed.clear()
-            if frontend := self.own_id():
+            if frontend := self._replica.instance_id:
                 sent, self._sent = tuple(self._sent), []
-                message = ActiveSequences(frontend, tuple(self.own()), sent)
+                message = ActiveSequences(frontend, tuple(shares(self._replica.books)), sent)
                 await events.publish_serialized(TOPIC, message)
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(timing.REPLICA_DEBOUNCE_S)
 
-    def _take(self, message: ActiveSequences) -> None:
-        """Take one message over; one of our own says nothing new."""
-        if message.frontend == self.own_id():
+    def _receive(self, message: ActiveSequences) -> None:
+        """Apply one message; one of our own has nothing new."""
+        if message.frontend == self._replica.instance_id:
             return
         now_s = asyncio.get_running_loop().time()
         peer = self._peers.setdefault(message.frontend, _Peer(now_s, ()))
         self._add(peer.workers, -1)
-        peer.workers, peer.heard_s = message.workers, now_s
+        peer.workers, peer.received_s = message.workers, now_s
         self._add(peer.workers, 1)
         for prompt in message.sent:
-            self.heard(array("Q", prompt.hashes[: len(prompt.hashes) // 8 * 8]), prompt.instance_id)
+            self._replica.record_remote_prompt(
+                array("Q", prompt.hashes[: len(prompt.hashes) // 8 * 8]), prompt.instance_id
+            )
 
     def _drop_silent(self) -> None:
-        silent_s = asyncio.get_running_loop().time() - SILENT_S
+        silent_s = asyncio.get_running_loop().time() - timing.REPLICA_SILENT_S
         for frontend, peer in list(self._peers.items()):
-            if peer.heard_s < silent_s:
+            if peer.received_s < silent_s:
                 self._forget(frontend)
 
     def _forget(self, frontend: int) -> None:
@@ -197,7 +205,6 @@ class ReplicaSync:
 
 
 def shares(books: Mapping[int, WorkerBook]) -> Iterable[WorkerShare]:
-    """Yield a frontend's share of each worker that has one."""
     for instance_id, book in books.items():
         if book.in_flight:
             yield WorkerShare(instance_id, book.in_flight, book.active_blocks, book.prefill_blocks)

@@ -68,7 +68,7 @@ def with_live_settings(
     return replace(settings, **changed)
 
 
-def directed_prefill(
+def route_prefill(
     workers: Iterable[int], overlaps: Mapping[int, int], waiting_blocks: Mapping[int, int]
 ) -> int | None:
     """Return the prefill worker that a prompt is directed to; None for the one that asks first.

@@ -1,7 +1,7 @@
-"""The frontend's side of the prefill queue: place a prompt, put it on the queue, wait for the answer.
+"""The frontend's side of a remote prefill: place a prompt, put it on the queue, wait for the hand-off.
 
 A failure here costs time but never a request: without a hand-off the decode worker computes the prompt
-itself.
+itself. Prefill workers hold the KV entries of a hand-off until it is released.
 """
 
 from __future__ import annotations
@@ -13,45 +13,99 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol
 
-from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.dispatch_order import UsualTime, deadline_s
 from dynaplan.events.messaging_port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.live_settings import live_settings_prefix
-from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks
+from dynaplan.gateway import timing
+from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
-from dynaplan.gateway.prefill.depth import PrefillDepth
-from dynaplan.gateway.prefill.directing import Direction, PrefillDirector
 from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill, with_live_settings
-from dynaplan.gateway.prefill.hand_off import HandOff, HandOffs
-from dynaplan.gateway.routing.sleeping_workers import Sleepers
+from dynaplan.gateway.prefill.prefill_queue import PrefillDepth, PrefillRouter, RoutedPrompt
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instances import PREFILL_LANE, Instance
+from dynaplan.store.instances import PREFILL_WORKER_QUEUE, Instance
 from dynaplan.util.errors import DynaplanError, TemporaryError
 from dynaplan.util.http_routes import NO_TRACE
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-LARGEST_PAYLOAD_BYTES = 1024 * 1024 - 4096
+
+@dataclass(frozen=True)
+class HandOff:
+    """A computed prompt: ``fields`` go to the top level of the decode request's body and name the KV entries.
+
+    ``release`` tells the prefill worker that the entries are not needed any more; only the first call counts.
+    ``cached_tokens`` of the prompt were in the prefill worker's cache; None where it does not report them.
+    ``instance_id`` is that worker's, 0 where it is not known. ``on_first_token`` is called with a
+    stream's first token.
+    """
+
+    fields: Mapping[str, Any]
+    release: Callable[[], None]
+    cached_tokens: int | None = None
+    instance_id: int = 0
+    on_first_token: Callable[[], None] = lambda: None
+
+
+class HandOffs:
+    """Tells prefill workers, in the background, which of their hand-offs they may free."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Messenger]], background: BackgroundTasks) -> None:
+        self._connect = connect
+        self._background = background
+        self._held: dict[str, str] = {}
+
+    def hold(self, answer: PrefillAnswer) -> None:
+        """Remember the prefill worker of an answer that a request waits for, until ``release``."""
+        if answer.release_to and not answer.error:
+            self._held[answer.request_id] = answer.release_to
+
+    def make(
+        self, answer: PrefillAnswer, instance_id: int = 0, on_first_token: Callable[[], None] = lambda: None
+    ) -> HandOff:
+        """Return the hand-off that the answer of this instance brings; ``on_first_token`` is its own."""
+        release = partial(self.release, answer.request_id)
+        return HandOff(answer.hand_off, release, answer.cached_tokens, instance_id, on_first_token)
+
+    def release(self, request_id: str) -> None:
+        """Tell the prefill worker that this request's hand-off is not needed any more, if one is held."""
+        release_to = self._held.pop(request_id, "")
+        if release_to:
+            self._background.spawn(self._notify_worker(release_to, request_id))
+
+    def release_unused(self, answer: PrefillAnswer) -> None:
+        """Release the hand-off of an answer that no request waits for: it is late, or a redelivery's.
+
+        A second answer from the worker that gave the first names the same entries, which are in use: it is
+        kept.
+        """
+        in_use = self._held.get(answer.request_id)
+        if answer.release_to and not answer.error and answer.release_to != in_use:
+            self._background.spawn(self._notify_worker(answer.release_to, answer.request_id))
+
+    async def _notify_worker(self, release_to: str, request_id: str) -> None:
+        try:
+            messenger = await self._connect()
+            await messenger.publish(release_to, request_id.encode())
+        except DynaplanError as error:
+            log.debug("the hand-off of %s stays until it expires: %s", request_id, error)
+
+
+MAX_PAYLOAD_BYTES = 1024 * 1024 - 4096
 """The largest payload of a prefill: the default limit of a NATS server (1 MiB) less room for its headers."""
 
-ANSWER_S = 1.0
-"""Time an answer takes to arrive at most: a prefill that left the queue longer ago has lost its answer.
 
-A prefill worker publishes the answer before the work leaves the queue.
+WORKER_QUEUE_SHARE = 0.25
+"""Part of the wait for a remote prefill after which a prompt in a worker's own queue is queued for all.
+
+Only if the worker has answered nothing meanwhile: long enough for nearly any prompt, and most of the wait is
+left for the others.
 """
-
-QUEUE_TIMEOUT_S = 1.0
-"""Time for which a request waits for the queue to take its prefill.
-
-After a failure no request tries the queue again for the same time.
-"""
-
-PART_IN_LANE = 0.25
-"""Part of the wait for a remote prefill after which a directed prompt goes to the others, if its worker has
-answered nothing meanwhile: long enough for nearly any prompt, and it leaves the others most of the wait."""
 
 _BETTER_LOCAL = (PrefillPlace.SHORT, PrefillPlace.QUEUE_FULL)
 """Places that make a remote prefill slower than a local one, but not impossible."""
@@ -59,48 +113,59 @@ _BETTER_LOCAL = (PrefillPlace.SHORT, PrefillPlace.QUEUE_FULL)
 
 @dataclass
 class _Pending:
-    """A prefill that was put on the queue; ``answer`` becomes None when no answer will come any more."""
+    """A prefill that was put on the queue; ``answer`` becomes None when no answer is expected any more."""
 
     answer: asyncio.Future[PrefillAnswer | None]
     payload: bytes = b""
-    direction: Direction | None = None
+    routed: RoutedPrompt | None = None
     sequence: int = 0
     put_s: float = float("inf")
-    look: asyncio.TimerHandle | None = None
+    check: asyncio.TimerHandle | None = None
+
+
+class PrefillRuntime(Protocol):
+    """The part of a frontend's process that remote prefill needs."""
+
+    namespace: str
+    discovery: Discovery
+
+    async def messenger(self) -> Messenger:
+        """Return the messaging server's client; raises QueueUnavailable while that does not answer."""
+        ...
+
+
+class PrefillCounter(Protocol):
+    """Counts prefills by model and place: ``remote``, ``local`` or ``fallback``."""
+
+    def count_prefill(self, model: str, place: str) -> None: ...
 
 
 class RemotePrefill:
     """Decides where a prompt is computed, and has it computed remotely.
 
-    ``connect`` returns the process's messenger; it may fail, and is tried again. ``placed`` is called with
-    the model and ``remote``, ``local`` or ``fallback`` for every request. Work without a waiting request
-    (releasing hand-offs, withdrawing prefills) runs in ``background``.
+    Work without a waiting request (releasing hand-offs, withdrawing prefills) runs in ``background``.
     """
 
     def __init__(
         self,
-        settings: DisaggregationSettings,
-        discovery: Discovery,
-        *,
-        namespace: str,
-        component: str,
-        wait_s: float,
-        connect: Callable[[], Awaitable[Messenger]],
-        placed: Callable[[str, str], None],
+        runtime: PrefillRuntime,
+        settings: FrontendSettings,
+        metrics: PrefillCounter,
         background: BackgroundTasks,
-        sleepers: Sleepers | None = None,
-        told: ToldBlocks | None = None,
+        *,
+        sleeping: SleepingWorkers | None = None,
+        reported: ReportedBlocks | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._wall_s = wall_s
-        self._configured = self._settings = settings
-        self._discovery = discovery
-        self._namespace = namespace
-        self._component = component
-        self._wait_s = wait_s
-        self._lane_patience_s = wait_s * PART_IN_LANE
-        self._connect = connect
-        self._placed = placed
+        self._configured = self._settings = settings.disaggregation
+        self._discovery = discovery = runtime.discovery
+        self._namespace = namespace = runtime.namespace
+        self._component = settings.prefill_component
+        self._wait_s = settings.prefill_wait_s
+        self._worker_patience_s = self._wait_s * WORKER_QUEUE_SHARE
+        self._connect = connect = runtime.messenger
+        self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._reply_to = f"{namespace}.prefill_answers.{uuid.uuid4().hex}"
         self._queue: WorkQueue | None = None
@@ -108,15 +173,15 @@ class RemotePrefill:
         self._background = background
         self._hand_offs = HandOffs(connect, background)
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
-        self._director = PrefillDirector(namespace, connect, told)
+        self._prefill_router = PrefillRouter(namespace, connect, reported)
         self._workers: dict[int, Instance] = {}
-        self._rest = UsualTime()
-        self._left_alone_until_s = float("-inf")
-        discovery.on_change(self._take_back)
+        self._first_token_delay = UsualTime()
+        self._retry_queue_at_s = float("-inf")
+        discovery.on_change(self._requeue_lost)
         discovery.on_change(self._release_if_alone)
-        self._sleepers = sleepers
-        if sleepers:
-            sleepers.on_change(lambda fell_asleep: self._pending and self._wake_if_asleep())
+        self._sleeping = sleeping
+        if sleeping:
+            sleeping.on_change(lambda fell_asleep: self._pending and self._wake_if_asleep())
 
     async def connect(self) -> None:
         """Open the queue, trying again for as long as the NATS server is away."""
@@ -136,12 +201,10 @@ class RemotePrefill:
 
     @property
     def is_connected(self) -> bool:
-        """True when the queue is open."""
         return self._queue is not None
 
     @property
     def queue_size(self) -> int:
-        """The estimated number of prefills in the queue at this moment."""
         return self._depth.estimate
 
     @property
@@ -174,27 +237,27 @@ class RemotePrefill:
             place, is_remote = PrefillPlace.ASLEEP, False
         if not is_remote:
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
-            self._placed(call.model, "local")
+            self._metrics.count_prefill(call.model, "local")
             return None
-        answer = await self._computed(call, blocks, trace)
+        answer = await self._compute(call, blocks, trace)
         if answer is None or (answer.error and answer.is_retryable):
             log.debug(
                 "local prefill of %d tokens: %s", call.prompt_tokens, answer.error if answer else "no answer"
             )
-            self._placed(call.model, "fallback")
+            self._metrics.count_prefill(call.model, "fallback")
             return None
         if answer.status:
             raise ApiError(answer.status, f"The prompt cannot be computed: {answer.error}")
         if answer.error:
             raise worker_failed(f"The prompt cannot be computed: {answer.error}")
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
-        self._placed(call.model, "remote")
-        answering = partial(self._note_rest, self._loop.time())
-        return self._hand_offs.of(answer, self._instance_of(answer.worker), answering)
+        self._metrics.count_prefill(call.model, "remote")
+        on_first_token = partial(self._observe_first_token, self._loop.time())
+        return self._hand_offs.make(answer, self._instance_of(answer.worker), on_first_token)
 
-    def _note_rest(self, handed_over_s: float) -> None:
+    def _observe_first_token(self, handed_over_s: float) -> None:
         """Note that the first token has come, of a prompt that was handed over at this time of the loop."""
-        self._rest = self._rest.after(self._loop.time() - handed_over_s)
+        self._first_token_delay = self._first_token_delay.after(self._loop.time() - handed_over_s)
 
     async def close(self) -> None:
         """Let the requests that still wait be computed locally, and stop reading the queue's depth."""
@@ -202,13 +265,13 @@ class RemotePrefill:
         await self._depth.close()
 
     def can_reach(self, taker: Instance) -> bool:
-        """Tell whether every prefill worker can hand KV entries over to that decode worker."""
+        """Return whether every prefill worker can hand KV entries over to that decode worker."""
         return all(each.can_hand_over_to(taker) for each in self._discovery.instances(self._component))
 
     def _place(self, call: Call, prefix_hit_rate: float, taker: Instance | None) -> PrefillPlace:
         if not self._settings.is_on:
             return PrefillPlace.OFF
-        if self._queue is None or self._loop.time() < self._left_alone_until_s:
+        if self._queue is None or self._loop.time() < self._retry_queue_at_s:
             return PrefillPlace.QUEUE_AWAY
         self._depth.keep(self._queue)
         return place_prefill(
@@ -220,12 +283,12 @@ class RemotePrefill:
             taker is None or self.can_reach(taker),
         )
 
-    async def _computed(
+    async def _compute(
         self, call: Call, blocks: PromptBlocks, trace: Mapping[str, str]
     ) -> PrefillAnswer | None:
-        """Put the prompt on the queue; return the prefill worker's answer, None when none comes in time."""
+        """Put the prompt on the queue; return the prefill worker's answer, None when none arrives in time."""
         request_id = uuid.uuid4().hex
-        request = self._timed(
+        request = self._with_deadline(
             RemotePrefillRequest(
                 request_id,
                 path=call.endpoint.path,
@@ -235,15 +298,15 @@ class RemotePrefill:
             )
         )
         payload = request.to_json() if call.is_whole else request.to_json_around(call.body)
-        if len(payload) > LARGEST_PAYLOAD_BYTES:
+        if len(payload) > MAX_PAYLOAD_BYTES:
             return None
         pending = self._pending[request_id] = _Pending(self._loop.create_future(), payload)
         timer = self._loop.call_later(self._wait_s, _give_up, pending.answer)
         try:
-            pending.direction = await self._director.direct(blocks, self._awake())
-            if pending.direction:
-                pending.look = self._loop.call_later(self._lane_patience_s, self._look_at_lane, pending)
-            if not await self._enqueued(pending):
+            pending.routed = await self._prefill_router.route(blocks, self._awake())
+            if pending.routed:
+                self._check_later(pending)
+            if not await self._enqueue(pending):
                 return None
             return await pending.answer
         except asyncio.CancelledError:
@@ -251,20 +314,20 @@ class RemotePrefill:
             raise
         finally:
             timer.cancel()
-            if pending.look:
-                pending.look.cancel()
+            if pending.check:
+                pending.check.cancel()
             del self._pending[request_id]
-            if pending.direction:
-                self._director.close(pending.direction)
+            if pending.routed:
+                self._prefill_router.close(pending.routed)
             self._withdraw_unless_answered(pending)
 
-    def _timed(self, request: RemotePrefillRequest) -> RemotePrefillRequest:
+    def _with_deadline(self, request: RemotePrefillRequest) -> RemotePrefillRequest:
         """Add the times of a request that has just arrived, unless the order of arrival is wanted."""
         settings = self._settings
         if not settings.prefill_deadline_ms:
             return request
         now_s = self._wall_s()
-        until_s = deadline_s(now_s, settings.prefill_deadline_ms, self._rest)
+        until_s = deadline_s(now_s, settings.prefill_deadline_ms, self._first_token_delay)
         return replace(
             request,
             arrived_unix_s=now_s,
@@ -273,16 +336,16 @@ class RemotePrefill:
             waits_until_unix_s=now_s + self._wait_s,
         )
 
-    async def _enqueued(self, pending: _Pending) -> bool:
-        queue = pending.direction.queue if pending.direction else self._queue
+    async def _enqueue(self, pending: _Pending) -> bool:
+        queue = pending.routed.queue if pending.routed else self._queue
         assert queue is not None
         try:
-            async with asyncio.timeout(QUEUE_TIMEOUT_S):
+            async with asyncio.timeout(timing.PREFILL_QUEUE_TIMEOUT_S):
                 pending.sequence = await queue.put(pending.payload)
                 pending.put_s = self._loop.time()
         except (DynaplanError, TimeoutError) as error:
             log.debug("the prefill queue did not take a request: %s", error)
-            self._left_alone_until_s = self._loop.time() + QUEUE_TIMEOUT_S
+            self._retry_queue_at_s = self._loop.time() + timing.PREFILL_QUEUE_TIMEOUT_S
             return False
         return True
 
@@ -307,20 +370,20 @@ class RemotePrefill:
             log.warning("ignoring a message on %s: it is no prefill answer (%s)", subject, error)
             return
         if self._instance_of(answer.worker):
-            self._director.heard(answer.worker)
+            self._prefill_router.record_answer(answer.worker)
         pending = self._pending.get(answer.request_id)
         if pending and not pending.answer.done():
             self._hand_offs.hold(answer)
             pending.answer.set_result(answer)
         else:
-            self._hand_offs.refuse(answer)
+            self._hand_offs.release_unused(answer)
 
     def _wake_if_asleep(self) -> bool:
-        """Have a prefill worker woken if all of them sleep; tell whether they do."""
+        """Have a prefill worker woken if all of them sleep; return whether they do."""
         instances = self._discovery.instances(self._component)
-        if self._sleepers is None or not self._sleepers.are_all(instances):
+        if self._sleeping is None or not self._sleeping.are_all(instances):
             return False
-        if reason := self._sleepers.wake_one(instances):
+        if reason := self._sleeping.wake_one(instances):
             log.debug("every prefill worker sleeps: %s", reason)
         return True
 
@@ -329,45 +392,47 @@ class RemotePrefill:
         return next((each.instance_id for each in instances if each.worker == worker), 0)
 
     def _awake(self) -> list[Instance]:
-        """Return the prefill workers that do not sleep."""
         instances = self._discovery.instances(self._component)
-        return [each for each in instances if not (self._sleepers and each in self._sleepers)]
+        return [each for each in instances if not (self._sleeping and each in self._sleeping)]
 
-    def _take_back(self) -> None:
-        """Put the prompts that were directed to a worker that has gone on the shared queue."""
+    def _requeue_lost(self) -> None:
+        """Put the prompts that wait for a worker that has left on the shared queue."""
         present = {each.instance_id: each for each in self._discovery.instances(self._component)}
         gone = [each for number, each in self._workers.items() if number not in present]
         self._workers = present
         for pending in self._pending.values():
-            if pending.direction and pending.direction.instance.instance_id not in present:
-                self._background.spawn(self._put_back(pending, "has gone"))
+            if pending.routed and pending.routed.instance.instance_id not in present:
+                self._background.spawn(self._requeue(pending, "has left"))
         for each in gone:
-            if each.card.get(PREFILL_LANE):
-                self._background.spawn(self._director.clear(each, self._lanes))
+            if each.card.get(PREFILL_WORKER_QUEUE):
+                self._background.spawn(self._prefill_router.clear(each, self._worker_queues))
 
-    def _look_at_lane(self, pending: _Pending) -> None:
-        """Put a directed prompt on the shared queue if its worker has answered nothing for a while."""
-        if pending.direction is None or pending.answer.done():
+    def _check_later(self, pending: _Pending) -> None:
+        pending.check = self._loop.call_later(self._worker_patience_s, self._check_worker_queue, pending)
+
+    def _check_worker_queue(self, pending: _Pending) -> None:
+        """Put a prompt on the shared queue if its worker has answered nothing for a while."""
+        if pending.routed is None or pending.answer.done():
             return
-        others = (each for each in self._awake() if each.worker != pending.direction.instance.worker)
-        if any(others) and self._director.is_silent(pending.direction, self._lane_patience_s):
-            self._background.spawn(self._put_back(pending, "answers nothing"))
+        others = (each for each in self._awake() if each.worker != pending.routed.instance.worker)
+        if any(others) and self._prefill_router.is_silent(pending.routed, self._worker_patience_s):
+            self._background.spawn(self._requeue(pending, "has answered nothing"))
         else:
-            pending.look = self._loop.call_later(self._lane_patience_s, self._look_at_lane, pending)
+            self._check_later(pending)
 
-    def _lanes(self) -> dict[str, Instance]:
+    def _worker_queues(self) -> dict[str, Instance]:
         instances = self._discovery.instances(self._component)
-        return {str(each.card.get(PREFILL_LANE)): each for each in instances}
+        return {str(each.card.get(PREFILL_WORKER_QUEUE)): each for each in instances}
 
-    async def _put_back(self, pending: _Pending, why: str) -> None:
-        direction, pending.direction = pending.direction, None
-        if direction is None or pending.answer.done():
+    async def _requeue(self, pending: _Pending, why: str) -> None:
+        routed, pending.routed = pending.routed, None
+        if routed is None or pending.answer.done():
             return
-        self._director.close(direction)
-        log.info("%s %s: a prompt directed to it goes to the others", direction.instance.worker, why)
+        self._prefill_router.close(routed)
+        log.info("%s %s: its prompt is queued for the others", routed.instance.worker, why)
         if pending.sequence:
             await self._withdraw(pending.sequence)
-        if not await self._enqueued(pending):
+        if not await self._enqueue(pending):
             _give_up(pending.answer)
 
     def _release_if_alone(self) -> None:
@@ -384,7 +449,7 @@ class RemotePrefill:
         They have left the queue without an answer having arrived: it was lost on its way.
         """
         for pending in self._pending.values():
-            if pending.put_s < empty_s - ANSWER_S:
+            if pending.put_s < empty_s - timing.PREFILL_ANSWER_S:
                 _give_up(pending.answer)
 
 

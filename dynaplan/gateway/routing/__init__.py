@@ -1,1 +1,1 @@
-"""Routing: the worker that gets a request, the router's book, and the place of a prompt's prefill."""
+"""Routing: the choice of the worker that gets a request, and the bookings that it depends on."""

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from dynaplan.gateway import timing
 from dynaplan.gateway.upstream import Upstream, WorkerDied, WorkerRefused
 from dynaplan.store.instances import Instance
 from dynaplan.util.documents import object_field, parse_object
@@ -24,9 +25,6 @@ log = logging.getLogger(__name__)
 RESERVE_PATH = "/kv_slots/reserve"
 RELEASE_PATH = "/kv_slots/release"
 
-RELEASE_TIMEOUT_S = 5.0
-"""Time for which giving a slot back is tried; a worker takes a forgotten one back by itself."""
-
 
 class Reservations:
     """Reserves a worker's slot for a request and gives it back when the request has ended."""
@@ -36,7 +34,7 @@ class Reservations:
         self._background = background
 
     @asynccontextmanager
-    async def reserved(
+    async def reserve(
         self, instance: Instance, request_id: str, hand_off: Mapping[str, Any] | None
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Hold a slot while the context lasts; yields the fields for the request's body.
@@ -75,7 +73,7 @@ class Reservations:
     async def _release(self, instance: Instance, request_id: str) -> None:
         body = json.dumps({"request_id": request_id}).encode()
         try:
-            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+            async with asyncio.timeout(timing.SLOT_RELEASE_TIMEOUT_S):
                 (await self._upstream.post(instance.url + RELEASE_PATH, body, request_id)).close()
         except (WorkerRefused, WorkerDied, TimeoutError) as error:
             log.debug("%s takes back by itself what %s had: %r", instance.worker, request_id, error)

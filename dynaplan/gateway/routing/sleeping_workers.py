@@ -1,4 +1,4 @@
-"""The workers whose engines sleep, as they say themselves, and how a router has one woken."""
+"""The workers whose engines sleep, as they report it, and how a router has one woken."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
+from dynaplan.gateway import timing
 from dynaplan.store.instance_keys import ASLEEP, WAKE
 from dynaplan.store.instances import Instance
 from dynaplan.store.model import Transaction
@@ -17,18 +18,12 @@ from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN_S = 5.0
-"""Seconds after which a worker that still sleeps is asked again."""
-
-WISH_TTL_S = 30
-"""Seconds for which the wish to have a worker awake stands."""
-
 
 class EngineAsleep(Exception):
-    """The engine sleeps, or has fallen asleep over a request: nobody's fault, and no death."""
+    """The engine sleeps, or has fallen asleep over a request: no fault of the request, and no death."""
 
 
-class Sleepers:
+class SleepingWorkers:
     """The sleeping instances of a namespace."""
 
     def __init__(
@@ -72,7 +67,6 @@ class Sleepers:
         self._callbacks.append(callback)
 
     def __contains__(self, instance: Instance) -> bool:
-        """Tell whether the instance sleeps."""
         return instance.instance_id in self._reasons
 
     @asynccontextmanager
@@ -98,7 +92,7 @@ class Sleepers:
                 self._waits.pop(instance.instance_id, None)
 
     def are_all(self, instances: Collection[Instance]) -> bool:
-        """Tell whether all of these instances sleep, and there are any."""
+        """Return whether all of these instances sleep, and there are any."""
         return bool(instances) and all(each in self for each in instances)
 
     def wake_one(self, instances: Iterable[Instance]) -> str:
@@ -109,16 +103,18 @@ class Sleepers:
         known = [each for each in instances if each in self]
         first = min(known, key=lambda each: (bool(self._reasons[each.instance_id]), each.instance_id))
         now_s = self._now_s()
-        if now_s >= self._asked_s.get(first.instance_id, float("-inf")) + ASK_AGAIN_S:
+        if now_s >= self._asked_s.get(first.instance_id, float("-inf")) + timing.WAKE_RETRY_S:
             self._asked_s[first.instance_id] = now_s
-            self._background.spawn(wish_awake(self._store, self._leases, self._namespace, first.instance_id))
+            self._background.spawn(
+                request_wake(self._store, self._leases, self._namespace, first.instance_id)
+            )
         return self._reasons[first.instance_id]
 
 
-async def wish_awake(store: KeyValueStore, leases: LeaseKeeper, namespace: str, instance_id: int) -> bool:
+async def request_wake(store: KeyValueStore, leases: LeaseKeeper, namespace: str, instance_id: int) -> bool:
     """Ask the instance's worker to wake its engine; False when the store does not answer."""
     try:
-        lease = await leases.grant(WISH_TTL_S)
+        lease = await leases.grant(timing.WAKE_REQUEST_TTL_S)
         key = WAKE.key(namespace, instance_id)
         return await store.commit(Transaction(puts={key: ""}, lease=lease))
     except (StoreUnavailable, PermanentError) as error:

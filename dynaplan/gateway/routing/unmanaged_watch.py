@@ -1,19 +1,19 @@
-"""Neighbours: workers of this host that no ``serve`` looks after, whose deaths the kernel tells at once.
+"""Unmanaged workers of this host: watched by pidfd, so that their exit deregisters them at once.
 
-Without this a killed one stays registered until its lease ends, ten seconds at most, unless the store is the
-one in files: each request for it is refused and sent elsewhere, but the planner counts on it and ``status``
-shows it.
+No ``serve`` looks after them. Without this a killed one stays registered until its lease ends, ten seconds at
+most, unless the store is the one in files: each request for it is refused and sent elsewhere, but the planner
+counts on it and ``status`` shows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
+from dynaplan.gateway import timing
 from dynaplan.process.identity import LeaseOwner
-from dynaplan.process.ports import ProcessWatch
 from dynaplan.store.discovery import Discovery
+from dynaplan.store.file.owners import LeaseOwners
 from dynaplan.store.instances import Instance
 from dynaplan.store.port import LeaseKeeper
 from dynaplan.util.errors import PermanentError, StoreUnavailable
@@ -21,29 +21,19 @@ from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 3.0
-"""Time after which a revocation is given up, in seconds: the lease ends by itself."""
 
-
-class Neighbours:
+class UnmanagedWorkers:
     """Revokes the leases of unmanaged processes of this boot of this machine when they end.
 
-    A managed worker is left to the fleet plugin, which knows of its end as soon. ``watch`` makes the watch
-    over processes, given what to call when one ends; ``me`` is this process.
+    A managed worker is left to the fleet plugin, which learns of its end as soon. ``me`` is this process.
     """
 
-    def __init__(
-        self,
-        discovery: Discovery,
-        leases: LeaseKeeper,
-        me: LeaseOwner,
-        watch: Callable[[Callable[[LeaseOwner], None]], ProcessWatch],
-    ) -> None:
+    def __init__(self, discovery: Discovery, leases: LeaseKeeper, me: LeaseOwner) -> None:
         self._discovery = discovery
         self._keeper = leases
         self._boot_id = me.process.boot_id
         self._leases_of: dict[LeaseOwner, dict[int, Instance]] = {}
-        self._watch = watch(self._died)
+        self._watch = LeaseOwners(self._revoke_leases)
         self._tasks = BackgroundTasks()
         self._follow()
         self._stop_following = discovery.on_change(self._follow)
@@ -62,14 +52,14 @@ class Neighbours:
                 self._leases_of.setdefault(each.owner, {})[each.instance_id] = each
         self._watch.follow(self._leases_of.keys())
 
-    def _died(self, owner: LeaseOwner) -> None:
+    def _revoke_leases(self, owner: LeaseOwner) -> None:
         for instance in self._leases_of.get(owner, {}).values():
             self._tasks.spawn(self._revoke(instance), f"registration of {instance.worker}")
 
     async def _revoke(self, instance: Instance) -> None:
-        log.info("%s (pid %d) has ended: its registration goes", instance.worker, instance.pid)
+        log.info("%s (pid %d) has ended: its registration is removed", instance.worker, instance.pid)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(timing.REVOKE_TIMEOUT_S):
                 await self._keeper.revoke(instance.instance_id)
         except (TimeoutError, StoreUnavailable, PermanentError) as error:
             log.debug("lease %x ends by itself: %s", instance.instance_id, error)

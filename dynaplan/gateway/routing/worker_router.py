@@ -1,7 +1,6 @@
 """The router: follows discovery, counts the requests and KV blocks at each worker, and chooses among them.
 
-The choice itself is pure and lies in ``gateway/routing/choosing.py`` (round robin, random, least loaded, or
-by cached prefixes).
+``routing_logic`` has the routing modes, which are pure.
 """
 
 from __future__ import annotations
@@ -9,36 +8,27 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.fleet.absence import Absence
-from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX, CachedPrefixes
-from dynaplan.gateway.kv_routing.prompt_tokens import Tokenizers, prompt_blocks, token_fault
+from dynaplan.gateway import timing
+from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
+from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
+from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
-from dynaplan.gateway.routing.choosing import MODES, Inputs
-from dynaplan.gateway.routing.sleeping_workers import Sleepers
+from dynaplan.gateway.routing.routing_logic import make_routing_logic
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.http_routes import EVENTS
 
-AVOID_S = 0.25
-"""Time for which a worker that refused or died gets no request; after that it is tried again."""
-
-REMEMBER_S = 60.0
-"""Time, in seconds, after the last worker has gone, or the frontend has begun, in which requests still wait
-for one to come."""
-
 NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
 EVENTS_OFF = "prediction: kv-events is off"
-"""Sources of what is known of a cache whose engine is not heard; others name the fault of its tokens."""
-
-
-NO_OTHERS: Mapping[int, WorkerBook] = MappingProxyType({})
+"""Sources of a worker's cached prefixes without KV events; others name the fault of its tokens."""
 
 
 @dataclass(slots=True)
@@ -54,77 +44,66 @@ class Booking(BookEntry):
 
     instance: Instance
     blocks: PromptBlocks = NO_BLOCKS
-    changed: Callable[[], None]
+    inputs: RouterInputs
 
-    def prefilled(self) -> None:
-        """Note that the prompt is computed."""
-        super().prefilled()
-        self.changed()
+    def finish_prefill(self) -> None:
+        super().finish_prefill()
+        self.inputs.bookings_changed()
+
+
+@dataclass
+class FleetStatus:
+    """What the fleet plugin publishes of the workers: whether one is starting, and why none answers."""
+
+    is_worker_starting: bool = False
+    absence: Absence | None = None
 
 
 class WorkerRouter:
-    """Chooses among the instances of one component.
-
-    In the mode ``kv`` it asks ``prefixes`` for what the workers have cached, and cuts prompts with
-    ``tokenizers``. ``is_coming`` tells whether workers are being started, ``absence`` why none answers, if
-    their crashes are why. ``chosen`` is told of each choice by prefix: the numbers of the prompt's blocks,
-    of the ones that the worker has cached, and the most that any has. ``others`` are the books of the other
-    frontends, added up by instance id, and ``changed`` is called when a book of this one has changed.
-    """
+    """Chooses among the instances of one component. ``metrics`` observes each choice by prefix."""
 
     def __init__(
         self,
         discovery: Discovery,
         component: str,
         settings: RoutingSettings,
+        inputs: RouterInputs,
         *,
-        prefixes: CachedPrefixes | None = None,
-        tokenizers: Tokenizers | None = None,
-        is_coming: Callable[[], bool] = lambda: False,
-        sleepers: Sleepers | None = None,
-        absence: Callable[[], Absence | None] = lambda: None,
-        chosen: Callable[[int, int, int], None] = lambda blocks, overlap, most: None,
-        others: Mapping[int, WorkerBook] = NO_OTHERS,
-        changed: Callable[[], None] = lambda: None,
+        fleet: FleetStatus | None = None,
+        sleeping: SleepingWorkers | None = None,
+        metrics: RouterMetrics | None = None,
     ) -> None:
         self._discovery = discovery
         self._component = component
         self._settings = settings
-        self._choose = MODES[settings.router]
-        self._prefixes = (prefixes or CachedPrefixes(settings)) if settings.router == BY_PREFIX else None
-        self._tokenizers = tokenizers
-        self._tell_chosen = chosen
-        self._others = others
-        self._tell_changed = changed
-        self._is_coming = is_coming
-        self._sleepers = sleepers
-        if sleepers:
-            sleepers.on_change(lambda fell_asleep: self._wake_waiting())
-        self._absence = absence
+        self._logic = make_routing_logic(
+            settings.router, Random().random, settings.overlap_weight, settings.router_temperature
+        )
+        self._inputs = inputs
+        self._prefixes = inputs.prefixes
+        self._fleet = fleet or FleetStatus()
+        self._metrics = metrics
+        self._sleeping = sleeping
+        if sleeping:
+            sleeping.on_change(lambda fell_asleep: self._wake_waiting())
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
-        self._dice = Random()
-        self._turn = 0
+        inputs.books = self._books
         self._had_instances = False
-        # A frontend that has just begun may have begun on a store that was wiped: nobody is back yet.
+        # A frontend that has just started may have started on a store that was wiped: no worker is back yet.
         self._last_seen_s = self._loop.time()
         self._changed = self._loop.create_future()
         self._follow()
         discovery.on_change(self._follow)
 
     @property
-    def books(self) -> Mapping[int, WorkerBook]:
-        """The books of this frontend, by instance id."""
-        return self._books
-
-    @property
     def instances(self) -> tuple[Instance, ...]:
         """The instances that can be chosen."""
         return self._discovery.instances(self._component)
 
-    def nobody(self, otherwise: str) -> ApiError:
+    def no_worker_error(self, otherwise: str) -> ApiError:
         """Make an error 503 that says why no worker answers, and when one may; ``otherwise`` if not known."""
-        absence = self._absence()
+        absence = self._fleet.absence
         if absence is None:
             return no_worker(otherwise)
         now_s = time.time()
@@ -133,55 +112,55 @@ class WorkerRouter:
     async def book(self, call: Call, deadline_s: float) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
-        Waiting is worth it when a worker is starting, was there in the last ``REMEMBER_S``, or is avoided
-        only for a moment, unless the next start is known to begin after the deadline. Where all sleep, one is
-        woken. Raises ApiError (503) when none is expected, or none has come.
+        Waiting is worth it when a worker is starting, was there in the last ``WORKER_RETURN_S``, or is only
+        avoided for a moment, unless the next start is known to be after the deadline. Where all sleep, one is
+        woken. Raises ApiError (503) when none is expected, or none has appeared.
         """
         blocks = NO_BLOCKS
         while True:
             if self._prefixes and not blocks.tokens and self.instances:
-                blocks = await prompt_blocks(call, self.instances[0].card, self._tokenizers)
+                blocks = await prompt_blocks(call, self.instances[0].card, self._inputs.tokenizers)
             booking = self._book_now(blocks)
             if booking:
                 return booking
             now_s = self._loop.time()
-            self._wake_a_sleeper(is_late=now_s >= deadline_s)
+            self._wake_one(is_late=now_s >= deadline_s)
             if now_s >= deadline_s or not self._is_expected(now_s, deadline_s):
-                raise self.nobody(f"No {self._component} is there to answer. Try again.")
+                raise self.no_worker_error(f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
 
-    def _wake_a_sleeper(self, *, is_late: bool) -> None:
+    def _wake_one(self, *, is_late: bool) -> None:
         """Have a worker woken when all sleep; raises ApiError (503) when that is in vain or too late."""
-        sleepers, instances = self._sleepers, self.instances
-        if not sleepers or not sleepers.are_all(instances):
+        sleeping, instances = self._sleeping, self.instances
+        if not sleeping or not sleeping.are_all(instances):
             return
-        reason = sleepers.wake_one(instances)
+        reason = sleeping.wake_one(instances)
         if reason or is_late:
             why = f"cannot be woken. {reason}" if reason else "was not awake in time. Try again."
             raise no_worker(f"Every {self._component} is asleep, and {why}")
 
     def is_asleep(self, instance: Instance) -> bool:
-        """Tell whether the instance's engine sleeps, as far as is known here."""
-        return self._sleepers is not None and instance in self._sleepers
+        """Return whether the instance's engine sleeps, as far as is known here."""
+        return self._sleeping is not None and instance in self._sleeping
 
-    def knowledge(self) -> dict[str, str]:
-        """Return by worker how it is known what it has cached; empty in the modes that do not ask."""
+    def cache_sources(self) -> dict[str, str]:
+        """Return by worker the source of its cached prefixes; empty in modes that do not use them."""
         prefixes = self._prefixes
         if not prefixes:
             return {}
         if not self._settings.kv_events:
             return {each.worker: EVENTS_OFF for each in self.instances}
-        told = {each.worker: prefixes.is_told(each.instance_id) for each in self.instances}
-        faults = {each.worker: token_fault(each.card, self._tokenizers) for each in self.instances}
-        return {
-            worker: f"prediction: {faults[worker]}" if faults[worker] else EVENTS if is_told else NO_EVENTS
-            for worker, is_told in told.items()
-        }
+        return {each.worker: self._cache_source(each, prefixes) for each in self.instances}
 
-    def leaving(self, instance_id: int) -> int:
+    def _cache_source(self, instance: Instance, prefixes: CachedPrefixes) -> str:
+        if fault := token_fault(instance.card, self._inputs.tokenizers):
+            return f"prediction: {fault}"
+        return EVENTS if prefixes.is_reported(instance.instance_id) else NO_EVENTS
+
+    def stop_routing_to(self, instance_id: int) -> int:
         """Choose this instance no more; return the number of this frontend's requests in flight there.
 
-        The worker says that it leaves itself, because discovery tells of it late while the store is away.
+        The worker itself reports that it leaves, because discovery is late while the store is away.
         """
         for instance in self.instances:
             if instance.instance_id == instance_id:
@@ -190,15 +169,15 @@ class WorkerRouter:
         return book.in_flight if book else 0
 
     def avoid(self, instance: Instance) -> None:
-        """Send nothing for ``AVOID_S`` to an instance that refused a request or died over one."""
-        self._book_of(instance).avoid_until_s = self._loop.time() + AVOID_S
+        """Send nothing for ``AVOID_WORKER_S`` to an instance that refused a request or died over one."""
+        self._book_of(instance).avoid_until_s = self._loop.time() + timing.AVOID_WORKER_S
 
     def _book_now(self, blocks: PromptBlocks) -> Booking | None:
         instances = self.instances
         if not instances:
             return None
         now_s = self._loop.time()
-        asleep = self._sleepers or ()
+        asleep = self._sleeping or ()
         usable = [
             instance
             for instance in instances
@@ -207,31 +186,27 @@ class WorkerRouter:
         if not usable:
             return None
         if not self._prefixes:
-            return self._entered(self._chosen(usable, {}, 0), NO_BLOCKS, 0)
+            return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0)
         overlaps = self._prefixes.overlaps(blocks, self._books, now_s)
-        chosen = self._chosen(usable, overlaps, len(blocks.hashes))
-        self._prefixes.sent(blocks, chosen.instance_id, now_s)
+        chosen = self._choose(usable, overlaps, len(blocks.hashes))
+        self._inputs.record_prompt(blocks, chosen.instance_id, now_s)
         overlap = overlaps.get(chosen.instance_id, 0)
-        most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
-        self._tell_chosen(len(blocks.hashes), overlap, most)
-        return self._entered(chosen, blocks, overlap)
+        if self._metrics:
+            most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
+            self._metrics.observe_choice(len(blocks.hashes), overlap, most)
+        return self._enter(chosen, blocks, overlap)
 
-    def _chosen(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
-        books, settings = self._books, self._settings
-        others = self._others
+    def _choose(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
+        books, others = self._books, self._inputs.others
         candidates = [
             books[identity].candidate(identity, overlaps.get(identity, 0), others.get(identity))
             for identity in [instance.instance_id for instance in usable]
         ]
-        inputs = Inputs(
-            self._turn, self._dice.random(), blocks, settings.overlap_weight, settings.router_temperature
-        )
-        self._turn += 1
-        chosen = self._choose(candidates, inputs)
+        chosen = self._logic.choose(candidates, blocks)
         return next(instance for instance in usable if instance.instance_id == chosen.instance_id)
 
-    def _entered(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
-        self._tell_changed()
+    def _enter(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
+        self._inputs.bookings_changed()
         return Booking(
             self._books[instance.instance_id],
             len(blocks.hashes),
@@ -240,7 +215,7 @@ class WorkerRouter:
             blocks.prompt_tokens % blocks.tokens if blocks.tokens else 0,
             instance=instance,
             blocks=blocks,
-            changed=self._tell_changed,
+            inputs=self._inputs,
         )
 
     def _book_of(self, instance: Instance) -> _Book:
@@ -252,14 +227,14 @@ class WorkerRouter:
     def _is_expected(self, now_s: float, deadline_s: float) -> bool:
         if self.instances:
             return True
-        absence = self._absence()
+        absence = self._fleet.absence
         if absence and absence.retry_s(time.time()) > deadline_s - now_s:
             return False
-        return now_s - self._last_seen_s < REMEMBER_S or self._is_coming()
+        return now_s - self._last_seen_s < timing.WORKER_RETURN_S or self._fleet.is_worker_starting
 
     def _next_chance_s(self, now_s: float) -> float:
         """Return the time at which an avoided worker may be tried again; in 1 s when there is no worker."""
-        asleep = self._sleepers or ()
+        asleep = self._sleeping or ()
         chances_s = (
             now_s + 1.0 if instance in asleep else self._book_of(instance).avoid_until_s
             for instance in self.instances
@@ -280,13 +255,13 @@ class WorkerRouter:
         known = {instance.instance_id for instance in self.instances}
         if self._prefixes:
             for gone in self._books.keys() - known:
-                self._prefixes.left(gone)
-        self._books = {
-            identity: book for identity, book in self._books.items() if identity in known or book.in_flight
-        }
+                self._prefixes.remove_worker(gone)
+        for identity, book in list(self._books.items()):
+            if identity not in known and not book.in_flight:
+                del self._books[identity]
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        """Let every waiting request look again."""
+        """Let every waiting request try again."""
         self._changed.set_result(None)
         self._changed = self._loop.create_future()

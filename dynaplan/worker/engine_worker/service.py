@@ -10,7 +10,7 @@ from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, e
 from dynaplan.engines import registry
 from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.engines.port import EngineContext
-from dynaplan.store.instances import PREFILL_LANE, host_of, is_loopback
+from dynaplan.store.instances import PREFILL_WORKER_QUEUE, host_of, is_loopback
 from dynaplan.worker.engine_worker.kv_events import KvEventPublisher
 from dynaplan.worker.engine_worker.prefill_puller import PrefillPuller
 from dynaplan.worker.engine_worker.relay import Relay
@@ -57,7 +57,7 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
         runtime.namespace,
         runtime.worker_name,
         most_at_once,
-        lane=str(runtime.card.get(PREFILL_LANE) or ""),
+        lane=str(runtime.card.get(PREFILL_WORKER_QUEUE) or ""),
         is_asleep=lambda: engine.load().is_asleep,
     )
 
@@ -119,7 +119,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         runtime.add_metrics(publisher.metrics)
         runtime.spawn(publisher.run(), "KV events")
         if role == "prefill":
-            runtime.describe(**{PREFILL_LANE: runtime.worker_name})
+            runtime.describe(**{PREFILL_WORKER_QUEUE: runtime.worker_name})
     is_able = engine_of(runtime.settings) == KV_NETWORK_ENGINE
     if settings.kv_network and is_able and not is_loopback(host_of(runtime.url)):
         runtime.describe(kv_network=True)

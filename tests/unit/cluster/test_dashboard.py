@@ -23,7 +23,13 @@ from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.fleet.load_sample import Sample
 from dynaplan.fleet.rules.statefile import with_fleet
-from dynaplan.gateway.all_metrics import desired_samples, fleet_samples, gpu_samples, merge, render_samples
+from dynaplan.gateway.deployment_metrics import (
+    desired_samples,
+    fleet_samples,
+    gpu_samples,
+    merge,
+    render_samples,
+)
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.planner.metrics.exposition import DEFAULT_PREFIX

@@ -39,8 +39,8 @@ def test_a_long_answer_is_kept_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_events_are_read_when_there_is_no_room_for_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     one = event(text="1 ")
     monkeypatch.setattr(migration, "PAGE_BYTES", len(one))
-    monkeypatch.setattr(migration, "MOST_PAGES", 3)
-    monkeypatch.setattr(migration, "MOST_PAGES_OF_ONE", 2)
+    monkeypatch.setattr(migration, "MAX_PAGES", 3)
+    monkeypatch.setattr(migration, "MAX_PAGES_OF_REQUEST", 2)
     pages = UnreadPages()
     first, second = PartialAnswer(pages), PartialAnswer(pages)
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_events_are_read_when_there_is_no_room_for_more_of_them(monkeypatch: pyt
 def test_a_stream_that_ends_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
     one = event(text="1 ")
     monkeypatch.setattr(migration, "PAGE_BYTES", len(one))
-    monkeypatch.setattr(migration, "MOST_PAGES", 1)
+    monkeypatch.setattr(migration, "MAX_PAGES", 1)
     pages = UnreadPages()
     for _ in range(3):
         partial = PartialAnswer(pages)
@@ -68,7 +68,7 @@ def test_a_stream_that_ends_gives_its_room_back(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_answer_beyond_the_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration, "LARGEST_TEXT_CHARACTERS", 10)
+    monkeypatch.setattr(migration, "MAX_TEXT_CHARACTERS", 10)
     partial = of(event(text="12345678901"))
     assert partial.text() == ""
     assert "more than 10 characters" in partial.oddity

@@ -47,7 +47,7 @@ async def death(poison: PoisonRequests, pid: int, *texts: str) -> None:
 async def answer(poison: PoisonRequests, text: str) -> None:
     async with poison.admit(call(text)) as suspect:
         suspect.sent_to(instance(99, 99))
-        suspect.answered()
+        suspect.mark_answered()
 
 
 async def is_refused(poison: PoisonRequests, text: str) -> bool:

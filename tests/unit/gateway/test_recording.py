@@ -146,7 +146,7 @@ async def test_a_full_disk_costs_lines_and_is_told_once(
 async def test_a_disk_that_takes_nothing_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "MOST_WAITING", 3)
+    monkeypatch.setattr(recording, "MAX_WAITING_REQUESTS", 3)
     path = tmp_path / "traffic.jsonl"
     here = opened(path)
     for number in range(9):

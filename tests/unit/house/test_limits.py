@@ -8,11 +8,10 @@ from pathlib import Path
 
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.bodies.budget import UNCOUNTED_BYTES
-from dynaplan.gateway.bodies.process import READ_WITHIN_S
-from dynaplan.gateway.bodies.process_main import DOCUMENT_BYTES
-from dynaplan.gateway.bodies.reading import LARGE_BODY_BYTES
-from dynaplan.gateway.openai_api import MOST_TEXTS
+from dynaplan.gateway.body_reader_main import DOCUMENT_BYTES
+from dynaplan.gateway.openai_api import MAX_TEXTS
+from dynaplan.gateway.request_bodies import LARGE_BODY_BYTES, UNCOUNTED_BYTES
+from dynaplan.gateway.timing import BODY_READER_TIMEOUT_S
 from dynaplan.worker.http_server.acceptor import BACKLOG
 from dynaplan.worker.http_server.connections import (
     LARGEST_HEAD_BYTES,
@@ -28,9 +27,9 @@ PAGE = Path(REPOSITORY) / "docs" / "security.md"
 
 FIXED = {
     "body that is read in the event loop; larger ones in a process with bounded memory": LARGE_BODY_BYTES,
-    "time to read a large body": READ_WITHIN_S,
+    "time to read a large body": BODY_READER_TIMEOUT_S,
     "fields of a large body without prompt": DOCUMENT_BYTES,
-    "texts in a list of prompts, inputs or documents": MOST_TEXTS,
+    "texts in a list of prompts, inputs or documents": MAX_TEXTS,
     "request line, one header": LARGEST_LINE_BYTES,
     "line and headers together": LARGEST_HEAD_BYTES,
     "headers": MOST_HEADERS,

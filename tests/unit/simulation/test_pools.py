@@ -1,6 +1,6 @@
 """An engine's cache, as the router hears of it."""
 
-from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.kv_routing.index import KvIndex
 from dynaplan.simulation.pools import CacheChanges
 
 
@@ -15,6 +15,6 @@ def test_changes_are_told_in_their_order_and_each_once():
 
     changes.publish(index, 7, 1.5)
     assert [index.overlaps([block]) for block in (1, 2, 3)] == [{}, {7: 1}, {}]
-    index.removed(7, [2])
+    index.remove(7, [2])
     changes.publish(index, 7, 2.0)
     assert [index.overlaps([block]) for block in (1, 2, 3)] == [{}, {}, {7: 1}]

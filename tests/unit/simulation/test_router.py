@@ -11,7 +11,7 @@ import pytest
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import Targets
-from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
+from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.events.event_connections import connect_events, connect_messenger
-from dynaplan.gateway.tracing.tracers import open_tracer
+from dynaplan.gateway.tracing import open_tracer
 from dynaplan.store.connections import connect_store, empty_store, memory_store
 from dynaplan.util.errors import ConfigError, QueueUnavailable
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
 
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.gateway.kv_routing import replica_sync
+from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, WorkerShare, shares
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
 from dynaplan.util.errors import QueueUnavailable
@@ -22,30 +22,25 @@ WORKER = 7
 class Frontend:
     """One frontend's books and its replica sync, on an event plane that all share."""
 
-    def __init__(self, number: int, plane: MemoryEventPlane) -> None:
-        self.number = number
-        self.books = {WORKER: WorkerBook()}
+    def __init__(self, instance_id: int, plane: MemoryEventPlane) -> None:
+        self.instance_id = instance_id
+        self.books: Mapping[int, WorkerBook] = {WORKER: WorkerBook()}
         self.heard: list[tuple[list[int], int]] = []
         self._plane = plane
         self.is_plane_there = True
-        self.sync = ReplicaSync(
-            own_id=lambda: self.number,
-            own=self.shares,
-            heard=lambda hashes, worker: self.heard.append((list(hashes), worker)),
-            connect=self.connect,
-        )
+        self.sync = ReplicaSync(self)
 
-    def shares(self) -> Iterable[WorkerShare]:
-        return shares(self.books)
+    def record_remote_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
+        self.heard.append((list(hashes), instance_id))
 
-    async def connect(self) -> ComponentEvents:
+    async def events(self) -> ComponentEvents:
         if not self.is_plane_there:
             raise QueueUnavailable("it is away")
         return ComponentEvents(self._plane, "ns", "Frontend")
 
     def book(self, blocks: int, overlap: int = 0) -> BookEntry:
         entry = BookEntry(self.books[WORKER], blocks, overlap)
-        self.sync.changed()
+        self.sync.notify()
         return entry
 
     @property
@@ -56,7 +51,7 @@ class Frontend:
 
 @pytest.fixture
 async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Frontend, Frontend]]:
-    monkeypatch.setattr(replica_sync, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(timing, "REPLICA_HEARTBEAT_S", 0.05)
     plane = MemoryEventPlane()
     one, other = Frontend(1, plane), Frontend(2, plane)
     async with AsyncExitStack() as ends:
@@ -72,12 +67,12 @@ async def test_a_booking_counts_at_the_other_frontend_until_its_end(two: tuple[F
     one, other = two
     first, second = one.book(10, 4), one.book(3)
     await eventually(lambda: other.seen == (2, 13, 9))
-    first.prefilled()
-    one.sync.changed()
+    first.finish_prefill()
+    one.sync.notify()
     await eventually(lambda: other.seen == (2, 13, 3))
     first.close()
     second.close()
-    one.sync.changed()
+    one.sync.notify()
     await eventually(lambda: other.seen == (0, 0, 0))
     assert other.sync.others == {}
     assert one.seen == (0, 0, 0), "a frontend's own bookings are not counted twice"
@@ -85,7 +80,7 @@ async def test_a_booking_counts_at_the_other_frontend_until_its_end(two: tuple[F
 
 async def test_prompts_that_are_predicted_from_are_told_once(two: tuple[Frontend, Frontend]) -> None:
     one, other = two
-    one.sync.sent([1, 2**64 - 1], WORKER)
+    one.sync.record_prompt([1, 2**64 - 1], WORKER)
     await eventually(lambda: other.heard == [([1, 2**64 - 1], WORKER)])
     one.book(1)
     await eventually(lambda: other.seen == (1, 1, 1))
@@ -99,7 +94,7 @@ async def test_a_silent_frontend_takes_its_bookings_with_it(
     one, other = two
     one.book(10)
     await eventually(lambda: other.seen == (1, 10, 10))
-    monkeypatch.setattr(replica_sync, "SILENT_S", 0.2)
+    monkeypatch.setattr(timing, "REPLICA_SILENT_S", 0.2)
     await one.sync.close()
     await eventually(lambda: other.seen == (0, 0, 0))
     assert other.sync.peers == ()
@@ -111,10 +106,10 @@ async def test_a_frontend_whose_registration_has_gone_is_forgotten_at_once(
     one, other = two
     one.book(10)
     await eventually(lambda: other.seen == (1, 10, 10))
-    other.sync.registered([1, 2, WORKER])
+    other.sync.update_registrations([1, 2, WORKER])
     await one.sync.close()
     assert other.seen == (1, 10, 10)
-    other.sync.registered([2, WORKER])
+    other.sync.update_registrations([2, WORKER])
     assert other.seen == (0, 0, 0)
 
 
@@ -122,10 +117,10 @@ async def test_a_frontend_that_is_not_registered_yet_is_heard_and_tells_nothing_
     two: tuple[Frontend, Frontend],
 ) -> None:
     one, other = two
-    other.sync.registered([2])
+    other.sync.update_registrations([2])
     one.book(10)
     await eventually(lambda: other.seen == (1, 10, 10))
-    other.number = 0
+    other.instance_id = 0
     other.book(5)
     await asyncio.sleep(0.1)
     assert one.seen == (0, 0, 0)

@@ -10,8 +10,8 @@ from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.gateway.prefill.disaggregation import (
     PrefillPlace,
     QueueReading,
-    directed_prefill,
     place_prefill,
+    route_prefill,
     with_live_settings,
 )
 
@@ -114,5 +114,5 @@ def test_a_prompt_is_local_unless_every_prefill_worker_can_hand_over() -> None:
 def test_a_prompt_is_directed_where_its_cache_saves_more_than_the_wait_costs(
     overlaps: dict[int, int], waiting: dict[int, int], worker: int | None
 ) -> None:
-    assert directed_prefill((1, 2, 3), overlaps, waiting) == worker
-    assert directed_prefill((), {}, waiting) is None
+    assert route_prefill((1, 2, 3), overlaps, waiting) == worker
+    assert route_prefill((), {}, waiting) is None

@@ -12,16 +12,16 @@ from typing import cast
 
 import pytest
 
-from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings
 from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks
+from dynaplan.gateway import timing
+from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
-from dynaplan.gateway.prefill import directing, remote_prefill
-from dynaplan.gateway.prefill.directing import Direction, PrefillDirector
-from dynaplan.gateway.prefill.hand_off import HandOff
-from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
-from dynaplan.gateway.routing.sleeping_workers import Sleepers
+from dynaplan.gateway.prefill import remote_prefill
+from dynaplan.gateway.prefill.prefill_queue import PrefillRouter, RoutedPrompt
+from dynaplan.gateway.prefill.remote_prefill import HandOff, RemotePrefill
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instance_keys import ASLEEP, WAKE
 from dynaplan.store.instances import Instance
@@ -36,13 +36,31 @@ PREFILL_WORKER = Instance("ns", "PrefillWorker", "generate", 7, "http://127.0.0.
 
 
 @dataclass
+class Runtime:
+    discovery: Discovery
+    connected: MemoryMessenger
+    namespace: str = "ns"
+
+    async def messenger(self) -> Messenger:
+        return self.connected
+
+
+@dataclass
+class Counter:
+    placed: list[str]
+
+    def count_prefill(self, model: str, place: str) -> None:
+        self.placed.append(place)
+
+
+@dataclass
 class Scene:
     prefill: RemotePrefill
     messenger: MemoryMessenger
     store: MemoryStore
     queue: WorkQueue
     discovery: Discovery
-    sleepers: Sleepers
+    sleeping: SleepingWorkers
     placed: list[str] = field(default_factory=list)
 
     async def take(self) -> tuple[WorkItem, RemotePrefillRequest]:
@@ -69,7 +87,7 @@ async def scene(
     settings: DisaggregationSettings = ON,
     wait_s: float = 30.0,
     prefill_workers: int = 1,
-    told: ToldBlocks | None = None,
+    reported: ReportedBlocks | None = None,
 ) -> AsyncIterator[Scene]:
     clock = SystemClock()
     store, messenger, placed = MemoryStore(clock), MemoryMessenger(clock), list[str]()
@@ -78,27 +96,20 @@ async def scene(
     discovery = Discovery(store, "ns")
     await discovery.start()
 
-    async def connect() -> Messenger:
-        return messenger
-
     background = BackgroundTasks()
-    sleepers = Sleepers(store, store, "ns", background, clock.now_s)
+    sleeping = SleepingWorkers(store, store, "ns", background, clock.now_s)
     prefill = RemotePrefill(
-        settings,
-        discovery,
-        namespace="ns",
-        component="PrefillWorker",
-        wait_s=wait_s,
-        connect=connect,
-        placed=lambda model, place: placed.append(place),
-        background=background,
-        sleepers=sleepers,
-        told=told,
+        Runtime(discovery, messenger),
+        FrontendSettings(disaggregation=settings, prefill_wait_s=wait_s, prefill_component="PrefillWorker"),
+        Counter(placed),
+        background,
+        sleeping=sleeping,
+        reported=reported,
     )
     await prefill.connect()
     queue = await messenger.queue(prefill_stream("ns"))
     try:
-        yield Scene(prefill, messenger, store, queue, discovery, sleepers, placed)
+        yield Scene(prefill, messenger, store, queue, discovery, sleeping, placed)
     finally:
         await prefill.close()
         await background.finish(2.0)
@@ -186,7 +197,7 @@ async def test_when_the_last_prefill_worker_leaves_those_who_wait_fall_back() ->
 async def test_an_answer_lost_on_its_way_is_noticed_by_the_empty_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_prefill, "ANSWER_S", 0.01)
+    monkeypatch.setattr(timing, "PREFILL_ANSWER_S", 0.01)
     async with scene() as here:
         hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
         item, _ = await here.take()
@@ -204,7 +215,7 @@ async def test_a_client_that_leaves_withdraws_its_work() -> None:
 
 
 async def test_while_the_queue_is_away_every_prefill_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_prefill, "QUEUE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(timing, "PREFILL_QUEUE_TIMEOUT_S", PATIENCE_S)
     async with scene() as here:
         here.messenger.is_available = False
         assert await here.prefill.hand_off(call(), 0.0) is None
@@ -360,7 +371,7 @@ async def test_a_decode_worker_on_another_host_computes_its_prompts_itself() -> 
 
 async def test_prefill_workers_that_all_sleep_have_one_woken_and_the_prompt_is_computed_locally() -> None:
     async with scene(replace(ON, is_conditional=False)) as here:
-        here.sleepers.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
+        here.sleeping.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
         assert await here.prefill.hand_off(call(), 0.0) is None
         assert here.placed == ["local"]
         await eventually(lambda: here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)))
@@ -368,7 +379,7 @@ async def test_prefill_workers_that_all_sleep_have_one_woken_and_the_prompt_is_c
 
 async def test_a_short_prompt_wakes_nobody() -> None:
     async with scene(replace(ON, is_conditional=True)) as here:
-        here.sleepers.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
+        here.sleeping.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
         assert await here.prefill.hand_off(call(), 0.0) is None
         await asyncio.sleep(0)
         assert await here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)) is None
@@ -380,24 +391,24 @@ async def test_a_prompt_that_must_be_computed_remotely_waits_for_the_worker_that
 ) -> None:
     asleep = {ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""}
     async with scene(replace(ON, is_conditional=False)) as here:
-        here.sleepers.follow(asleep if is_asleep_before else {})
+        here.sleeping.follow(asleep if is_asleep_before else {})
         placing = asyncio.create_task(here.prefill.hand_off(call(), 0.0, is_needed=True))
         _, request = await here.take()
-        here.sleepers.follow(asleep)
+        here.sleeping.follow(asleep)
         await eventually(lambda: here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)))
         await here.answer(request, hand_off={"taken": "over"})
         assert fields(await placing) == {"taken": "over"}
         assert here.placed == ["remote"]
 
 
-# Directed prompts
+# Prompts routed by prefix
 
-WITH_LANE = replace(PREFILL_WORKER, instance_id=8, worker="near", card={"prefill_lane": "near"})
+WITH_QUEUE = replace(PREFILL_WORKER, instance_id=8, worker="near", card={"prefill_lane": "near"})
 BLOCKS = PromptBlocks((1, 2, 3, 4), 16, 64)
 
 
 class Told:
-    """The worker with the lane holds the first three blocks."""
+    """The worker with the near_queue holds the first three blocks."""
 
     def __init__(self, *, is_current: bool = True) -> None:
         self._is_current = is_current
@@ -410,21 +421,21 @@ class Told:
 
 
 @asynccontextmanager
-async def near(told: Told | None = None) -> AsyncIterator[tuple[Scene, WorkQueue]]:
-    """A scene with a second worker, and its lane."""
-    async with scene(replace(ON, max_prefill_queue_size=10), told=told or Told()) as here:
-        await here.store.put(WITH_LANE.key, WITH_LANE.to_json())
+async def near(reported: Told | None = None) -> AsyncIterator[tuple[Scene, WorkQueue]]:
+    """A scene with a second worker, and its near_queue."""
+    async with scene(replace(ON, max_prefill_queue_size=10), reported=reported or Told()) as here:
+        await here.store.put(WITH_QUEUE.key, WITH_QUEUE.to_json())
         await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 2)
         yield here, await here.messenger.queue(prefill_stream("ns"), "near")
 
 
 async def test_a_prompt_goes_to_the_worker_that_has_it_cached_and_the_next_does_not_wait_there() -> None:
-    async with near() as (here, lane):
+    async with near() as (here, near_queue):
         hand_offs = [asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS)) for _ in range(4)]
         await eventually(lambda: _has_depth(here.queue, 4))
-        assert await lane.depth() == 3, "each leaves one block to compute, and three are cached"
+        assert await near_queue.depth() == 3, "each leaves one block to compute, and three are cached"
         assert here.prefill.queue_size == 4
-        for queue, count in ((lane, 3), (here.queue, 1)):
+        for queue, count in ((near_queue, 3), (here.queue, 1)):
             for _ in range(count):
                 item = await queue.get(PATIENCE_S)
                 assert item
@@ -433,35 +444,35 @@ async def test_a_prompt_goes_to_the_worker_that_has_it_cached_and_the_next_does_
                 await item.ack()
         assert [fields(await each) for each in hand_offs] == [{"remote_port": 1}] * 4
         again = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
-        await eventually(lambda: _has_depth(lane, 1))
+        await eventually(lambda: _has_depth(near_queue, 1))
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
-    ("told", "blocks"), [(Told(is_current=False), BLOCKS), (Told(), PromptBlocks((7, 8), 16, 32))]
+    ("reported", "blocks"), [(Told(is_current=False), BLOCKS), (Told(), PromptBlocks((7, 8), 16, 32))]
 )
 async def test_what_nobody_is_known_to_have_cached_goes_to_the_shared_queue(
-    told: Told, blocks: PromptBlocks
+    reported: Told, blocks: PromptBlocks
 ) -> None:
-    async with near(told) as (here, lane):
+    async with near(reported) as (here, near_queue):
         hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=blocks))
         _, request = await here.take()
-        assert await lane.depth() == 0
+        assert await near_queue.depth() == 0
         await here.answer(request, hand_off={"remote_port": 1})
         assert fields(await hand_off) == {"remote_port": 1}
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
 async def test_prompts_directed_to_a_worker_that_dies_go_back_to_the_others(is_taken: bool) -> None:
-    async with near() as (here, lane):
+    async with near() as (here, near_queue):
         hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
-        await eventually(lambda: _has_depth(lane, 1))
+        await eventually(lambda: _has_depth(near_queue, 1))
         if is_taken:
-            assert await lane.get(PATIENCE_S)
-        await here.store.delete(WITH_LANE.key)
+            assert await near_queue.get(PATIENCE_S)
+        await here.store.delete(WITH_QUEUE.key)
         _, request = await here.take()
-        assert await lane.depth() == 0
+        assert await near_queue.depth() == 0
         await here.answer(request, hand_off={"remote_port": 1})
         assert fields(await hand_off) == {"remote_port": 1}
 
@@ -470,20 +481,20 @@ async def test_prompts_directed_to_a_worker_that_dies_go_back_to_the_others(is_t
 async def test_a_prompt_directed_to_a_worker_that_stands_still_goes_to_the_others_and_so_do_later_ones(
     monkeypatch: pytest.MonkeyPatch, is_taken: bool
 ) -> None:
-    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.005)
-    async with near() as (here, lane):
-        taking = asyncio.create_task(lane.get(PATIENCE_S)) if is_taken else None
+    monkeypatch.setattr(remote_prefill, "WORKER_QUEUE_SHARE", 0.005)
+    async with near() as (here, near_queue):
+        taking = asyncio.create_task(near_queue.get(PATIENCE_S)) if is_taken else None
         for _ in range(2):
             hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
             _, request = await here.take()
-            assert await lane.depth() == 0
+            assert await near_queue.depth() == 0
             await here.answer(request, worker=PREFILL_WORKER.worker, hand_off={"remote_port": 1})
             assert fields(await hand_off) == {"remote_port": 1}
         if taking:
             assert await taking
-        await here.answer(request, worker=WITH_LANE.worker, hand_off={"remote_port": 2})
+        await here.answer(request, worker=WITH_QUEUE.worker, hand_off={"remote_port": 2})
         again = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
-        item = await lane.get(PATIENCE_S)
+        item = await near_queue.get(PATIENCE_S)
         assert item, "it has answered, and gets prompts again"
         await here.answer(RemotePrefillRequest.from_json(item.payload), hand_off={"remote_port": 3})
         assert fields(await again) == {"remote_port": 3}
@@ -492,34 +503,34 @@ async def test_a_prompt_directed_to_a_worker_that_stands_still_goes_to_the_other
 async def test_a_worker_that_answers_is_waited_for_and_one_that_is_alone_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.002)
+    monkeypatch.setattr(remote_prefill, "WORKER_QUEUE_SHARE", 0.002)
     looks: list[bool] = []
 
-    def is_silent(director: PrefillDirector, direction: Direction, patience_s: float) -> bool:
+    def is_silent(director: PrefillRouter, routed: RoutedPrompt, patience_s: float) -> bool:
         looks.append(False)
         return False
 
-    monkeypatch.setattr(PrefillDirector, "is_silent", is_silent)
-    async with near() as (here, lane):
+    monkeypatch.setattr(PrefillRouter, "is_silent", is_silent)
+    async with near() as (here, near_queue):
         hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
         await eventually(lambda: len(looks) > 1)
-        assert await lane.depth() == 1
+        assert await near_queue.depth() == 1
         await here.store.delete(PREFILL_WORKER.key)
         await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 1)
         monkeypatch.undo()
-        item = await lane.get(PATIENCE_S)
+        item = await near_queue.get(PATIENCE_S)
         assert item
         await here.answer(RemotePrefillRequest.from_json(item.payload), hand_off={"remote_port": 1})
         assert fields(await hand_off) == {"remote_port": 1}
 
 
 async def test_a_worker_is_silent_while_it_answers_nothing() -> None:
-    director = PrefillDirector("ns", not_connected, None)
-    direction = Direction(WITH_LANE, cast(WorkQueue, None), 1)
-    assert director.is_silent(direction, 5.0), "it was never heard"
-    director.heard(WITH_LANE.worker)
-    assert not director.is_silent(direction, 5.0)
-    assert director.is_silent(direction, -1.0)
+    director = PrefillRouter("ns", not_connected, None)
+    routed = RoutedPrompt(WITH_QUEUE, cast(WorkQueue, None), 1)
+    assert director.is_silent(routed, 5.0), "it was never heard"
+    director.record_answer(WITH_QUEUE.worker)
+    assert not director.is_silent(routed, 5.0)
+    assert director.is_silent(routed, -1.0)
 
 
 async def not_connected() -> Messenger:
@@ -529,24 +540,26 @@ async def not_connected() -> Messenger:
 async def test_what_a_dead_frontend_directed_to_a_dead_worker_is_cleared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.2)
-    async with near() as (here, lane):
-        await lane.put(b"another's")
-        await here.store.delete(WITH_LANE.key)
-        await eventually(lambda: _has_depth(lane, 0))
+    monkeypatch.setattr(timing, "WORKER_QUEUE_CLEAR_DELAY_S", 0.2)
+    async with near() as (here, near_queue):
+        await near_queue.put(b"another's")
+        await here.store.delete(WITH_QUEUE.key)
+        await eventually(lambda: _has_depth(near_queue, 0))
 
 
-async def test_the_lane_of_a_worker_that_came_back_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.1)
-    async with near() as (here, lane):
-        await lane.put(b"another's")
-        again = replace(WITH_LANE, instance_id=10)
+async def test_the_queue_of_a_worker_that_came_back_is_not_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "WORKER_QUEUE_CLEAR_DELAY_S", 0.1)
+    async with near() as (here, near_queue):
+        await near_queue.put(b"another's")
+        again = replace(WITH_QUEUE, instance_id=10)
         await here.store.put(again.key, again.to_json())
         await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 3)
-        await here.store.delete(WITH_LANE.key)
+        await here.store.delete(WITH_QUEUE.key)
         await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 2)
         await asyncio.sleep(0.25)
-        assert await lane.depth() == 1
+        assert await near_queue.depth() == 1
 
 
 async def _has_depth(queue: WorkQueue, depth: int) -> bool:
@@ -587,7 +600,7 @@ async def test_the_next_deadline_leaves_what_the_first_token_took_after_its_hand
         await item.ack()
         assert taken
         await asyncio.sleep(0.05)
-        taken.answering()
+        taken.on_first_token()
 
         hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
         item, request = await here.take()

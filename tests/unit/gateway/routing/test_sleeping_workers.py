@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, Sleepers
+from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
 from dynaplan.store.instance_keys import ASLEEP
 from dynaplan.store.instances import Instance
 
 
-def sleepers() -> Sleepers:
+def sleeping() -> SleepingWorkers:
     none = cast(Any, None)
-    return Sleepers(none, none, "ns", none, lambda: 0.0)
+    return SleepingWorkers(none, none, "ns", none, lambda: 0.0)
 
 
 def instance(number: int) -> Instance:
@@ -22,7 +22,7 @@ def instance(number: int) -> Instance:
 
 
 async def test_what_waits_for_a_sleeping_instance_is_broken_off_and_nothing_else() -> None:
-    here = sleepers()
+    here = sleeping()
     asleep, awake = instance(1), instance(2)
 
     async def wait(at: Instance) -> None:
@@ -44,7 +44,7 @@ async def test_what_waits_for_a_sleeping_instance_is_broken_off_and_nothing_else
 
 
 async def test_a_timeout_within_is_that_and_what_has_ended_is_not_broken_off() -> None:
-    here = sleepers()
+    here = sleeping()
     with pytest.raises(TimeoutError):
         async with here.while_awake(instance(1)):
             raise TimeoutError

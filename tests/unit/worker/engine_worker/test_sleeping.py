@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.gateway.routing.sleeping_workers import Sleepers, wish_awake
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers, request_wake
 from dynaplan.store.instance_keys import ASLEEP, WAKE
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
@@ -71,7 +71,7 @@ async def test_it_says_that_it_sleeps_and_wakes_when_it_is_asked() -> None:
         engine.is_asleep = True
         await holds(runtime.store, {key: ""})
         engine.reason = "it does not want to"
-        assert await wish_awake(runtime.store, runtime.store, "ns", runtime.instance_id)
+        assert await request_wake(runtime.store, runtime.store, "ns", runtime.instance_id)
         await holds(runtime.store, {key: "it does not want to"})
         engine.reason = ""
         await runtime.store.put(WAKE.key("ns", runtime.instance_id), "")
@@ -91,16 +91,16 @@ async def test_under_a_new_lease_it_says_that_again() -> None:
 
 async def test_one_sleeper_is_woken_for_all_and_one_that_can_be_first() -> None:
     store, background, now = MemoryStore(SystemClock()), BackgroundTasks(), [0.0]
-    sleepers = Sleepers(store, store, "ns", background, lambda: now[0])
+    sleeping = SleepingWorkers(store, store, "ns", background, lambda: now[0])
     instances = [Instance("ns", "VllmWorker", "generate", number, "") for number in (1, 2, 3)]
-    sleepers.follow({ASLEEP.key("ns", 1): "in vain", ASLEEP.key("ns", 2): "", "v1/ns/asleep/?": ""})
-    assert [each in sleepers for each in instances] == [True, True, False]
-    assert [sleepers.wake_one(instances[:2]) for _ in range(3)] == [""] * 3
+    sleeping.follow({ASLEEP.key("ns", 1): "in vain", ASLEEP.key("ns", 2): "", "v1/ns/asleep/?": ""})
+    assert [each in sleeping for each in instances] == [True, True, False]
+    assert [sleeping.wake_one(instances[:2]) for _ in range(3)] == [""] * 3
     await eventually(lambda: not len(background))
     assert await told(store) == {WAKE.key("ns", 2): ""}
     await store.delete(WAKE.key("ns", 2))
-    assert sleepers.wake_one(instances[:1]) == "in vain"
+    assert sleeping.wake_one(instances[:1]) == "in vain"
     now[0] = 6.0
-    sleepers.wake_one(instances[:2])
+    sleeping.wake_one(instances[:2])
     await eventually(lambda: not len(background))
     assert set(await told(store)) == {WAKE.key("ns", 1), WAKE.key("ns", 2)}

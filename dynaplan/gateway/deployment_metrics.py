@@ -1,0 +1,225 @@
+"""``GET /metrics/all``: every worker, the planner, the frontends, the fleet and the GPUs, in one text.
+
+All are texts in Prometheus' format, which are merged into one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts, planner_prefix
+from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
+from dynaplan.fleet.host.gpu_uses import activity_reader, uses_reader
+from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
+from dynaplan.fleet.statefile_store import StatefileStore
+from dynaplan.gateway import timing
+from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.process.node_directory import node_dir
+from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.util.errors import DynaplanError
+
+if TYPE_CHECKING:
+    from dynaplan.worker.process import WorkerRuntime
+
+log = logging.getLogger(__name__)
+
+
+WORKER = "worker"
+"""The label that says whose sample it is."""
+
+FleetSample = tuple[str, str, Mapping[str, str], float]
+"""Name, help, labels and value of one sample."""
+
+
+class DeploymentMetrics:
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._session: aiohttp.ClientSession | None = None
+        self._answer = b""
+        self._answered_s = float("-inf")
+        self._one = asyncio.Lock()
+        path = os.environ.get("DYNAPLAN_STATEFILE")
+        self._statefile = StatefileStore(Path(path)) if path else None
+        self._gpus: tuple[Gpu, ...] = ()
+        self._read_gpus: Callable[[], list[FleetSample]] = list
+
+    async def read(self, render_own: Callable[[], bytes]) -> bytes:
+        """Return the whole text; ``render_own`` returns the part of the frontends on this port."""
+        async with self._one:
+            if time.monotonic() - self._answered_s >= timing.METRICS_CACHE_S:
+                self._answer = (await self._gather(render_own)).encode()
+                self._answered_s = time.monotonic()
+            return self._answer
+
+    async def close(self) -> None:
+        if self._session:
+            await self._session.close()
+
+    async def _gather(self, render_own: Callable[[], bytes]) -> str:
+        namespace = self._runtime.namespace
+        document = await asyncio.to_thread(self._read_document)
+        samples = list(fleet_samples(document)) if document else []
+        if document and inventory_of(document) != self._gpus:
+            self._gpus = inventory_of(document)
+            self._read_gpus = _gpu_reader(self._gpus)
+        samples += await asyncio.to_thread(self._read_gpus)
+        texts = [("", render_own().decode())]
+        try:
+            async with asyncio.timeout(timing.METRICS_TIMEOUT_S):
+                items = await self._runtime.store.list(planner_prefix(namespace))
+                registered = await self._runtime.store.list(f"{SERVICES_PREFIX}{namespace}/")
+        except (DynaplanError, TimeoutError) as error:
+            log.debug("the store does not answer: %s", error)
+        else:
+            samples += desired_samples(
+                DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
+            )
+            texts += await self._ask_workers(item.value for item in registered)
+        return merge([*texts, ("", render_samples(namespace, samples))])
+
+    def _read_document(self) -> Document | None:
+        try:
+            return self._statefile.read() if self._statefile else None
+        except DynaplanError:
+            return None
+
+    async def _ask_workers(self, values: Iterator[str]) -> list[tuple[str, str]]:
+        """Ask every registered component that can be called for its metrics."""
+        found: dict[str, str] = {}
+        for value in values:
+            try:
+                instance = Instance.from_json(value)
+            except ValueError:
+                continue
+            if instance.url:
+                found[instance.worker] = instance.url
+        if self._session is None:
+            connector = aiohttp.TCPConnector(ssl=self._runtime.client_tls)
+            timeout = aiohttp.ClientTimeout(total=timing.METRICS_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        session = self._session
+        texts = await asyncio.gather(*(_fetch(session, url) for url in found.values()))
+        return list(zip(found, texts, strict=True))
+
+
+def fleet_samples(document: Document) -> Iterator[FleetSample]:
+    """Yield the state and the restarts of every worker in the statefile, and the GPUs that it holds."""
+    about = "State of a worker; 1 for the state that it is in"
+    for worker in fleet_of(document):
+        labels = {"worker": worker.name, "component": worker.component, "role": worker.role.value}
+        yield "dynaplan_worker_state", about, {**labels, "state": worker.state.value}, 1.0
+        restarts = float(len(worker.restarts_s))
+        yield "dynaplan_worker_recent_restarts", "Restarts that still count to the limit", labels, restarts
+        for index in worker.gpus if worker.state in HOLDS_GPUS else ():
+            held = {"gpu": str(index), "worker": worker.name}
+            yield "dynaplan_gpu_held", "1 for each worker that holds the GPU", held, 1.0
+
+
+def desired_samples(counts: DesiredCounts) -> Iterator[FleetSample]:
+    """Yield the number of workers that is asked for, of each role that can be scaled."""
+    for role in SCALED_ROLES:
+        if counts.of(role) >= 0:
+            labels = {"role": role.value}
+            yield "dynaplan_desired_workers", "Workers that are asked for", labels, float(counts.of(role))
+
+
+def gpu_samples(
+    gpus: Iterable[Gpu], used: Mapping[int, GpuUse], doing: Mapping[int, GpuActivity]
+) -> Iterator[FleetSample]:
+    """Yield memory, use and power of each GPU, as far as they are known."""
+    for gpu in gpus:
+        use, work = used.get(gpu.index), doing.get(gpu.index, GpuActivity())
+        for name, about, value in (
+            ("memory_bytes", "Memory of the GPU", gpu.memory_bytes),
+            ("memory_used_bytes", "Memory of the GPU in use", use.used_bytes if use else None),
+            ("utilisation", "Part of the time in which the GPU works", work.utilisation),
+            ("watts", "Power that the GPU draws", work.watts),
+        ):
+            if value is not None:
+                labels = {"gpu": str(gpu.index), "name": gpu.name}
+                yield f"dynaplan_gpu_{name}", about, labels, float(value)
+
+
+def _gpu_reader(gpus: tuple[Gpu, ...]) -> Callable[[], list[FleetSample]]:
+    directory = node_dir(os.environ)
+    uses, activity = uses_reader(gpus, directory), activity_reader(gpus, directory)
+    return lambda: list(gpu_samples(gpus, uses(), activity()))
+
+
+def render_samples(namespace: str, samples: list[FleetSample]) -> str:
+    """Return the samples in Prometheus' text format; ``merge`` brings those of one name together."""
+    heads = {name: f"# HELP {name} {about}\n# TYPE {name} gauge\n" for name, about, _, _ in samples}
+    lines = []
+    for name, head in heads.items():
+        lines.append(head)
+        for other, _, labels, value in samples:
+            if other == name:
+                written = {"dynamo_namespace": namespace, **labels}
+                pairs = ",".join(f'{key}="{escape(text)}"' for key, text in written.items())
+                lines.append(f"{name}{{{pairs}}} {value:.17g}\n")
+    return "".join(lines)
+
+
+async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
+    """Return the metrics of a worker; empty when it does not answer with any."""
+    try:
+        async with session.get(f"{url}/metrics", raise_for_status=True) as response:
+            return await response.text()
+    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError) as error:
+        log.debug("no metrics from %s: %s", url, error)
+        return ""
+
+
+@dataclass
+class _MetricFamily:
+    head: list[str] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
+
+
+def merge(texts: Iterable[tuple[str, str]]) -> str:
+    """Return the texts of (worker, metrics) as one, each family with one head and all samples below it.
+
+    Prometheus refuses a text that says the type of a metric twice. Samples get the label ``worker`` unless
+    they have it, or the name is empty. The head of a family is that of the first text that has it.
+    """
+    families: dict[str, _MetricFamily] = {}
+    for worker, text in texts:
+        label = f'{WORKER}="{escape(worker)}"' if worker else ""
+        headed, name = set[str](), ""
+        for line in text.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                name = line.split(" ", 3)[2]
+                family = families.setdefault(name, _MetricFamily())
+                if name in headed or not family.head:
+                    headed.add(name)
+                    family.head.append(line)
+            elif line and not line.startswith("#"):
+                sample = line.partition("{")[0].partition(" ")[0]
+                owner = name if name and sample.startswith(name) else sample
+                families.setdefault(owner, _MetricFamily()).samples.append(_add_label(line, label))
+    lines = [line for each in families.values() if each.samples for line in (*each.head, *each.samples)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _add_label(line: str, label: str) -> str:
+    name, brace, rest = line.partition("{")
+    if not label or f'{WORKER}="' in rest:
+        return line
+    if not brace:
+        name, _, value = line.partition(" ")
+        return f"{name}{{{label}}} {value}"
+    return f"{name}{{{label}{'' if rest.startswith('}') else ','}{rest}"
+
+
+def escape(text: str) -> str:
+    """Return a label's value as it stands between its quotes."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

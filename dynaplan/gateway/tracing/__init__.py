@@ -1,1 +1,0 @@
-"""Adapters of the port to what collects the traces of requests."""

@@ -1,0 +1,60 @@
+"""The fleet's own samples of ``/metrics/all``, and metrics of many processes as one text."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.gateway.deployment_metrics import desired_samples, fleet_samples, merge
+from tests.unit.fleet.rules.test_statefile import FIRST, new_document
+
+
+def test_each_worker_has_its_state_its_restarts_and_its_gpus() -> None:
+    samples = list(fleet_samples(with_fleet(new_document(), [FIRST])))
+    assert [(name, value) for name, _, _, value in samples] == [
+        ("dynaplan_worker_state", 1.0),
+        ("dynaplan_worker_recent_restarts", 0.0),
+        ("dynaplan_gpu_held", 1.0),
+    ]
+    assert samples[0][2] | {"state": "ready", "worker": FIRST.name} == samples[0][2]
+    assert samples[2][2] == {"gpu": "0", "worker": FIRST.name}
+
+
+def test_counts_that_are_not_set_are_left_out() -> None:
+    assert [(labels, value) for _, _, labels, value in desired_samples(DesiredCounts(-1, 3))] == [
+        ({"role": "decode"}, 3.0)
+    ]
+
+
+ONE = """# HELP a_total About a
+# TYPE a_total counter
+a_total{x="1"} 1
+a_total 2
+# TYPE b histogram
+b_bucket{le="+Inf"} 3
+"""
+TWO = "# HELP a_total Otherwise\n# TYPE a_total counter\na_total{} 5 1700000000\nplain 7\n\n# a comment\n"
+
+
+def test_each_family_has_one_head_and_all_samples_below_it() -> None:
+    text = merge([("w1", ONE), ("w2", TWO)])
+    assert text.splitlines() == [
+        "# HELP a_total About a",
+        "# TYPE a_total counter",
+        'a_total{worker="w1",x="1"} 1',
+        'a_total{worker="w1"} 2',
+        'a_total{worker="w2"} 5 1700000000',
+        "# TYPE b histogram",
+        'b_bucket{worker="w1",le="+Inf"} 3',
+        'plain{worker="w2"} 7',
+    ]
+    assert [family.name for family in text_string_to_metric_families(text)] == ["a", "b", "plain"]
+
+
+def test_a_sample_that_says_its_worker_keeps_it_and_a_nameless_text_gets_none() -> None:
+    assert merge([("w1", 'up{worker="other"} 1\n'), ("", "up 2\n")]) == 'up{worker="other"} 1\nup 2\n'
+
+
+def test_a_name_is_escaped_and_an_empty_text_adds_nothing() -> None:
+    assert merge([('a"b', "up 1\n"), ("silent", "")]) == 'up{worker="a\\"b"} 1\n'
