@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from dynaplan.events.port import EventPlane
 
 
-FOR_EVER = ProcessSettings.nats_max_reconnects
+UNLIMITED = ProcessSettings.nats_max_reconnects
 
 
 async def connect_messenger(
-    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = FOR_EVER
+    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = UNLIMITED
 ) -> Messenger:
     """Return a connection to the messaging server that ``NATS_SERVER`` names; ``nats://localhost:4222``.
 
@@ -37,7 +37,7 @@ async def connect_messenger(
 
 
 async def connect_events(
-    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = FOR_EVER
+    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = UNLIMITED
 ) -> EventPlane:
     """Return the event plane, on the server that ``connect_messenger`` connects to.
 

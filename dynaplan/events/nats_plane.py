@@ -16,7 +16,7 @@ from dynaplan.events.port import EventPublisher, EventSubscription
 from dynaplan.events.publishing import OutboxPublisher
 from dynaplan.events.subjects import NOW, Event, Start, Subject
 from dynaplan.events.wires import EventWire, SeedWire
-from dynaplan.store.nats_connection import FOR_EVER, NatsConnection
+from dynaplan.store.nats_connection import UNLIMITED, NatsConnection
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -57,7 +57,7 @@ class NatsEventPlane:
         cls,
         environ: Mapping[str, str],
         wire: EventWire | None = None,
-        max_reconnects: int = FOR_EVER,
+        max_reconnects: int = UNLIMITED,
         ack_wait_s: float = ACK_WAIT_S,
     ) -> NatsEventPlane:
         """Connected as ``NatsConnection.from_environment`` does; raises what that raises, and ConfigError."""
@@ -78,7 +78,7 @@ class NatsEventPlane:
             self._wire,
             sender.outbox,
             self._counts,
-            lambda: self._connection.most_bytes - HEAD_BYTES,
+            lambda: self._connection.max_payload_bytes - HEAD_BYTES,
         )
 
     async def subscribe(self, pattern: str, start: Start = NOW, group: str = "") -> EventSubscription:
@@ -161,10 +161,10 @@ class NatsEventPlane:
 
         async def stop() -> None:
             for number in numbers:
-                await self._connection.unlisten(number)
+                await self._connection.unsubscribe(number)
 
         for each in self._wire.patterns(pattern):
-            numbers.append(await self._connection.listen(each, take))
+            numbers.append(await self._connection.add_subscription(each, take))
         inbox.on_close = stop
         self._inboxes.add(inbox)
         return inbox

@@ -178,7 +178,7 @@ class StreamReader:
         self._fault, self._delivered, self._wanted = "", 0, 0
         async with self._connection.call() as client:
             address = client.new_inbox()
-        number = await self._connection.listen(address, self._on_message)
+        number = await self._connection.add_subscription(address, self._on_message)
         try:
             consumer = await self.ensure_consumer()
             while True:
@@ -187,7 +187,7 @@ class StreamReader:
                 await self._answered()
                 backoff.reset()
         finally:
-            await self._connection.unlisten(number)
+            await self._connection.unsubscribe(number)
 
     async def _ask(self, consumer: str, address: str) -> None:
         """Ask for as many messages as are wanted."""
@@ -244,11 +244,11 @@ class StreamReader:
     def _take_share(self, message: Msg) -> None:
         """Take a message of the group, or give it back to it when nobody waits here any more."""
         if not self._inbox.is_awaited:
-            self._connection.send_soon(message.reply, b"-NAK")
+            self._connection.publish_soon(message.reply, b"-NAK")
             return
         event = self._reader.read(message)
         if event is None:  # What cannot be read does not come again.
-            self._connection.send_soon(message.reply, b"+ACK")
+            self._connection.publish_soon(message.reply, b"+ACK")
         else:
             position = message.metadata.sequence.stream
             self._inbox.put(replace(event, position=position, receipt=message.reply))

@@ -128,7 +128,7 @@ class StreamSender(NatsSender):
     async def _listen(self) -> None:
         async with self._connection.call() as client:
             inbox = client.new_inbox()
-        await self._connection.listen(f"{inbox}.*", self._on_answer)
+        await self._connection.add_subscription(f"{inbox}.*", self._on_answer)
         self._inbox = inbox
 
     async def _send_next(self, client: Client) -> None:

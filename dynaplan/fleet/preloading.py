@@ -13,7 +13,7 @@ FIRST = (
     "dynaplan.util.clock",
     "dynaplan.process.process_table",
     "dynaplan.store.etcd",
-    "dynaplan.store.file.owners",
+    "dynaplan.store.lease_owners",
     "dynaplan.worker.life",
     "dynaplan.worker.routers",
     "dynaplan.worker.hosting",

@@ -38,8 +38,8 @@ from dynaplan.gateway.routing.unmanaged_watch import Neighbours
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.gateway.tracing import tracers
 from dynaplan.gateway.upstream import Upstream
-from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.instances import PUBLIC_URL, host_of, is_loopback
+from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket, url_of

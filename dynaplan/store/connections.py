@@ -37,15 +37,15 @@ def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
 
         return EtcdStore.from_environment(environ)
     if backend == FILE:
-        from dynaplan.store.file.store import FileStore
+        from dynaplan.store.file_store import FileStore
 
         return FileStore.from_environment(environ)
     if backend == NATS:
-        from dynaplan.store.nats_kv.store import NatsStore
+        from dynaplan.store.nats_store import NatsStore
 
         return NatsStore.from_environment(environ)
     if backend == KUBERNETES:
-        from dynaplan.store.kubernetes_kv.store import ClusterStore
+        from dynaplan.store.kubernetes_store import ClusterStore
 
         return ClusterStore.from_environment(environ)
     raise ConfigError(

@@ -41,7 +41,7 @@ class KeyValueStore(Protocol):
         ...
 
 
-class LeaseKeeper(Protocol):
+class LeaseStore(Protocol):
     """Time-limited rights of keys to exist. Methods raise StoreUnavailable when the store does not answer."""
 
     async def grant(self, ttl_s: int) -> int:
@@ -61,5 +61,5 @@ class LeaseKeeper(Protocol):
         ...
 
 
-class Store(KeyValueStore, LeaseKeeper, Closable, Protocol):
+class Store(KeyValueStore, LeaseStore, Closable, Protocol):
     """A connection to a key-value store that keeps leases."""

@@ -72,7 +72,7 @@ async def drain(
     await _within(LOOK_S, runtime.look())
     held = _held(runtime, servers)
     log.info("draining: %d requests held (because %s)", held, runtime.told_to_leave.result())
-    await registration.withdraw()
+    await registration.deregister()
     await _within(deadline_s, _finish(runtime, servers), runtime.failed)
     cut = _held(runtime, servers)
     await _within(HOOKS_S, _call_each(hooks))

@@ -80,7 +80,7 @@ class WorkerLife:
                 await self._until_told(asyncio.create_task(self._begin(prepare, registration)))
                 return await self._end(registration)
             except asyncio.CancelledError:
-                await registration.withdraw(1.0)
+                await registration.deregister(1.0)
                 raise
             finally:
                 await close(runtime, FAILED_STOP_S)
@@ -127,7 +127,7 @@ class WorkerLife:
             )
             if not runtime.failed.done():
                 return EXIT_CUT if proof.cut else EXIT_DRAINED
-        await registration.withdraw(1.0)
+        await registration.deregister(1.0)
         if runtime.is_hurried:
             log.warning("told twice to end: not waiting for what is held")
             return EXIT_HURRIED

@@ -162,7 +162,7 @@ async def _live(
         _be_unmanaged(runtime, alone, service)
     if log_file:
         runtime.spawn(log_file.watch(runtime.clock), "log file")
-    runtime.spawn(runtime.discovery.failed(), "discovery")
+    runtime.spawn(runtime.discovery.wait_failed(), "discovery")
     _fill_context(service, runtime, options)
 
     def public() -> WorkerServer:
@@ -229,8 +229,8 @@ async def _runtime(
     from dynaplan.config.service_config import ServiceConfig, section_options
     from dynaplan.events import event_connections
     from dynaplan.process import process_table
+    from dynaplan.store import lease_owners
     from dynaplan.store.discovery import Discovery
-    from dynaplan.store.file import owners
     from dynaplan.util.clock import SystemClock
     from dynaplan.worker.process import WorkerRuntime
 
@@ -257,7 +257,7 @@ async def _runtime(
         role=service.role,
         lease_ttl_s=surroundings.lease_ttl_s,
         network=network,
-        owner=owners.this_process(),
+        owner=lease_owners.this_process(),
         client_tls=certificates.authorities(os.environ),
     )
 

@@ -15,7 +15,7 @@ from dynaplan.events.port import EventPlane
 from dynaplan.graph.lifecycle import Role
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.port import KeyValueStore, LeaseKeeper
+from dynaplan.store.port import KeyValueStore, LeaseStore
 from dynaplan.util.clock import Clock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import QueueUnavailable
@@ -63,7 +63,7 @@ class WorkerRuntime:
     worker_token: str = field(repr=False)
     url: str
     store: KeyValueStore
-    leases: LeaseKeeper
+    leases: LeaseStore
     clock: Clock
     discovery: Discovery
     settings: Mapping[str, Any] = field(default_factory=dict)

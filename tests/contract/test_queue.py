@@ -14,7 +14,7 @@ import pytest
 from dynaplan.events.messaging import jetstream
 from dynaplan.events.messaging.nats import NatsMessenger
 from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
-from dynaplan.store.nats_connection import options_of
+from dynaplan.store.nats_connection import connect_options
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 from tests.fakes import memory_messenger
@@ -414,8 +414,8 @@ def test_servers_and_credentials_are_those_of_the_environment() -> None:
         "NATS_AUTH_PASSWORD": "secret",
     }
     servers = ["nats://one:4222", "nats://two:4222"]
-    assert options_of(environ) == {"servers": servers, "user": "user", "password": "secret"}
-    assert options_of({}) == {"servers": ["nats://localhost:4222"]}
+    assert connect_options(environ) == {"servers": servers, "user": "user", "password": "secret"}
+    assert connect_options({}) == {"servers": ["nats://localhost:4222"]}
 
 
 async def test_a_frozen_nats_is_an_error_in_time_and_afterwards_all_goes_on(

@@ -23,9 +23,9 @@ import pytest
 
 from dynaplan.process.guard import guarded
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.file.store import FileStore
+from dynaplan.store.file_store import FileStore
 from dynaplan.store.model import KeyValue, Transaction
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from tests.contract.stores import (

@@ -62,7 +62,7 @@ async def _answers(_: Any, instance: Instance, body: bytes, deadline_s: float) -
     yield instance.instance_id
 
 
-async def _asked(ids: set[int], how: str, calls: int) -> Counter[int]:
+async def _request(ids: set[int], how: str, calls: int) -> Counter[int]:
     discovery: Any = Instances(ids)
     session: aiohttp.ClientSession | Any = None
     client = EndpointClient("backend", "generate", discovery, session)
@@ -75,11 +75,11 @@ def test_only_instances_that_take_requests_answer_and_every_call_is_answered_onc
     ids: set[int], how: str, calls: int
 ) -> None:
     ids = ids | {2}
-    counts = asyncio.run(_asked(ids, how, calls))
+    counts = asyncio.run(_request(ids, how, calls))
     assert counts.total() == calls
     assert set(counts) <= {each for each in ids if each % 2 == 0}
 
 
 @given(st.sets(st.integers(1, 500).map(lambda number: 2 * number), min_size=1, max_size=6), st.integers(1, 5))
 def test_in_turn_each_of_the_instances_gets_as_many_calls_as_the_others(ids: set[int], rounds: int) -> None:
-    assert set(asyncio.run(_asked(ids, "round_robin", rounds * len(ids))).values()) == {rounds}
+    assert set(asyncio.run(_request(ids, "round_robin", rounds * len(ids))).values()) == {rounds}

@@ -136,7 +136,7 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
         await store.close()
     instances = tuple(_readable(item.value for item in items))
     network = process_table.network()
-    urls = {each.url: each.worker for each in instances if each.url and each.is_within_reach(network)}
+    urls = {each.url: each.worker for each in instances if each.url and each.is_reachable_from(network)}
     async with worker_session(token, certificates.authorities(os.environ)) as session:
         refusals = await asyncio.gather(*(_is_refused(session, url, worker) for url, worker in urls.items()))
     for worker in (worker for worker, refused in zip(urls.values(), refusals, strict=True) if refused):

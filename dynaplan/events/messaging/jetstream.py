@@ -288,7 +288,7 @@ class PullRequests:
         """Listen on an inbox of its own, to which the server sends; raises QueueUnavailable."""
         async with self._connection.call() as client:
             inbox = client.new_inbox()
-        await self._connection.listen(f"{inbox}.*", self._on_message)
+        await self._connection.add_subscription(f"{inbox}.*", self._on_message)
         self._inbox = inbox
         self._connection.on_reconnect(self._on_reconnect)
 

@@ -28,7 +28,7 @@ class NatsMessenger(NatsConnection):
             except Exception:
                 log.exception("the receiver of %s failed", subject)
 
-        await self.listen(subject, handle)
+        await self.add_subscription(subject, handle)
 
     async def queue(self, stream: str, taker: str = "") -> WorkQueue:
         """The durable work queue of that stream, or a lane in it, made (or adopted) when not ours yet."""

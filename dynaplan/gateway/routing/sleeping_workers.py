@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dynaplan.store.instance_keys import ASLEEP, WAKE
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import ASLEEP, WAKE, Instance
 from dynaplan.store.model import Transaction
-from dynaplan.store.port import KeyValueStore, LeaseKeeper
+from dynaplan.store.port import KeyValueStore, LeaseStore
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -34,7 +33,7 @@ class Sleepers:
     def __init__(
         self,
         store: KeyValueStore,
-        leases: LeaseKeeper,
+        leases: LeaseStore,
         namespace: str,
         background: BackgroundTasks,
         now_s: Callable[[], float],
@@ -115,7 +114,7 @@ class Sleepers:
         return self._reasons[first.instance_id]
 
 
-async def wish_awake(store: KeyValueStore, leases: LeaseKeeper, namespace: str, instance_id: int) -> bool:
+async def wish_awake(store: KeyValueStore, leases: LeaseStore, namespace: str, instance_id: int) -> bool:
     """Ask the instance's worker to wake its engine; False when the store does not answer."""
     try:
         lease = await leases.grant(WISH_TTL_S)

@@ -15,7 +15,7 @@ from dynaplan.process.identity import LeaseOwner
 from dynaplan.process.ports import ProcessWatch
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
-from dynaplan.store.port import LeaseKeeper
+from dynaplan.store.port import LeaseStore
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -35,7 +35,7 @@ class Neighbours:
     def __init__(
         self,
         discovery: Discovery,
-        leases: LeaseKeeper,
+        leases: LeaseStore,
         me: LeaseOwner,
         watch: Callable[[Callable[[LeaseOwner], None]], ProcessWatch],
     ) -> None:

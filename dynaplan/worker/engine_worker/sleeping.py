@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dynaplan.store.instance_keys import ASLEEP, WAKE
+from dynaplan.store.instances import ASLEEP, WAKE
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 

@@ -31,10 +31,10 @@ from dynaplan.events.port import EventPlane
 from dynaplan.graph.endpoints import request_type_of
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.process.signals import on_signals
-from dynaplan.store.coordination.buckets import Bucket
-from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.buckets import Bucket
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.port import KeyValueStore, LeaseKeeper
+from dynaplan.store.locks import Locks
+from dynaplan.store.port import KeyValueStore, LeaseStore
 from dynaplan.util.clock import Clock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError
@@ -70,7 +70,7 @@ class Runtime:
 
     own_namespace: str
     store: KeyValueStore
-    leases: LeaseKeeper
+    leases: LeaseStore
     clock: Clock
     token: str = field(repr=False)
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
@@ -182,7 +182,7 @@ class Runtime:
     async def _follow(self, namespace: str) -> Discovery:
         discovery = Discovery(self.store, namespace, self.network)
         await discovery.start()
-        self._watches.spawn(discovery.failed(), f"discovery of {namespace}")
+        self._watches.spawn(discovery.wait_failed(), f"discovery of {namespace}")
         return discovery
 
     def _worker(self, namespace: str, component: str, url: str, discovery: Discovery) -> WorkerRuntime:

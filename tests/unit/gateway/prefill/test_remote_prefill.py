@@ -23,8 +23,7 @@ from dynaplan.gateway.prefill.hand_off import HandOff
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.sleeping_workers import Sleepers
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instance_keys import ASLEEP, WAKE
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import ASLEEP, WAKE, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.tasks import BackgroundTasks

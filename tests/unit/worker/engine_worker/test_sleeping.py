@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.gateway.routing.sleeping_workers import Sleepers, wish_awake
-from dynaplan.store.instance_keys import ASLEEP, WAKE
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import ASLEEP, WAKE, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.tasks import BackgroundTasks
