@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.events import is_original
-from dynaplan.config.settings.servers import (
-    is_without_nats,
-)
+from dynaplan.config.settings.servers import is_without_nats
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.util.errors import QueueUnavailable
 
 if TYPE_CHECKING:
-    from dynaplan.events.messaging_port import Messenger
-    from dynaplan.events.port import EventPlane
-
+    from dynaplan.events.port import EventPlane, Messenger
 
 UNLIMITED = ProcessSettings.nats_max_reconnects
 
@@ -31,7 +27,7 @@ async def connect_messenger(
     """
     if is_without_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server: its graph has no prefill queue")
-    from dynaplan.events.messaging.nats import NatsMessenger
+    from dynaplan.events.nats_messenger import NatsMessenger
 
     return await NatsMessenger.from_environment(environ, max_reconnects)
 
@@ -47,7 +43,7 @@ async def connect_events(
     if is_without_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server for events")
     from dynaplan.events.nats_plane import NatsEventPlane
-    from dynaplan.events.wires import OriginalWire, SeedWire
+    from dynaplan.events.wire_formats import DynamoFormat, PlainFormat
 
-    wire = OriginalWire() if original else SeedWire()
+    wire = DynamoFormat() if original else PlainFormat()
     return await NatsEventPlane.from_environment(environ, wire, max_reconnects)

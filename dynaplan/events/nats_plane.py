@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from dynaplan.config.settings.events import MAX_AGE_S, max_age_s
-from dynaplan.events.inbox import EventCounts, EventInbox
-from dynaplan.events.nats_reading import MessageReader, Source, StreamReader
-from dynaplan.events.nats_sending import NatsSender, StreamSender
-from dynaplan.events.nats_stream import stream_name
+from dynaplan.events.nats_publisher import NatsSender, OutboxPublisher, StreamSender, stream_name
+from dynaplan.events.nats_subscriber import EventInbox, MessageReader, Source, StreamReader
 from dynaplan.events.port import EventPublisher, EventSubscription
-from dynaplan.events.publishing import OutboxPublisher
-from dynaplan.events.subjects import NOW, Event, Start, Subject
-from dynaplan.events.wires import EventWire, SeedWire
+from dynaplan.events.subjects import NOW, Event, EventCounts, Start, Subject
+from dynaplan.events.timing import EVENT_ACK_WAIT_S, EVENT_CLOSE_TIMEOUT_S
+from dynaplan.events.wire_formats import PlainFormat, WireFormat
 from dynaplan.store.nats_connection import UNLIMITED, NatsConnection
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tasks import BackgroundTasks
@@ -23,9 +21,6 @@ from dynaplan.util.tasks import BackgroundTasks
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-CLOSE_S = 1.0
-ACK_WAIT_S = 30.0
-"""Time after which an event of a group that was not acknowledged goes to a member again."""
 
 HEAD_BYTES = 512
 """Room in a message for what its wire form adds to the payload."""
@@ -37,9 +32,9 @@ class NatsEventPlane:
     def __init__(
         self,
         connection: NatsConnection,
-        wire: EventWire,
+        wire: WireFormat,
         age_s: float = MAX_AGE_S,
-        ack_wait_s: float = ACK_WAIT_S,
+        ack_wait_s: float = EVENT_ACK_WAIT_S,
     ) -> None:
         self._connection = connection
         self._wire = wire
@@ -56,14 +51,14 @@ class NatsEventPlane:
     async def from_environment(
         cls,
         environ: Mapping[str, str],
-        wire: EventWire | None = None,
+        wire: WireFormat | None = None,
         max_reconnects: int = UNLIMITED,
-        ack_wait_s: float = ACK_WAIT_S,
+        ack_wait_s: float = EVENT_ACK_WAIT_S,
     ) -> NatsEventPlane:
         """Connected as ``NatsConnection.from_environment`` does; raises what that raises, and ConfigError."""
         age_s = max_age_s(environ)
         connection = await NatsConnection.from_environment(environ, max_reconnects)
-        return cls(connection, wire or SeedWire(), age_s, ack_wait_s)
+        return cls(connection, wire or PlainFormat(), age_s, ack_wait_s)
 
     @property
     def is_connected(self) -> bool:
@@ -128,7 +123,7 @@ class NatsEventPlane:
     async def close(self) -> None:
         """Send what waits, within a second, and end everything."""
         if self.is_connected:
-            await self.flush(CLOSE_S)
+            await self.flush(EVENT_CLOSE_TIMEOUT_S)
         for inbox in list(self._inboxes):
             await inbox.close()
         await self._tasks.cancel()

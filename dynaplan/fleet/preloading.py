@@ -14,7 +14,7 @@ FIRST = (
     "dynaplan.process.process_table",
     "dynaplan.store.etcd",
     "dynaplan.store.lease_owners",
-    "dynaplan.worker.life",
+    "dynaplan.worker.lifecycle",
     "dynaplan.worker.routers",
     "dynaplan.worker.hosting",
     "dynaplan.graph.graph",
@@ -27,9 +27,9 @@ FIRST = (
 before."""
 
 THEN = (
-    "dynaplan.events.messaging.jetstream",
-    "dynaplan.events.messaging.nats",
-    "dynaplan.worker.engine_worker.service",
+    "dynaplan.events.nats_messenger",
+    "dynaplan.events.nats_messenger",
+    "dynaplan.worker.engine_worker",
     "dynaplan.engines.common.holds",
     "dynaplan.engines.sim.api",
     "dynaplan.engines.sim.driver",

@@ -44,13 +44,12 @@ from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.worker.http_server.acceptor import Acceptor
-from dynaplan.worker.http_server.connections import ClientServer, ConnectionLimits
-from dynaplan.worker.named_requests import NamedRequest
+from dynaplan.worker.http_server import Acceptor, ConnectionLimits, LimitedServer
+from dynaplan.worker.request_ids import RequestWithId
 from dynaplan.worker.routers import ROUTES_TO
 
 if TYPE_CHECKING:
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +287,7 @@ class FrontendServer:
         """Answer ``GET /routing``: by worker, how it is known what the worker has cached."""
         return web.json_response(self._router.knowledge())
 
-    def _client_server(self) -> ClientServer:
+    def _client_server(self) -> LimitedServer:
         settings = self._settings
         limits = ConnectionLimits(
             settings.max_connections,
@@ -296,7 +295,7 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return ClientServer(
+        return LimitedServer(
             self._routes.handle,
             limits,
             self._metrics.count_closed_connection,
@@ -331,7 +330,7 @@ class FrontendServer:
         size = self._settings.max_body_bytes
         if self._routes.is_draining:
             message = message._replace(should_close=True)  # the answer says "Connection: close"
-        return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+        return RequestWithId(message, payload, protocol, writer, task, loop, client_max_size=size)
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")

@@ -36,12 +36,12 @@ from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError, TemporaryError
 
 if TYPE_CHECKING:
-    from dynaplan.events.messaging_port import Messenger
+    from dynaplan.events.port import Messenger
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 

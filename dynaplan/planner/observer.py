@@ -21,7 +21,7 @@ from dynaplan.store.instances import Instance, host_of
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
-    from dynaplan.events.messaging_port import Messenger, WorkQueue
+    from dynaplan.events.port import Messenger, WorkQueue
     from dynaplan.planner.ports import MetricsSource
     from dynaplan.util.clock import Clock
 

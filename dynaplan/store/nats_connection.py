@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SERVER = "nats://localhost:4222"
 UNLIMITED = -1
+DAMAGED_CODES = frozenset({10012, 10077, 10104})
+"""JetStream's error codes for a stream whose files are damaged or gone: nothing can be stored in it."""
+
+EMPTY_STATUSES = frozenset({"404", "408"})
+"""The statuses that end a pull from a consumer that has no more messages."""
 
 
 class NatsConnection:

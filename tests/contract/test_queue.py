@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.events.messaging import jetstream
-from dynaplan.events.messaging.nats import NatsMessenger
-from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
+from dynaplan.events import nats_messenger
+from dynaplan.events.nats_messenger import NatsMessenger
+from dynaplan.events.port import Messenger, WorkItem, WorkQueue
 from dynaplan.store.nats_connection import connect_options
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import PermanentError, QueueUnavailable
@@ -91,8 +91,8 @@ def now_s() -> float:
 async def test_work_that_nobody_has_acknowledged_for_long_is_dropped(
     messenger: Messenger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for twin in (jetstream, memory_messenger):
-        monkeypatch.setattr(twin, "LONGEST_IN_QUEUE_S", 0.2)
+    for twin in (nats_messenger, memory_messenger):
+        monkeypatch.setattr(twin, "QUEUE_MAX_AGE_S", 0.2)
     queue = await messenger.queue("queue_of_old_work")
     await queue.put(b"old")
 
@@ -373,7 +373,7 @@ async def test_work_whose_consumer_is_gone_can_be_acknowledged(nats: Server) -> 
     await queue.put(b"work")
     item = await taken(queue)
     async with messenger.call() as client:
-        await client.jsm().delete_consumer("q", jetstream.CONSUMER)
+        await client.jsm().delete_consumer("q", nats_messenger.CONSUMER)
     await item.ack()
     assert await queue.depth() == 0
     await messenger.close()

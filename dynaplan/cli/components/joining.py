@@ -25,8 +25,8 @@ from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
 from dynaplan.util.masking import mask_secrets
-from dynaplan.worker.client import worker_session
-from dynaplan.worker.life import WHO_PATH
+from dynaplan.worker.hosting import worker_session
+from dynaplan.worker.lifecycle import WHO_PATH
 
 ANSWER_S = 3.0
 """Seconds in which the store must list the components."""

@@ -22,8 +22,8 @@ from dynaplan.store import connections
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, StoreUnavailable
 from dynaplan.util.masking import mask_secrets
-from dynaplan.worker.http_server.reaching import reachable
-from dynaplan.worker.membership.runtime import Runtime
+from dynaplan.worker.distributed_runtime import Runtime
+from dynaplan.worker.server import bind_advertised
 
 if TYPE_CHECKING:
     from dynaplan.store.port import Store
@@ -119,7 +119,7 @@ def _with_host(environ: Mapping[str, str], host: str | None, *, has_token: bool)
 
     Raises ConfigError where they could not.
     """
-    address = reachable(environ.get(HOST_VARIABLE) if host is None else host, has_token=has_token)
+    address = bind_advertised(environ.get(HOST_VARIABLE) if host is None else host, has_token=has_token)
     if address is None:
         return {**environ, HOST_VARIABLE: ""}
     address.socket.close()

@@ -12,7 +12,7 @@ from dynaplan.store.model import Transaction
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 

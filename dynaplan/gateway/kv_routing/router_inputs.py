@@ -20,7 +20,7 @@ from dynaplan.gateway.kv_routing.tokens.models import ModelTokenizers
 from dynaplan.gateway.routing.booking import WorkerBook
 
 if TYPE_CHECKING:
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 
 class RouterKnowledge:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from dynaplan.events.messaging_port import WorkQueue
+from dynaplan.events.port import WorkQueue
 from dynaplan.gateway.prefill.disaggregation import QueueReading
 from dynaplan.util.errors import DynaplanError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dynaplan.events.messaging_port import Messenger
+from dynaplan.events.port import Messenger
 from dynaplan.events.prefill_requests import PrefillAnswer
 from dynaplan.util.errors import DynaplanError
 from dynaplan.util.tasks import BackgroundTasks

@@ -16,7 +16,7 @@ from functools import partial
 
 from dynaplan.config.settings.routing import DisaggregationSettings
 from dynaplan.events.dispatch_order import UsualTime, deadline_s
-from dynaplan.events.messaging_port import Messenger, WorkQueue
+from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.live_settings import live_settings_prefix
 from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.store.locks import RenewedLease
 from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction
-from dynaplan.worker.membership.runtime import Runtime
+from dynaplan.worker.distributed_runtime import Runtime
 
 if TYPE_CHECKING:
     from dynaplan.fleet.counts import FleetCounts

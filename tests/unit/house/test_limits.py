@@ -13,15 +13,15 @@ from dynaplan.gateway.bodies.process import READ_WITHIN_S
 from dynaplan.gateway.bodies.process_main import DOCUMENT_BYTES
 from dynaplan.gateway.bodies.reading import LARGE_BODY_BYTES
 from dynaplan.gateway.openai_api import MOST_TEXTS
-from dynaplan.worker.http_server.acceptor import BACKLOG
-from dynaplan.worker.http_server.connections import (
-    LARGEST_HEAD_BYTES,
-    LARGEST_LINE_BYTES,
-    MOST_CONNECTIONS,
-    MOST_HEADERS,
+from dynaplan.worker.http_server import (
+    BACKLOG,
+    MAX_CONNECTIONS,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_LINE_BYTES,
     ConnectionLimits,
 )
-from dynaplan.worker.server import LARGEST_BODY_BYTES, WORKERS_LIMITS
+from dynaplan.worker.server import MAX_BODY_BYTES, WORKER_LIMITS
 from tests.unit.house.source import REPOSITORY
 
 PAGE = Path(REPOSITORY) / "docs" / "security.md"
@@ -31,9 +31,9 @@ FIXED = {
     "time to read a large body": READ_WITHIN_S,
     "fields of a large body without prompt": DOCUMENT_BYTES,
     "texts in a list of prompts, inputs or documents": MOST_TEXTS,
-    "request line, one header": LARGEST_LINE_BYTES,
-    "line and headers together": LARGEST_HEAD_BYTES,
-    "headers": MOST_HEADERS,
+    "request line, one header": MAX_LINE_BYTES,
+    "line and headers together": MAX_HEAD_BYTES,
+    "headers": MAX_HEADERS,
     "connections that wait to be accepted": BACKLOG,
 }
 
@@ -81,13 +81,13 @@ def test_the_fixed_limits_stand_there_with_their_values() -> None:
     assert fixed == {limit: shown(limit, value) for limit, value in FIXED.items()}
     text = PAGE.read_text()
     assert f"all bodies of more than {UNCOUNTED_BYTES // 1024} KiB" in text
-    assert f"at most {MOST_CONNECTIONS}" in text
+    assert f"at most {MAX_CONNECTIONS}" in text
 
 
 def test_the_limits_of_other_servers_stand_there_with_their_values() -> None:
     limits = rows(elsewhere=True)
-    assert limits["one body"][1].startswith(f"{shown('bytes', LARGEST_BODY_BYTES)};")
+    assert limits["one body"][1].startswith(f"{shown('bytes', MAX_BODY_BYTES)};")
     public = f"{ConnectionLimits().write_s:g} s; "
     assert limits["time without reading an answer"][1].startswith(public + "none at a worker's own server")
-    assert WORKERS_LIMITS.write_s == math.inf
-    assert replace(WORKERS_LIMITS, write_s=ConnectionLimits().write_s) == ConnectionLimits(option="ulimit -n")
+    assert WORKER_LIMITS.write_s == math.inf
+    assert replace(WORKER_LIMITS, write_s=ConnectionLimits().write_s) == ConnectionLimits(option="ulimit -n")

@@ -7,8 +7,7 @@ from typing import Any
 from dynaplan.graph.dependency import depends
 from dynaplan.graph.endpoints import async_on_start, endpoint, on_shutdown, readiness
 from dynaplan.graph.service import service
-from dynaplan.worker.client import DependencyClient, LocalClient
-from dynaplan.worker.hosting import Host, registered_names
+from dynaplan.worker.hosting import DependencyClient, Host, LocalClient, registered_names
 
 events: list[str] = []
 

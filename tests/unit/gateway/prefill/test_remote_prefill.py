@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from dynaplan.config.settings.routing import DisaggregationSettings
-from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
+from dynaplan.events.port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
