@@ -1,6 +1,6 @@
-"""A durable work queue on a JetStream stream: delivered again to somebody unless acknowledged in time.
+"""Messages and durable work queues on NATS: a queue is one stream of JetStream.
 
-Messages and durable work queues on a NATS server with JetStream.
+Work is delivered again, to anybody, unless it is acknowledged in time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class NatsWorkItem:
 
     @property
     def deliveries(self) -> int:
-        """The number of its deliveries, this one included."""
         return int(self._message.metadata.num_delivered or 1)
 
     async def ack(self) -> None:
@@ -78,7 +77,6 @@ class NatsWorkItem:
         await self._queue.remove(self.sequence)
 
     async def in_progress(self) -> None:
-        """Tell the queue that the work goes on: the time allowed for it starts anew."""
         await self._connection.publish(self._message.reply, b"+WPI")
 
 
@@ -111,7 +109,6 @@ class JetStreamQueue:
         return queue
 
     async def put(self, payload: bytes) -> int:
-        """Append the work; its sequence number."""
         for may_ensure in (True, False):
             async with self._connection.call() as client:
                 from nats.errors import TimeoutError as NoAnswer
@@ -161,7 +158,6 @@ class JetStreamQueue:
                     return None
 
     async def remove(self, sequence: int) -> None:
-        """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
         from nats.js.errors import APIError, NotFoundError
 
         async with self._connection.call() as client:
@@ -174,7 +170,6 @@ class JetStreamQueue:
                     raise
 
     async def depth(self) -> int:
-        """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
         async with self._connection.call() as client:
             if not self._keeps_acknowledged:
                 # The consumer's own count can be a moment behind a put.
@@ -186,7 +181,6 @@ class JetStreamQueue:
             return sum(int(info.num_pending or 0) + int(info.num_ack_pending or 0) for info in counted)
 
     async def clear(self) -> None:
-        """Withdraw all work of the lane, taken or not; of the shared queue that in all lanes too."""
         async with self._connection.call() as client:
             await client.jsm().purge_stream(self.stream, subject=self._subject if self._taker else None)
 

@@ -62,7 +62,6 @@ class NatsEventPlane:
 
     @property
     def is_connected(self) -> bool:
-        """True while there is a connection, as far as is known."""
         return self._connection.is_connected
 
     def publisher(self, subject: Subject, *, is_kept: bool) -> EventPublisher:

@@ -1,8 +1,10 @@
-"""Publishing: a publisher numbers its events and leaves them in an outbox, from which they are sent.
+"""Publishing events on NATS.
 
-The JetStream streams that keep events: one for each component, with its kept events' subjects.
-
-Senders: they empty an outbox onto a NATS server, in order, and wait while it is away.
+1. A **publisher** numbers its events and puts them into an outbox.
+2. A **sender** empties the outbox onto the server, in order, and waits while the server is down. Beyond a
+   bound the oldest events are dropped, and counted.
+3. Events that are kept go to a **stream** of JetStream: one for each component, with its kept events'
+   subjects.
 """
 
 from __future__ import annotations
@@ -71,7 +73,6 @@ class Outbox:
     _bytes: int = field(default=0, init=False)
 
     def __len__(self) -> int:
-        """Return the number of messages that wait."""
         return len(self._waiting)
 
     @property
@@ -111,7 +112,6 @@ def new_publisher_id() -> int:
 
 
 def unix_ms() -> int:
-    """Return the time of day, in milliseconds."""
     return int(time.time() * 1000)
 
 
@@ -169,7 +169,6 @@ MAX_BYTES = 64 * 2**20
 
 
 def stream_name(namespace: str, component: str) -> str:
-    """Return the name of a component's stream."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", f"{namespace}_{component}_events")
 
 
@@ -242,7 +241,7 @@ SEND_WINDOW = 512
 
 
 class NatsSender:
-    """Sends events to the present subscribers; what is on its way when the connection breaks is lost."""
+    """Sends events to the present subscribers; those in flight when the connection breaks are lost."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self.outbox = Outbox()
@@ -400,7 +399,7 @@ class StreamSender(NatsSender):
         self._answered.set()
 
     def _requeue_unacknowledged(self) -> None:
-        """Put what has no answer back into the outbox; what a later event has overtaken is given up."""
+        """Put unacknowledged events back into the outbox; one that a later event has overtaken is dropped."""
         left = sorted(self._unacknowledged.items())
         self._unacknowledged.clear()
         again = [message for number, message in left if number > self._last_stored]

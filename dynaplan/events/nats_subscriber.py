@@ -1,15 +1,14 @@
-"""Reading the events that a stream keeps, through outages: all of them, or a group's share of them.
+"""Subscribing to events on NATS: an inbox per subscription, and the reader that fills it from a stream.
 
-A reader has a pull consumer of JetStream: an ephemeral one that acknowledges nothing, or its group's durable
-one. It asks for as many messages as its inbox has room for, and takes them as they come. When anything is
-amiss (a lost connection, a consumer that is gone, a message that did not arrive) it begins anew behind the
-last message that it has read, and at the beginning of a stream that was made anew.
+A reader reads the events that a stream keeps, through outages: all of them, or a group's share of them. It
+has a pull consumer of JetStream: an ephemeral one that acknowledges nothing, or its group's durable one. It
+asks for as many messages as its inbox has room for, and takes them as they come. When anything is amiss (a
+lost connection, a consumer that is gone, a message that did not arrive) it resumes behind the last message
+that it has read, and at the beginning of a stream that was made again.
 
-nats-py's own means do not do this: its ordered consumer goes on at its old position in a stream that was made
-anew, and a ``fetch`` of several messages waits for all of them while a ``fetch`` of one costs a round trip
-each.
-
-Events that have arrived for one subscription and were not taken yet.
+nats-py's own means do not do this: its ordered consumer continues at its old position in a stream that was
+made again, and a ``fetch`` of several messages waits for all of them while a ``fetch`` of one costs a round
+trip each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Ports to the event plane: publishing events, and subscribing to them.
-
-Ports to the messaging server: messages, and work queues.
-"""
+"""Ports to what connects processes beside the store: messages, work queues, and the event plane."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class EventSubscription(Closable, Protocol):
         ...
 
     async def ack(self, event: Event) -> None:
-        """Tell that a group's event is done: it is not delivered again."""
+        """Acknowledge a group's event: it is not delivered again."""
         ...
 
 
@@ -78,15 +75,15 @@ class WorkItem(Protocol):
 
     @property
     def deliveries(self) -> int:
-        """The number of its deliveries, this one included; starts anew when the queue's server does."""
+        """The number of its deliveries, this one included; restarts when the queue's server does."""
         ...
 
     async def ack(self) -> None:
-        """Tell the queue that the work is done: it is never delivered again."""
+        """Acknowledge the work: it is never delivered again."""
         ...
 
     async def in_progress(self) -> None:
-        """Tell the queue that the work goes on: the time allowed for it starts anew."""
+        """Report that the work goes on: the time allowed for it restarts."""
         ...
 
 
@@ -94,8 +91,8 @@ class WorkQueue(Protocol):
     """A queue that gives each piece of work to one worker.
 
     It has lanes: work in the lane of a taker is given to that one alone, work in the shared queue to the one
-    that asks first. Work that nobody has acknowledged within ``QUEUE_MAX_AGE_S`` is dropped. Every method
-    raises QueueUnavailable when the queue does not answer.
+    that asks first. Work that nobody has acknowledged within ``QUEUE_MAX_AGE_S`` (``events/timing.py``) is
+    dropped. Every method raises QueueUnavailable when the queue does not answer.
     """
 
     async def put(self, payload: bytes) -> int:

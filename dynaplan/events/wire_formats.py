@@ -1,8 +1,8 @@
-"""The two forms that events have over NATS: ours, and the original's.
+"""The two wire formats of events over NATS: the plain one, and Dynamo's.
 
-Ours is the seed's: the subject ``{namespace}.{component}.{event}``, the payload as it is, and the header
-``Nats-Msg-Id: {publisher in hex}-{sequence}``, by which the server drops what it gets twice. The original's
-(Dynamo 1.6) is ``namespace.{namespace}.component.{component}.endpoint.{endpoint}.{topic}``, or without the
+Plain: the subject ``{namespace}.{component}.{event}``, the payload as it is, and the header
+``Nats-Msg-Id: {publisher in hex}-{sequence}``, by which the server drops what it gets twice. Dynamo's
+(1.6) is ``namespace.{namespace}.component.{component}.endpoint.{endpoint}.{topic}``, or without the
 endpoint, and an envelope: a msgpack map of ``publisher_id``, ``sequence``, ``published_at`` (Unix,
 milliseconds), ``topic`` and ``payload``. What payloads hold is msgpack too, unless their publisher has bytes.
 """
@@ -19,10 +19,10 @@ from dynaplan.events.subjects import PARTS, Event, Subject
 MESSAGE_ID = "Nats-Msg-Id"
 
 ENDPOINT = "generate"
-"""The endpoint that the original publishes events for, and we in its form."""
+"""The endpoint that Dynamo publishes events for, and we in its format."""
 
 TOPICS: Mapping[str, str] = {"kv_cache_update": "kv-events"}
-"""Events that the original calls otherwise -> its topics."""
+"""Events that Dynamo calls otherwise -> its topics."""
 
 _EVENTS = {topic: event for event, topic in TOPICS.items()}
 _MAX_NUMBER = 2**64
@@ -77,7 +77,7 @@ def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 class WireFormat(Protocol):
-    """A form in which subjects and messages are written."""
+    """How subjects and messages are written."""
 
     def subject(self, subject: Subject) -> str:
         """Return the subject as it is written."""
@@ -97,10 +97,9 @@ class WireFormat(Protocol):
 
 
 class PlainFormat:
-    """The seed's form: a subject of three words, the payload as it is, the number in the message id."""
+    """The subject has three words, the message is the payload, and the number is in the message id."""
 
     def subject(self, subject: Subject) -> str:
-        """Return the subject with its dots, as the seed has it."""
         return str(subject)
 
     def patterns(self, pattern: str) -> tuple[str, ...]:
@@ -112,16 +111,14 @@ class PlainFormat:
         return envelope.payload
 
     def event(self, subject: str, data: bytes, message_id: str) -> Event:
-        """Read a message; an id that is not ours is none."""
         publisher, sequence = parse_message_id(message_id)
         return Event(subject, data, publisher, sequence)
 
 
 class DynamoFormat:
-    """The original's form; a subject of an endpoint is read as its component's."""
+    """Dynamo's format; a subject of an endpoint is read as its component's."""
 
     def subject(self, subject: Subject) -> str:
-        """Return the original's subject, with its name of the event."""
         scope = f"namespace.{subject.namespace}.component.{subject.component}.endpoint.{ENDPOINT}"
         return f"{scope}.{TOPICS.get(subject.event, subject.event)}"
 
@@ -153,7 +150,7 @@ class DynamoFormat:
 
 
 def event_name(topic: str) -> str:
-    """Return our name of an event that the original calls ``topic``."""
+    """Return our name of an event that Dynamo calls ``topic``."""
     return _EVENTS.get(topic, topic)
 
 

@@ -1,13 +1,13 @@
-"""The runtime of a process that has joined: namespaces, their components, and the components' endpoints.
+"""Dynamo's API for programs of a deployment that run no graph: namespaces, components, endpoints, clients.
 
 ::
 
     endpoint = runtime.namespace("vllm-agg").component("backend").endpoint("generate")
-    await endpoint.serve(handler)            # until this process is told to leave
+    await endpoint.serve(handler)            # until this process is to drain
     client = await endpoint.client()         # in this process or any other
 
-Serving is the life of a worker (``worker/lifecycle.py``), the same that a graph's service leads: an HTTP
-server of its own, a registration under a lease, a drain.
+Serving is a worker's life (``worker/lifecycle.py``), the same that a graph's service has: an HTTP server of
+its own, a registration under a lease, a drain.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RequestHandler = Callable[..., Any]
 
 @dataclass(kw_only=True)
 class Runtime:
-    """A process's part in a deployment. Made by ``dynaplan.runtime.connect``.
+    """A process's connection to a deployment. Made by ``dynaplan.runtime.connect``.
 
     ``own_namespace`` is the deployment's; any other one of the same store can be used, too. ``token`` is what
     the processes of the deployment show each other. Endpoints are served on a port of ``host``, by which
@@ -129,7 +129,7 @@ class Runtime:
         return self._session
 
     async def serve(self, namespace: str, component: str, endpoints: Sequence[ServedEndpoint]) -> None:
-        """Serve the endpoints until this process is told to leave and they are drained.
+        """Serve the endpoints until a drain is requested and done.
 
         The same as ``RuntimeComponent.serve``, which says more.
         """

@@ -1,13 +1,7 @@
-"""The client of one endpoint: it chooses an instance, in turn, at random or by its id, and calls it.
+"""The client of one endpoint: it chooses an instance, in turn, at random or by its id, and calls it over
+HTTP.
 
-Turns: the order in which a client of an endpoint asks its instances.
-
-One call of one instance, over HTTP: POST with a JSON body, answered by a line of JSON per item.
-
-Deadlines: the time at which an answer is not worth waiting for any more.
-
-A call hands on what is left of its time with the request, so that the process that answers gives up too, also
-when the caller cannot say so any more; a call made while a request is answered never outlasts that request.
+A call is a POST with a JSON body, answered by a line of JSON per item.
 """
 
 from __future__ import annotations
@@ -205,7 +199,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class NotAccepted(Exception):
-    """An instance did not take the request, or died before its first item: another one may have it."""
+    """An instance refused the request, or died before its first item: another one may take it."""
 
 
 def worker_session(token: str, tls: ClientTls = True) -> aiohttp.ClientSession:

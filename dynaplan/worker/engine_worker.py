@@ -1,12 +1,12 @@
-"""The stock engine workers: the start and the drain of decode, aggregated and prefill workers.
+"""The stock engine workers: decode, aggregated and prefill.
 
-A worker's own server in front of its engine's: for frontends on other hosts.
+``start_decode_worker`` and ``start_prefill_worker`` start the engine and connect it to the worker's life:
+load, metrics, card, drain, KV events. Two parts come along:
 
-An engine's server listens on loopback, and not every engine asks for a key. So a worker that other hosts
-reach takes their requests itself, asks for the token, and sends them on: one hop more under each piece of an
-answer, on the worker's own host.
-
-A worker whose engine sleeps says so, and wakes it when somebody asks.
+- **Relay.** An engine's server listens on loopback, and not every engine asks for a key. So a worker that
+  other hosts reach takes their requests itself, checks the token, and forwards them: one hop more under each
+  piece of an answer, on the worker's own host.
+- **Sleep.** A worker whose engine sleeps reports it in the store, and wakes it when somebody asks.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
 
 
 def _is_subscribed_to(runtime: WorkerRuntime) -> bool:
-    """Tell whether frontends route by KV events: by the configuration, or one that is there already does."""
+    """Tell whether frontends route by KV events: as configured here, or as a running one does."""
     if routes_by_events(runtime.settings):
         return True
     return any(instance.card.get(FOLLOWS) for instance in runtime.discovery.all())
@@ -162,7 +162,7 @@ RESPONSE_HEADERS = ("Content-Type",)
 
 
 class Relay:
-    """Sends requests on to the engine at that address, and its answers back, piece by piece."""
+    """Forwards requests to the engine at that address, and streams its answers back."""
 
     def __init__(self, engine_url: str, token: str) -> None:
         self._engine_url = engine_url
@@ -174,7 +174,6 @@ class Relay:
         return (Route("POST", "/v1/{path:.*}", self.answer),)
 
     async def close(self) -> None:
-        """Close the connections to the engine."""
         if self._session:
             await self._session.close()
 
@@ -220,7 +219,7 @@ class SleepReporter:
         self._reported: tuple[str, str] | None = None
 
     async def run(self) -> None:
-        """Look again and again, until cancelled, whether the engine sleeps and somebody wants it awake."""
+        """Poll, until cancelled, whether the engine sleeps and somebody wants it awake."""
         while True:
             try:
                 async with asyncio.timeout(STORE_CALL_TIMEOUT_S):
@@ -228,11 +227,11 @@ class SleepReporter:
                 if is_wanted:
                     await self._wake()
             except (TimeoutError, StoreUnavailable, PermanentError) as error:
-                log.debug("the store does not hear whether the engine sleeps: %s", error or "no answer")
+                log.debug("cannot report whether the engine sleeps: %s", error or "no answer")
             await self._runtime.clock.sleep(WAKE_POLL_S if self._reported else SLEEP_POLL_S)
 
     async def _check(self) -> bool:
-        """Say whether the engine sleeps; return whether it does and somebody wants it awake."""
+        """Report whether the engine sleeps; return whether it does and somebody wants it awake."""
         namespace, instance_id = self._runtime.namespace, self._runtime.instance_id
         is_asleep = self._engine.load().is_asleep and instance_id != 0
         if not is_asleep:

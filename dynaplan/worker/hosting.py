@@ -1,7 +1,4 @@
-"""Brings a service of a graph to life in this process: its instance, its clients, its hooks.
-
-Clients of dependencies: a service holds one for each, and calls another service's endpoints by it.
-"""
+"""Makes the service of a worker: its instance, the clients of its dependencies, its hooks."""
 
 from __future__ import annotations
 

@@ -1,19 +1,15 @@
-"""Runs an aiohttp application for clients that nobody knows, each connection held to its limits.
+"""The HTTP server of worker and frontend: aiohttp's, with limits for every connection, one acceptor, and TLS.
 
-Accept connections one at a time, so that processes that share one listening socket share the load.
-
-The event loops' own servers accept all that waits when they wake up: of two processes on one socket the first
-to wake took all of 64 connections. One connection for each turn of the loop is not enough, because the first
-is awake already when the next one comes. So each process that is not alone looks away for a moment after a
-connection, and the others take the next ones. docs/decisions/0032 has the figures.
-
-TLS of accepted connections: the handshake comes first, and at the end what was written is sent.
-
-The limits of one client's connection: its head's size and time, its silence, and its reading.
-
-aiohttp answers a head with a line or a field that is too long, and closes idle connections. It does not bound
-the size of a head, nor the time that one takes, and it waits for ever for a client that does not read.
-Requests pay for none of this: a look at all connections every second finds what stands still.
+1. **Accept one connection at a time**, so that processes that share one listening socket share the load. The
+   event loops' own servers accept all that waits when they wake up: of two processes on one socket the first
+   to wake took all of 64 connections. One connection for each turn of the loop is not enough, because the
+   first is awake already when the next one comes. So each process that is not alone stops accepting for a
+   moment after a connection, and the others take the next ones. docs/decisions/0032 has the figures.
+2. **Handshake.** With TLS the handshake comes first, and at the end what was written is sent.
+3. **Limits.** aiohttp answers a head with a line or a field that is too long, and closes idle connections.
+   It does not bound the size of a head, nor the time that one takes, and it waits for ever for a client that
+   does not read. Requests pay for none of this: a check of all connections every second finds those that are
+   stalled.
 """
 
 from __future__ import annotations
@@ -157,7 +153,7 @@ class Acceptor:
     async def closed(self) -> None:
         """Return when the clients of connections over TLS have all that was written, and they are closed.
 
-        They have been told to close. Clear ones tell themselves what they have not sent.
+        They are closing. Those in clear text report themselves what they have not sent.
         """
         if self._handshakes:
             await self._handshakes.closed()
@@ -187,7 +183,7 @@ class Acceptor:
             await self._loop.connect_accepted_socket(lambda: protocol, connection)
 
     def _pause_accepting(self, seconds: float) -> None:
-        """Stop accepting for a while: the socket stays readable, and would wake the loop all the time."""
+        """Stop accepting for a while, without the reader, which would wake the loop all the time."""
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(seconds, self._resume_accepting)
 
@@ -232,26 +228,24 @@ class TlsHandshakes:
             self._waiting.pop(task, None)
 
     async def closed(self) -> None:
-        """Return when no connection is open: the event loops' TLS does not tell what it has not sent yet.
+        """Return when no connection is open: the event loops' TLS does not report what it has not sent yet.
 
         Connections that were told to close are open until their client has all of it.
         """
         await self._none_open.wait()
 
     def opened(self, connection: _TrackedProtocol) -> None:
-        """Note that a connection is open."""
         self._open.add(connection)
         self._none_open.clear()
 
     def lost(self, connection: _TrackedProtocol) -> None:
-        """Note that a connection is not open any more."""
         self._open.discard(connection)
         if not self._open:
             self._none_open.set()
 
 
 class _TrackedProtocol(asyncio.Protocol):
-    """Passes everything on to a protocol, and tells of the connection's beginning and end."""
+    """Forwards everything to a protocol, and reports when the connection opens and closes."""
 
     def __init__(self, protocol: asyncio.Protocol, handshakes: TlsHandshakes) -> None:
         self._handshakes = handshakes
@@ -419,11 +413,10 @@ class LimitedServer(web.Server):
         self._has_any = asyncio.Event()
 
     def __call__(self) -> ClientConnection:
-        """Make the protocol of a connection."""
         return ClientConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        """Note a connection; while there is none, nothing is looked at."""
+        """Count a connection; while there is none, nothing is checked."""
         super().connection_made(handler, transport)
         self._has_any.set()
 

@@ -1,6 +1,20 @@
-"""The life of one worker process: prepare, serve, register, and at the end drain.
+"""A worker's life, from its process' start to its exit code, without losing a request.
 
-Leaving without losing a request, and the report of it in the log.
+1. **Start.** The worker's own server answers ``/health`` ("starting", 503), ``/metrics`` and ``/who`` before
+   anything else. Then ``prepare`` makes the service and runs its start hooks, which may load an engine for
+   minutes.
+2. **Serve.** The service's routes are added; with an ``@api`` endpoint the public port opens.
+3. **Register.** The instances are put under a lease: from now on routers send requests. ``/health`` says
+   "ready".
+4. **Run**, until SIGTERM or SIGINT, a revoked lease, the service itself, or a failure of a background task.
+   Each of the first three requests a drain, with its reason; one that comes before step 3 is over interrupts
+   the start.
+5. **Drain.** Refuse new work with a status that makes a router try another worker; count the requests held;
+   revoke the lease; wait until they are finished and every ``on_drain`` has returned, no longer than the
+   drain deadline; cut the rest. The report is one line of the log.
+6. **Stop.** Run the shutdown hooks, then every ``on_stop``, which is where an engine ends. A failed worker
+   skips 5, and so does a second SIGINT at a terminal.
+7. **Exit.** 0 drained, 75 drained with requests cut, 130 forced, 1 failed.
 """
 
 from __future__ import annotations
@@ -67,9 +81,9 @@ class WorkerLifecycle:
     """Runs one worker from its start hooks to its exit code.
 
     ``server`` is the worker's own HTTP server; ``public`` makes the one for ``@api`` endpoints, and is
-    called only when there are any. ``has_signals``: SIGTERM and SIGINT mean this worker; False where the
-    process has more than one, and tells them itself. ``is_in_foreground``: somebody at a terminal may tell it
-    twice to end, and then it does not wait for its requests.
+    called only when there are any. ``has_signals``: SIGTERM and SIGINT drain this worker; False where the
+    process has several, and requests their drains itself. ``is_in_foreground``: a second signal forces the
+    exit.
     """
 
     runtime: WorkerRuntime
@@ -91,7 +105,7 @@ class WorkerLifecycle:
         with on_signals(self._on_signal) if self.has_signals else nullcontext():
             try:
                 await self._wait_for_end(asyncio.create_task(self._start(prepare, registration)))
-                return await self._finish_life(registration)
+                return await self._drain_and_exit(registration)
             except asyncio.CancelledError:
                 await registration.deregister(1.0)
                 raise
@@ -105,23 +119,23 @@ class WorkerLifecycle:
             self.runtime.fail(StopForced())
         self.runtime.leave(f"{name} arrived")
 
-    async def _wait_for_end(self, beginning: asyncio.Task[None]) -> None:
-        """Begin, and stay until the end is called for, which may be before the beginning is done."""
+    async def _wait_for_end(self, starting: asyncio.Task[None]) -> None:
+        """Start, and run until the end is requested, which may be before the start is done."""
         endings: set[asyncio.Future[Any]] = {self.runtime.drain_requested, self.runtime.failed}
         try:
-            await asyncio.wait({beginning, *endings}, return_when=asyncio.FIRST_COMPLETED)
-            if beginning.done():
-                beginning.result()
+            await asyncio.wait({starting, *endings}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
                 await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            beginning.cancel()
-            await asyncio.gather(beginning, return_exceptions=True)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
     async def _start(
         self, prepare: Callable[[], Awaitable[HostedService]], registration: Registration
     ) -> None:
         await self._serve(self.server, self._health_routes())
-        log.info("starting: %s tells its health at %s", self.runtime.worker_name, self.runtime.url)
+        log.info("starting: %s reports its health at %s", self.runtime.worker_name, self.runtime.url)
         self._prepared = prepared = await prepare()
         self.server.add([*self._service_routes(), *map(internal_route, prepared.endpoints)])
         public = [public_route(endpoint) for endpoint in prepared.endpoints if endpoint.is_public]
@@ -132,7 +146,7 @@ class WorkerLifecycle:
         self.runtime.spawn(_drain_when_revoked(self.runtime, registration), "registration")
         log.info("ready: %s serves %s at %s", self.runtime.worker_name, self._names(), self.runtime.url)
 
-    async def _finish_life(self, registration: Registration) -> int:
+    async def _drain_and_exit(self, registration: Registration) -> int:
         runtime = self.runtime
         if not runtime.failed.done():
             report = await drain(
@@ -142,7 +156,7 @@ class WorkerLifecycle:
                 return EXIT_CUT if report.cut else EXIT_DRAINED
         await registration.deregister(1.0)
         if runtime.is_forced:
-            log.warning("told twice to end: not waiting for what is held")
+            log.warning("stopped by force: not waiting for the requests held")
             return EXIT_FORCED
         log.error("this worker failed: %r", runtime.failed.result())
         return EXIT_CRASHED
@@ -189,7 +203,7 @@ class WorkerLifecycle:
         return self._prepared.registered
 
     def _health_routes(self) -> Sequence[Route]:
-        """Return the routes that are served from the beginning, before the service has started."""
+        """Return the routes that are served before the service has started."""
         return (
             Route("GET", "/health", self._health, is_open=True, is_work=False),
             Route("GET", "/metrics", self._metrics, is_open=True, is_work=False),
@@ -210,7 +224,6 @@ class WorkerLifecycle:
         return web.json_response(document, status=200 if status == "ready" else 503)
 
     async def _who(self, _: web.Request) -> web.Response:
-        """Answer the bearer of the right token."""
         return web.json_response({"namespace": self.runtime.namespace, "worker": self.runtime.worker_name})
 
     async def _load_metrics(self, _: web.Request) -> web.Response:
@@ -240,7 +253,7 @@ async def _drain_when_revoked(runtime: WorkerRuntime, registration: Registration
 
 @dataclass(frozen=True)
 class DrainReport:
-    """The fate of the requests that a worker held when it was told to leave."""
+    """What became of the requests that a worker held when its drain was requested."""
 
     held: int
     cut: int
@@ -263,9 +276,8 @@ async def drain(
 ) -> DrainReport:
     """Refuse new work, deregister, finish the held requests, run the shutdown hooks.
 
-    A router that has not heard of the deregistration yet is refused with a status that makes it try another
-    worker. At the deadline the remaining requests are cut, counted and logged. A failure of the worker itself
-    ends the waiting too.
+    At the deadline the remaining requests are cut, counted and logged. A failure of the worker itself ends
+    the wait too.
     """
     started_s = runtime.clock.now_s()
     runtime.is_draining = True
@@ -281,7 +293,7 @@ async def drain(
     has_time = runtime.ready.is_set() and not runtime.is_forced
     left_s = started_s + deadline_s - runtime.clock.now_s() if has_time else 0.0
     await close(runtime, min(max(left_s, STOP_TIMEOUT_MIN_S), STOP_TIMEOUT_S))
-    # What came before everybody had heard of the deregistration was held too.
+    # What arrived before every router had heard of the deregistration was held too.
     report = DrainReport(
         max(held, cut), cut, runtime.clock.now_s() - started_s, runtime.drain_requested.result()
     )
@@ -290,7 +302,7 @@ async def drain(
 
 
 async def close(runtime: WorkerRuntime, seconds: float) -> None:
-    """Await what ``on_stop`` was told, all at once and each only once, no longer than that."""
+    """Await every ``on_stop``, all at once and each only once, for at most ``seconds``."""
     closers, runtime.closers = runtime.closers, []
     await _run_bounded(seconds, _run_together(closers))
 
@@ -315,12 +327,12 @@ async def _finish(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> No
 async def _run_bounded(
     seconds: float, work: Coroutine[Any, Any, None], stop: asyncio.Future[Any] | None = None
 ) -> None:
-    """Await the work, but no longer than that, and only until ``stop``."""
+    """Await the work for at most ``seconds``, and only until ``stop``."""
     task = asyncio.create_task(work)
     waited_for = {task, stop} if stop else {task}
     done, _ = await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     if not done:
-        log.error("not done within %g s: going on without", seconds)
+        log.error("not done within %g s: continuing without", seconds)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -335,7 +347,7 @@ async def _run_together(hooks: Sequence[Finish]) -> None:
 
 
 async def _run_logged(hook: Finish | Callable[[], Any]) -> None:
-    """Call the hook, sync or async; leaving goes on whatever it raises."""
+    """Call the hook, sync or async; whatever it raises is logged."""
     try:
         result = hook()
         if inspect.isawaitable(result):

@@ -91,7 +91,7 @@ class Standalone:
 
 
 def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
-    """Live one worker's life; the exit code."""
+    """Run one worker; return the exit code."""
     from dynaplan.worker.worker_runtime import EXIT_CRASHED
 
     try:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
 
 
 def _prepare_process(surroundings: WorkerEnvironment) -> LogFile | None:
-    """First of all: die with the parent, and write into the own log."""
+    """Die with the parent, and write into the worker's own log."""
     if surroundings.parent_pid:
         from dynaplan.process.kernel import die_with_parent
 
@@ -194,7 +194,7 @@ def _mark_unmanaged(runtime: WorkerRuntime, alone: Standalone, service: Service[
 
 
 async def _check_claims(runtime: WorkerRuntime, alone: Standalone) -> None:
-    """Look at the claims now and then, as the fleet plugin does at those of its workers."""
+    """Check the claims from time to time, as the fleet plugin does those of its workers."""
     import asyncio
     import logging
 
@@ -288,13 +288,13 @@ def _number(values: Mapping[str, Any], key: str, default: float) -> float:
         raise ConfigError(f"{key}: {value!r} is not a number", hint="Expected seconds, as in 30.") from None
 
 
-def _run(life: Coroutine[Any, Any, int]) -> int:
+def _run(worker: Coroutine[Any, Any, int]) -> int:
     """Run it on uvloop where that is installed."""
     try:
         from uvloop import run
     except ImportError:
         from asyncio import run  # type: ignore[assignment]
-    return run(life)
+    return run(worker)
 
 
 if __name__ == "__main__":

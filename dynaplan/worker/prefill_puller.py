@@ -41,12 +41,13 @@ class PrefillPuller:
 
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
-    read is acknowledged at once: another delivery would not help. An engine that ``awaits_release`` hears
-    when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
+    read is acknowledged at once: another delivery would not help. An engine that ``awaits_release`` is
+    told when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
 
     With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
     queue, of which it takes no more while it holds as many directed prompts as it may. The shared queue is
-    taken from by deadline, where its prompts have one (``dispatching.py``); ``wall_s`` is the wall clock.
+    taken from by deadline, where its prompts have one (``events/dispatched_queue.py``); ``wall_s`` is the
+    wall clock.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class PrefillPuller:
                 await self._pull_all(queue, messenger)
             except QueueUnavailable as error:
                 if backoff.is_first:
-                    log.warning("the prefill queue does not answer, trying on: %s", error)
+                    log.warning("the prefill queue does not answer, retrying: %s", error)
                 await backoff.pause()
         self._is_idle.set()
 
@@ -232,7 +233,7 @@ class PrefillPuller:
             await reply.refuse(error, is_retryable=is_retryable, status=status)
 
     async def _report_progress(self, item: WorkItem) -> None:
-        """Tell the queue every second that the work goes on."""
+        """Report to the queue every second that the work goes on."""
         while True:
             await self._clock.sleep(PREFILL_PROGRESS_S)
             try:

@@ -51,9 +51,10 @@ EMPTY_READINGS = 2
 
 @dataclass(frozen=True)
 class InFlightReport:
-    """One look in numbers: the ``routers``, and how many of them ``answered`` with their requests in flight.
+    """The number of ``routers``, how many of them ``answered``, and the requests that they have in flight
+    here.
 
-    ``in_engine`` is None when the engine did not tell.
+    ``in_engine`` is None when the engine did not answer.
     """
 
     routers: int
@@ -69,7 +70,7 @@ class InFlightReport:
     def is_clear(self, quiet_s: float) -> bool:
         """Tell whether nothing is here or on its way.
 
-        The engine has told of no request for ``quiet_s`` seconds.
+        The engine has reported no request for ``quiet_s`` seconds.
         """
         if self.held:
             return False
@@ -112,8 +113,8 @@ class RouterPresence:
 class RoutedRequests:
     """The requests of one worker whose engine gets them straight from the routers.
 
-    ``requests`` asks the engine how many it has (TemporaryError when it does not tell), ``load`` is the load
-    that it told last.
+    ``requests`` asks the engine how many it has (TemporaryError when it does not answer), ``load`` is the
+    load that it reported last.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class RoutedRequests:
 
     @property
     def held(self) -> int:
-        """The requests here: as the last look saw them, before the first one as the engine told last."""
+        """The requests here, as of the last ``refresh``; before the first one as the engine reported last."""
         if self._report:
             return self._report.held
         load = self._load()
@@ -166,7 +167,7 @@ class RoutedRequests:
         return InFlightReport(len(routers), len(told), sum(told), in_engine)
 
     async def _notify_router(self, session: aiohttp.ClientSession, url: str) -> int | None:
-        """Tell this router that this worker leaves: how many requests it has here; None without an answer."""
+        """Announce the drain to a router; return how many requests it has here, None without an answer."""
         try:
             async with asyncio.timeout(ROUTER_ANSWER_TIMEOUT_S):
                 async with session.post(f"{url}/leaving/{self._runtime.instance_id:x}") as response:

@@ -1,7 +1,4 @@
-"""The HTTP server of one worker: routes behind a token, work in flight counted, refused while draining.
-
-The address of a component for other hosts, and what it takes to have one.
-"""
+"""The HTTP server of one worker: routes behind a token, work in flight counted, refused while draining."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class InFlight:
-    """The work in flight: counted from a request's arrival until its response is sent or its client gone."""
+    """Counts the work in flight, from a request's arrival until its response is sent or its client gone."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,7 +55,6 @@ class InFlight:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when nothing is in flight."""
         await self._idle.wait()
 
 

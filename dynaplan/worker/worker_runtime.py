@@ -31,11 +31,11 @@ EXIT_CRASHED = 1
 EXIT_CUT = 75
 """Drained, but the deadline cut requests off (``EX_TEMPFAIL``)."""
 EXIT_FORCED = 130
-"""Told twice to end, at a terminal: it ended without waiting for its requests."""
+"""Forced by a second signal at a terminal: it did not wait for its requests."""
 
 
 class StopForced(Exception):
-    """The user wants the process to end at once."""
+    """A second signal at a terminal: end without waiting."""
 
 
 Finish = Callable[[], Awaitable[None]]
@@ -188,7 +188,7 @@ class WorkerRuntime:
 
     @property
     def is_forced(self) -> bool:
-        """True when the user has told this process a second time to end."""
+        """True after a second signal at a terminal."""
         return self.failed.done() and isinstance(self.failed.result(), StopForced)
 
     @property
@@ -202,7 +202,7 @@ class WorkerRuntime:
         return sum(count() for count in self._held)
 
     async def refresh_held(self) -> None:
-        """Bring what ``held`` counts up to date."""
+        """Bring the counts of ``held`` up to date."""
         await asyncio.gather(*(refresh() for refresh in self._refreshers))
 
     @property
