@@ -82,7 +82,7 @@ class ComponentEvents:
         return self._plane.continuity()
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what ``/metrics`` tells of the events of this process."""
+        """Return the samples of this process' events for ``/metrics``."""
         counts = {**self._plane.counts()}
         counts["unreadable"] = counts.get("unreadable", 0) + self._unreadable
         names = {name: "events_waiting" if name == "waiting" else f"events_{name}_total" for name in counts}

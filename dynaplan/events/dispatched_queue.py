@@ -32,8 +32,8 @@ LATE_LANE = "late"
 class DispatchedQueue:
     """Gives one worker its next piece of work. Without deadlines it is the shared queue, and nothing else.
 
-    ``open_late`` opens the lane of late prompts, which is not looked at before a prompt has a deadline.
-    ``computed`` is to be told how long each prompt took.
+    ``open_late`` opens the lane of late prompts, which is not read before a prompt has a deadline.
+    The caller reports to ``computed`` how long each prompt took.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DispatchedQueue:
             if not self._is_late(request):
                 return item
             await self._drop_or_move(item, request, self._late)
-            # Those that go on coming late must not keep this worker from the late one in hand.
+            # More late prompts must not keep this worker from the late one in hand.
             timeout_s = min(LATE_PROMPT_WAIT_S, until_s - self._clock.now_s())
             if timeout_s <= 0:
                 break

@@ -37,7 +37,7 @@ async def connect_events(
 ) -> EventPlane:
     """Return the event plane, on the server that ``connect_messenger`` connects to.
 
-    Raises ConfigError for what the environment says wrongly of events, QueueUnavailable as there.
+    Raises ConfigError for a wrong setting of events, QueueUnavailable as there.
     """
     original = is_original(environ)
     if is_without_nats(environ):

@@ -213,10 +213,10 @@ class JetStreamQueue:
         return before == self._last_unanswered
 
     async def _remove_damaged(self, client: Client, why: Exception) -> None:
-        """Delete the stream, to be made anew: the work in it is lost, and is done by its askers."""
+        """Delete the stream, to be made again: the work in it is lost, and its senders do it themselves."""
         from nats.js.errors import NotFoundError
 
-        log.warning("the stream %s is damaged, and made anew: %s", self.stream, why)
+        log.warning("the stream %s is damaged, and made again: %s", self.stream, why)
         self._last_unanswered = -1
         with suppress(NotFoundError):
             await client.jsm().delete_stream(self.stream)

@@ -175,7 +175,7 @@ def stream_name(namespace: str, component: str) -> str:
 async def ensure_stream(connection: NatsConnection, name: str, subject: str, age_s: float) -> StreamInfo:
     """Return the stream, made or widened so that it keeps the subject.
 
-    Two processes that widen it at once may undo each other's work: a publisher notices, and comes again.
+    Two processes that widen it at once may undo each other's work: a publisher notices, and retries.
     """
     from nats.js.errors import APIError, NotFoundError
 
@@ -206,7 +206,7 @@ async def find_stream(connection: NatsConnection, name: str, pattern: str, age_s
 
 
 async def remove_stream(connection: NatsConnection, name: str, why: object) -> None:
-    """Delete a stream that is damaged, to be made anew."""
+    """Delete a stream that is damaged, to be made again."""
     async with connection.call() as client:
         await _remove(client.jsm(), name, why)
 
@@ -214,7 +214,7 @@ async def remove_stream(connection: NatsConnection, name: str, why: object) -> N
 async def _remove(manager: JetStreamManager, name: str, why: object) -> None:
     from nats.js.errors import NotFoundError
 
-    log.warning("the stream %s is damaged, and made anew: %s", name, why)
+    log.warning("the stream %s is damaged, and made again: %s", name, why)
     with suppress(NotFoundError):
         await manager.delete_stream(name)
 
@@ -254,7 +254,7 @@ class NatsSender:
         return len(self.outbox) + self._busy
 
     async def run(self) -> None:
-        """Send what comes into the outbox, for ever."""
+        """Send everything that is put into the outbox, until cancelled."""
         backoff = Backoff(EVENT_RETRY_MIN_S, EVENT_RETRY_MAX_S)
         while True:
             await self.outbox.filled.wait()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PULL = 256
-"""Messages that are asked for at once."""
+"""Most messages of one pull."""
 
 
 MAX_LOGGED_FAULTS = 1000
@@ -138,7 +138,7 @@ class StreamReader:
             except NotFoundError:
                 await manager.add_consumer(source.stream, config)
         if source.group:
-            # A group whose consumer has to be made anew has lost its place: it begins with all that is kept.
+            # A group whose consumer has to be made again has lost its place: it starts with all that is kept.
             self._start = KEPT
         return str(config.durable_name or config.name)
 
@@ -148,7 +148,7 @@ class StreamReader:
         found = await find_stream(self._connection, source.stream, source.pattern, source.age_s)
         created = str(found.created)
         if self._created and self._created != created:
-            log.warning("the stream %s was made anew: reading it from its beginning", source.stream)
+            log.warning("the stream %s was made again: reading it from its beginning", source.stream)
             self._start = KEPT
         self._created = created
 
@@ -198,7 +198,7 @@ class StreamReader:
             await client.publish(subject, body, reply=address)
 
     async def _answered(self) -> None:
-        """Return when all have come, or the server says that no more do now; raises QueueUnavailable."""
+        """Return when all have arrived, or the server has no more now; raises QueueUnavailable."""
         try:
             while self._wanted and not self._fault:
                 self._heard.clear()
@@ -299,7 +299,7 @@ class Sequences:
 class EventInbox:
     """A ``dynaplan.events.port.EventSubscription`` that its event plane puts events into.
 
-    It says of each event how many of its publisher's were missed before it, unless it is a group's: then
+    Each event carries how many of its publisher's were missed before it, unless it is a group's: then
     ``acknowledge`` is awaited with each event that is done. ``on_close`` is awaited once.
     """
 

@@ -31,7 +31,8 @@ from dynaplan.planner.remembering import remembered
 from dynaplan.process import process_table
 from dynaplan.store import connections
 from dynaplan.store.instances import public_urls
-from dynaplan.util.clock import SystemClock
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock, system_clock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError, TemporaryError
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
-    from dynaplan.util.clock import Clock
+    from dynaplan.util.clock import Clock, system_clock
     from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ def _store(settings: PlannerSettings) -> Store:
             f"the policy {settings.policy} cannot find the workers and frontends of this deployment",
             hint=f"Set {ETCD_VARIABLE} or {BACKEND_VARIABLE}, or policy: sla with prometheus-endpoint.",
         )
-    return connections.empty_store()
+    return MemoryStore(system_clock())
 
 
 async def _validated(connector: Connector, settings: PlannerSettings) -> None:

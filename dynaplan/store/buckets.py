@@ -73,7 +73,7 @@ class Bucket:
         return await self._store.commit(Transaction({whole: revision}, {whole: _text(value)}, lease=lease))
 
     async def watch(self) -> AsyncIterator[Mapping[str, BucketEntry] | BucketChange]:
-        """Yield all entries by key, then every change, without a gap, for ever.
+        """Yield all entries by key, then every change, without a gap, until closed.
 
         After an outage in which the store has forgotten changes, all entries come again, and replace those
         known before.

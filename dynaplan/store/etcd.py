@@ -174,7 +174,7 @@ class EtcdWatch:
         return {"create_request": {**self._key_range, **start}}
 
     def _read(self, message: Document) -> Iterator[WatchEvent]:
-        """The events of one message; marks a snapshot as needed when it says that we cannot go on."""
+        """The events of one message; requests a new snapshot when the watch cannot resume."""
         header = message.get("header", {})
         revision = int(header.get("revision", 0))
         is_other_store = header.get("cluster_id", self._cluster_id) != self._cluster_id

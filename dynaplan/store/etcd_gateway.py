@@ -254,7 +254,7 @@ async def _documents(
 
 
 def _abort(response: aiohttp.ClientResponse) -> None:
-    """End it with its connection, at once.
+    """Abort the response and its connection.
 
     Closed, a TLS connection would wait up to 30 s for the server to close it too. Nothing would wait for it:
     not the session that had it, nor the loop at its end.

@@ -212,7 +212,11 @@ class StoreDatabase:
             return
         kept = self.directory / f"damaged-{secrets.token_hex(4)}"
         os.rename(self.path, kept)
-        log.error("the store in %s was damaged: it begins anew, and what it was is %s", self.directory, kept)
+        log.error(
+            "the store in %s was damaged: it starts empty, and the damaged one is kept in %s",
+            self.directory,
+            kept,
+        )
 
     def close(self) -> None:
         sql, self._sql = self._sql, None
@@ -320,7 +324,7 @@ class StoreDatabase:
         )
 
     def _leases(self, sql: sqlite3.Connection) -> tuple[Lease, ...]:
-        """Every lease; one whose renewal is not known, as its file was removed, gets its whole time anew."""
+        """Every lease; one whose renewal is not known, as its file was removed, gets its whole time again."""
         rows = sql.execute("SELECT lease, ttl_s, slot, owner FROM lease").fetchall()
         ends_s = self._renewals() if rows else {}
         leases = []
@@ -482,7 +486,7 @@ def open_store_directory(path: Path, *, makes_parents: bool = False) -> int:
     except FileExistsError:
         pass
     except OSError:
-        # A read-only file system says so although the directory is there.
+        # A read-only file system raises that although the directory exists.
         if not path.is_dir():
             raise
     try:

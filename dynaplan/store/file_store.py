@@ -156,7 +156,7 @@ class FileStore:
             log.debug("%s was not closed: %s", self._name, error)
 
     async def call(self, what: Callable[[], T]) -> T:
-        """Return what a method of the database does, tried anew while another process writes.
+        """Return the result of a method of the database, retried while another process writes.
 
         Raises StoreUnavailable in time; a write may be carried out after that.
         """

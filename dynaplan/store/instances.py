@@ -68,14 +68,14 @@ CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
 class Instance:
     """One endpoint of one worker.
 
-    Key ``/services/{namespace}/{component}/{endpoint}/{instance_id as hex}``; the instance id is the
-    id of the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
+    Key ``/services/{namespace}/{component}/{endpoint}/{instance_id as hex}``; the instance id is the id of
+    the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
     (``http://127.0.0.1:PORT``); the endpoint is served at ``{url}/{endpoint}``. ``engine_url`` is the base
     address of the engine's OpenAI API, when that is a server of its own. ``card`` carries what a service
     adds about itself (the model's name, its context length ...). ``host`` is the name of the worker's host,
     and ``network`` the same for all processes that share its loopback addresses; both are empty where a
-    worker does not say. ``is_managed``: a ``serve`` starts, restarts and ends the worker; False for one that
-    was started alone. ``owner`` is the process with which the registration should end.
+    worker does not state it. ``is_managed``: a ``serve`` starts, restarts and ends the worker; False for one
+    that was started alone. ``owner`` is the process with which the registration should end.
     """
 
     namespace: str
@@ -213,7 +213,7 @@ class InstanceKeys:
 
 
 ASLEEP = InstanceKeys("asleep")
-"""The instance's engine sleeps: its worker says so. The value is why it cannot be woken, or empty."""
+"""The instance's engine sleeps. The value is why it cannot be woken, or empty."""
 
 WAKE = InstanceKeys("wake")
 """Somebody wants the instance's engine to be awake; its worker takes the key away when it tries."""

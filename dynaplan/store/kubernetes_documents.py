@@ -1,4 +1,5 @@
-"""The objects of a cluster that hold keys: as they are read and written, and what they say together.
+"""The objects of a cluster that hold keys: as they are read and written, and the keys that they hold
+together.
 
 ``DynamoWorkerMetadata``, one for each pod, has in ``spec.data`` what Dynamo reads of a worker: the keys of
 its layout (``v1/instances``, ``v1/mdc``, ``v1/event_channels``) by section, as its ``KubeDiscoveryClient``
@@ -324,12 +325,12 @@ class ClusterObjects:
 
     @property
     def state(self) -> ClusterState:
-        """Return what they say together."""
+        """Return the state that they describe together."""
         ready = frozenset[str]().union(*self.slices.parsed.values())
         return ClusterState(self.shared.parsed.get(STORE_MAP, {}), dict(self.records.parsed), ready)
 
     async def refresh(self, client: KubernetesClient) -> None:
-        """List all of them anew, the shared keys first: a lease that one of them names is made before it."""
+        """List all of them again, the shared keys first: a lease that one of them names is made before it."""
         self.shared.replace(*await self.shared.list_newest(client))
         others = (self.records, self.slices)
         for kind, found in zip(

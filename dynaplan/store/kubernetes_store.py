@@ -401,7 +401,7 @@ class ClusterWatcher:
                 kind.version = 0
             except DynaplanError as error:
                 if self.current or (backoff.is_first and not self._hub.has_synced):
-                    log.warning("what is known of the cluster stays as it is: %s", error)
+                    log.warning("keeping the last known state of the cluster: %s", error)
                 self._connected.discard(id(kind))
                 kind.version = 0
             await backoff.pause()
@@ -422,7 +422,7 @@ class ClusterWatcher:
                 self._update()
 
     def _update(self) -> None:
-        """Give the hub what the objects say, once all three kinds are known."""
+        """Feed the hub the objects' keys, once all three kinds are known."""
         if all(kind.has_synced for kind in self._objects.kinds):
             self._state = self._objects.state
             self._hub.update(self._state.visible_to(self._pod))

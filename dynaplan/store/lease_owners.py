@@ -23,7 +23,7 @@ def _owner(pid: int) -> LeaseOwner:
 
 @cache
 def _pid_namespace(_pid: int) -> int:
-    """Return the inode number of this process's pid namespace; 0 when the kernel does not tell."""
+    """Return the inode number of this process's pid namespace; 0 when the kernel does not show it."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -87,7 +87,7 @@ class OwnerWatcher:
         asyncio.get_running_loop().add_reader(fd, self._ended, owner)
 
     def _ended(self, owner: LeaseOwner) -> None:
-        # Readable for ever from now on; the owner stays known, so that it is not followed again.
+        # Readable from now on; the owner stays in the table, so that it is not watched again.
         asyncio.get_running_loop().remove_reader(self._descriptors[owner])
         self._on_death(owner)
 

@@ -66,10 +66,10 @@ class LockKeys:
 class HeldLock:
     """A read or write lock from its acquisition to ``release``: ``async with lock: ...``.
 
-    It is lost when its lease is, and when its key is deleted: then ``is_held`` is False, ``lost`` is set, and
-    ``async with`` raises LockLost at its end. Only ``fence`` protects from a holder that stands still for
-    longer than its lease lives, and then goes on: pass it on, and let the receiver refuse what is lower than
-    the highest writer's that it has seen.
+    It is lost when its lease is, and when its key is deleted: then ``is_held`` is False, ``lost`` is set,
+    and ``async with`` raises LockLost at its end. Only ``fence`` protects from a holder that stands still
+    for longer than its lease lives, and then continues: pass it on, and let the receiver refuse what is
+    lower than the highest writer's that it has seen.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, item: KeyValue, lease: RenewedLease) -> None:
@@ -284,9 +284,9 @@ log = logging.getLogger(__name__)
 class RenewedLease:
     """A lease from ``grant`` to ``end``.
 
-    It counts as lost when the store says that it is gone, and when no renewal was answered within its time to
-    live. That time counts from the moment at which the renewal was sent, so the lease is lost here before the
-    store lets it lapse and gives its keys to another.
+    It counts as lost when the store reports that it is gone, and when no renewal was answered within its
+    time to live. That time counts from the moment at which the renewal was sent, so the lease is lost here
+    before the store lets it lapse and gives its keys to another.
     """
 
     def __init__(self, leases: LeaseStore, clock: Clock, number: int, lives_until_s: float) -> None:

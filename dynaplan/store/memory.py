@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from dynaplan.store.hub import WatchHub
 from dynaplan.store.model import Deleted, KeyValue, Put, Transaction, WatchEvent
-from dynaplan.util.clock import Clock
+from dynaplan.util.clock import Clock, system_clock
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 
@@ -127,3 +128,9 @@ class MemoryStore:
             self._revision += 1
         items = [KeyValue(key, value, self._revision, lease) for key, value in puts.items()]
         self._hub.apply([*(Put(item) for item in items), *(Deleted(key) for key in gone)])
+
+
+@cache
+def process_store() -> MemoryStore:
+    """Return the store that all of this process shares; it is never closed."""
+    return MemoryStore(system_clock())

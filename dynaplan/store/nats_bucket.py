@@ -156,7 +156,7 @@ class Entry:
 
     @property
     def ttl_s(self) -> int:
-        """The time to live of a lease, in seconds; 0 when it does not say."""
+        """The time to live of a lease, in seconds; 0 when it has none."""
         return int(self.data) if self.data.isdigit() else 0
 
     @property
@@ -202,7 +202,7 @@ def lease_draft(lease: int, ttl_s: int) -> Draft:
 
 
 def guard(subject: str, sequence: int) -> Draft:
-    """Return a message that says nothing, and is refused unless that is the last message of the subject."""
+    """Return an empty message that is refused unless that is the last message of the subject."""
     return Draft(GUARD).if_last_of(subject, sequence)
 
 

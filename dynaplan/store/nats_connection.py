@@ -42,8 +42,8 @@ EMPTY_STATUSES = frozenset({"404", "408"})
 class NatsConnection:
     """A connection to NATS; made by ``from_environment``.
 
-    After an outage it connects again by itself, for ever unless ``max_reconnects`` is 0 or more: then it
-    gives up after that many attempts. Its subscriptions go on. While the server is away, calls
+    After an outage it reconnects by itself, without end unless ``max_reconnects`` is 0 or more: then it
+    gives up after that many attempts. Its subscriptions continue. While the server is away, calls
     raise QueueUnavailable at once; when it is frozen, within two seconds. Nothing that failed is sent later.
     """
 
@@ -103,7 +103,7 @@ class NatsConnection:
                     max_outstanding_pings=2,
                     # Without a connection a publish fails; it does not wait in a buffer.
                     pending_size=0,
-                    # Allowed below: the first connect tells its error instead of hiding it.
+                    # Allowed below: the first connect raises its error instead of hiding it.
                     allow_reconnect=False,
                 )
         except (errors.Error, OSError, TimeoutError) as error:
@@ -240,7 +240,7 @@ class NatsConnection:
         log.debug("NATS: %s", self._last_error)
         client = self._client
         if client and client._transport and not client.is_connected:
-            # A frozen server lets us connect and says nothing. nats-py forgets that connection, open, and
+            # A frozen server lets us connect and sends nothing. nats-py forgets that connection, open, and
             # makes the next.
             client._transport.close()  # type: ignore[no-untyped-call]
 

@@ -33,10 +33,10 @@ class KeyValueStore(Protocol):
         ...
 
     def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
-        """Yield a Snapshot, then every change, without a gap, for ever.
+        """Yield a Snapshot, then every change, without a gap, until closed.
 
-        An outage of the store is not an error here: the watch waits, and goes on where it was, or with
-        a new Snapshot when the store no longer knows the changes in between. Ends when closed.
+        An outage of the store is not an error here: the watch waits, and resumes where it was, or with
+        a new Snapshot when the store no longer has the changes in between.
         """
         ...
 

@@ -1,7 +1,6 @@
 """The lease of one process, and the registrations that live under it.
 
-A deliberate revocation drains a process, and a lease that merely expired makes it register again. It tells
-them apart:
+A deliberate revocation drains a process, and a lease that merely expired makes it register again:
 
 ===============================================  ==========================================
 what is seen                                     what it means
@@ -95,7 +94,7 @@ class Registration:
         self._task = asyncio.create_task(self._keep_registered(), name="registration")
 
     async def deregister(self, timeout_s: float = 2.0) -> None:
-        """Revoke the own lease, so that every router forgets this process at once.
+        """Revoke the own lease, so that every router drops this process immediately.
 
         Bounded: when the store is away the lease is left to expire.
         """

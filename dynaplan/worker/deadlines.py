@@ -1,7 +1,8 @@
 """Deadlines: the time at which an answer is not worth waiting for any more.
 
-A call hands on what is left of its time with the request, so that the process that answers gives up too, also
-when the caller cannot say so any more; a call made while a request is answered never outlasts that request.
+A call hands on what is left of its time with the request, so that the process that answers gives up too,
+also when the caller cannot cancel it any more; a call made while a request is answered never outlasts that
+request.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class EndpointClient:
 
     def random(self, request: Any = None, *, timeout_s: float | None = None) -> Items:
         """Call an instance that is drawn at random, each as likely as the others."""
-        return self._call(self._shuffled, request, timeout_s)
+        return self._call(self._random_order, request, timeout_s)
 
     def direct(self, request: Any, instance_id: int, *, timeout_s: float | None = None) -> Items:
         """Call that instance, and no other one; PermanentError when there is none with the id."""
@@ -118,7 +118,7 @@ class EndpointClient:
             self._last = order[0]
         return [by_id[each] for each in order]
 
-    def _shuffled(self) -> Iterable[Instance]:
+    def _random_order(self) -> Iterable[Instance]:
         instances = self._instances()
         return random.sample(instances, len(instances))
 
@@ -138,12 +138,12 @@ class EndpointClient:
         is_direct: bool = False,
     ) -> Items:
         deadline_s = deadline_after(timeout_s)
-        items = self._found(choose, _body(request), deadline_s, is_direct)
+        items = self._call_any(choose, _body(request), deadline_s, is_direct)
         async with aclosing(until(deadline_s, items, self._name)) as timely:
             async for item in timely:
                 yield item
 
-    async def _found(
+    async def _call_any(
         self, choose: Callable[[], Iterable[Instance]], body: bytes, deadline_s: float, is_direct: bool
     ) -> Items:
         """Yield the answer of the first instance that takes the request."""

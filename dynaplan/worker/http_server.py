@@ -65,7 +65,7 @@ class LimitedRunner(web.AppRunner):
         self._acceptor.start()
 
     async def stop_listening(self) -> None:
-        """Take no more connections; open ones go on. Twice is once."""
+        """Take no more connections; open ones continue. Idempotent."""
         if self._acceptor:
             await self._acceptor.stop()
 
@@ -194,7 +194,7 @@ class Acceptor:
 
 
 MAX_HANDSHAKES = 1024
-"""TlsHandshakes at once; with another one the oldest ends."""
+"""Concurrent handshakes; another one cancels the oldest."""
 
 
 class TlsHandshakes:
@@ -230,7 +230,7 @@ class TlsHandshakes:
     async def closed(self) -> None:
         """Return when no connection is open: the event loops' TLS does not report what it has not sent yet.
 
-        Connections that were told to close are open until their client has all of it.
+        Closing connections are open until their client has all of it.
         """
         await self._none_open.wait()
 
@@ -337,7 +337,7 @@ class ClientConnection(web.RequestHandler):
         return request is not None and not self._messages and request.content.is_eof()
 
     def progress(self) -> tuple[object, ...]:
-        """Return what the client holds up; it changes when the client goes on, and is empty for nothing."""
+        """Return what the client holds up; it changes when the client continues, and is empty for nothing."""
         if self.transport is None:
             return ()
         unsent_bytes = self.transport.get_write_buffer_size()
@@ -507,9 +507,9 @@ class LimitedServer(web.Server):
             connection.close()
             return
         self._lingering.add(connection)
-        self._loop.call_later(REFUSAL_LINGER_S, self._let_go, connection)
+        self._loop.call_later(REFUSAL_LINGER_S, self._close_refused, connection)
 
-    def _let_go(self, connection: socket.socket) -> None:
+    def _close_refused(self, connection: socket.socket) -> None:
         self._lingering.discard(connection)
         connection.close()
 
@@ -517,4 +517,4 @@ class LimitedServer(web.Server):
         """Close every connection, those too that wait for their last bytes to be read."""
         await super().shutdown(timeout)
         for connection in list(self._lingering):
-            self._let_go(connection)
+            self._close_refused(connection)

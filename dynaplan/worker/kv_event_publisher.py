@@ -1,4 +1,4 @@
-"""A worker tells the frontends which KV blocks its engine holds: by events, and all at once when asked."""
+"""Publishes which KV blocks a worker's engine holds: changes by events, and all of them by a snapshot."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class KvEventPublisher:
         return (Route("GET", SNAPSHOT_PATH, self._snapshot, is_work=False),)
 
     def metrics(self) -> dict[str, float]:
-        """Return what ``/metrics`` tells."""
         return {
             "dynaplan:kv_blocks_cached": len(self._blocks),
             "dynaplan:kv_block_events_total": self._published,
@@ -60,7 +59,7 @@ class KvEventPublisher:
             self._filled.set()
 
     async def run(self) -> None:
-        """Publish for ever; end when the event plane cannot be used at all, and frontends predict."""
+        """Publish until cancelled, or until the event plane cannot be used at all: then frontends predict."""
         try:
             events = await self._connect()
         except (PermanentError, ConfigError) as error:

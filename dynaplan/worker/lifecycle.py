@@ -60,7 +60,7 @@ from dynaplan.worker.worker_runtime import (
 log = logging.getLogger(__name__)
 
 WHO_PATH = "/who"
-"""The route that tells a bearer of the namespace's token the worker's name, and answers 401 to others."""
+"""The route that returns the worker's name to a bearer of the namespace's token, and 401 to others."""
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,8 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
 
     try:
         options = _options(arguments)
-        surroundings = WorkerEnvironment.read(os.environ, options["service-name"])
-        return _run(_run_worker(options, surroundings, _prepare_process(surroundings), alone))
+        environment = WorkerEnvironment.read(os.environ, options["service-name"])
+        return _run(_run_worker(options, environment, _prepare_process(environment), alone))
     except DeploymentError as error:  # of this moment on this machine, and not of what the user wrote
         print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
         return EXIT_CRASHED
@@ -111,15 +111,15 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
         return EXIT_CRASHED
 
 
-def _prepare_process(surroundings: WorkerEnvironment) -> LogFile | None:
+def _prepare_process(environment: WorkerEnvironment) -> LogFile | None:
     """Die with the parent, and write into the worker's own log."""
-    if surroundings.parent_pid:
+    if environment.parent_pid:
         from dynaplan.process.kernel import die_with_parent
 
-        die_with_parent(surroundings.parent_pid)
+        die_with_parent(environment.parent_pid)
     log_file = None
-    if surroundings.log_dir:
-        log_file = LogFile(Path(surroundings.log_dir) / f"{surroundings.worker_name}.log")
+    if environment.log_dir:
+        log_file = LogFile(Path(environment.log_dir) / f"{environment.worker_name}.log")
         log_file.redirect()
     configure_logging()
     return log_file
@@ -127,7 +127,7 @@ def _prepare_process(surroundings: WorkerEnvironment) -> LogFile | None:
 
 async def _run_worker(
     options: Mapping[str, str],
-    surroundings: WorkerEnvironment,
+    environment: WorkerEnvironment,
     log_file: LogFile | None,
     alone: Standalone | None,
 ) -> int:
@@ -141,16 +141,16 @@ async def _run_worker(
     from dynaplan.worker.server import WorkerServer
 
     # First of all, so that nothing that this process starts inherits it.
-    inherited = (alone and alone.public_socket) or socket_of_stdin(surroundings.port)
+    inherited = (alone and alone.public_socket) or socket_of_stdin(environment.port)
     service = _service(options)
     if inherited and not _is_public(service):
         inherited.close()
         inherited = None
     is_reached = _is_public(service) or (alone is not None and alone.internal_socket is not None)
     tls = certificates.own_certificate(os.environ) if is_reached else None
-    server = _internal_server(alone, surroundings.worker_token, tls)
+    server = _internal_server(alone, environment.worker_token, tls)
     store = connections.connect_store()
-    runtime = await _runtime(service, surroundings, server.url, store)
+    runtime = await _runtime(service, environment, server.url, store)
     runtime.public_socket, runtime.server_tls = inherited, tls
     if alone:
         _mark_unmanaged(runtime, alone, service)
@@ -160,11 +160,11 @@ async def _run_worker(
     _fill_context(service, runtime, options)
 
     def public() -> WorkerServer:
-        listen_on = inherited or bound_socket(surroundings.host, surroundings.port, is_shared=True)
-        return WorkerServer(listen_on, surroundings.api_key, ConnectionLimits(option="ulimit -n"), tls=tls)
+        listen_on = inherited or bound_socket(environment.host, environment.port, is_shared=True)
+        return WorkerServer(listen_on, environment.api_key, ConnectionLimits(option="ulimit -n"), tls=tls)
 
     host = Host(service, runtime)
-    deadline_s = _number(runtime.settings, "drain-deadline", surroundings.drain_deadline_s)
+    deadline_s = _number(runtime.settings, "drain-deadline", environment.drain_deadline_s)
     try:
         lifecycle = WorkerLifecycle(runtime, server, public, deadline_s, is_in_foreground=alone is not None)
         return await lifecycle.run(host.prepare)
@@ -218,7 +218,7 @@ def _service(options: Mapping[str, str]) -> Service[Any]:
 
 
 async def _runtime(
-    service: Service[Any], surroundings: WorkerEnvironment, url: str, store: Store
+    service: Service[Any], environment: WorkerEnvironment, url: str, store: Store
 ) -> WorkerRuntime:
     from dynaplan.config.service_config import ServiceConfig, section_options
     from dynaplan.events import event_connections
@@ -231,13 +231,13 @@ async def _runtime(
     settings = section_options(ServiceConfig.get_instance(), service.name)
     reconnects = ProcessSettings.from_options(settings).nats_max_reconnects
     network = process_table.network()
-    discovery = Discovery(store, surroundings.namespace, network)
+    discovery = Discovery(store, environment.namespace, network)
     await discovery.start()
     return WorkerRuntime(
-        namespace=surroundings.namespace,
+        namespace=environment.namespace,
         component=service.name,
-        worker_name=surroundings.worker_name,
-        worker_token=surroundings.worker_token,
+        worker_name=environment.worker_name,
+        worker_token=environment.worker_token,
         url=url,
         store=store,
         leases=store,
@@ -246,10 +246,10 @@ async def _runtime(
         settings=settings,
         connect_messenger=partial(event_connections.connect_messenger, max_reconnects=reconnects),
         connect_events=partial(event_connections.connect_events, max_reconnects=reconnects),
-        gpus=surroundings.gpus,
-        scratch_dir=surroundings.scratch_dir,
+        gpus=environment.gpus,
+        scratch_dir=environment.scratch_dir,
         role=service.role,
-        lease_ttl_s=surroundings.lease_ttl_s,
+        lease_ttl_s=environment.lease_ttl_s,
         network=network,
         owner=lease_owners.this_process(),
         client_tls=certificates.authorities(os.environ),

@@ -239,7 +239,7 @@ class PrefillPuller:
             try:
                 await item.in_progress()
             except QueueUnavailable:
-                log.debug("the queue is away; work goes on")
+                log.debug("the queue does not answer; the work continues")
 
     async def _retry_while_away(self, call: Callable[[], Awaitable[None]]) -> None:
         """Repeat the call while the queue is away, for 10 s; then the request will be delivered again."""

@@ -143,7 +143,7 @@ class RoutedRequests:
     async def wait_gone(self) -> None:
         """Return when no request is here and none can come any more. After the deregistration."""
         if not self._runtime.instance_id:
-            return  # nobody was ever told of this worker
+            return  # it has never been registered
         clock = self._runtime.clock
         pause_s, clear, quiet_since_s = ROUTER_POLL_MIN_S, 0, math.inf
         while True:
@@ -163,8 +163,8 @@ class RoutedRequests:
         async with worker_session(runtime.worker_token, runtime.client_tls) as session:
             asked = asyncio.gather(*(self._notify_router(session, url) for url in routers))
             in_engine, answers = await asyncio.gather(self._count_in_engine(), asked)
-        told = [answer for answer in answers if answer is not None]
-        return InFlightReport(len(routers), len(told), sum(told), in_engine)
+        answered = [answer for answer in answers if answer is not None]
+        return InFlightReport(len(routers), len(answered), sum(answered), in_engine)
 
     async def _notify_router(self, session: aiohttp.ClientSession, url: str) -> int | None:
         """Announce the drain to a router; return how many requests it has here, None without an answer."""
@@ -175,7 +175,7 @@ class RoutedRequests:
                     answer = await response.json()
             return int(answer["in_flight"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("the router at %s does not say what it has here: %r", url, error)
+            log.debug("the router at %s does not report its requests here: %r", url, error)
             return None
 
     async def _count_in_engine(self) -> int | None:
@@ -183,5 +183,5 @@ class RoutedRequests:
             async with asyncio.timeout(ROUTER_ANSWER_TIMEOUT_S):
                 return await self._requests()
         except (TemporaryError, TimeoutError) as error:
-            log.debug("the engine does not say what it has: %r", error)
+            log.debug("the engine does not report its requests: %r", error)
             return None

@@ -64,7 +64,7 @@ class WorkerServer:
     More routes can be added while it serves.
 
     ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
-    called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
+    called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others continue, because
     finishing may need them. One for the public, with ``limits`` of its clients' connections, stops listening
     then too, so that the kernel gives new connections to the others that share its port; the others have
     ``WORKER_LIMITS``. ``advertised`` is the host name by which others know the socket's address; with

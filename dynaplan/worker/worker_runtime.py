@@ -1,4 +1,4 @@
-"""One worker process as its service sees it: what the service may use, and tells the process about itself."""
+"""One worker process as its service sees it: what it may use, and what it reports about itself."""
 
 from __future__ import annotations
 

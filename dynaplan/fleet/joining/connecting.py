@@ -19,6 +19,7 @@ from dynaplan.fleet import local_host
 from dynaplan.fleet.runtime_dir import read_token
 from dynaplan.process import process_table
 from dynaplan.store import connections
+from dynaplan.store.memory import process_store
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, StoreUnavailable
 from dynaplan.util.masking import mask_secrets
@@ -67,7 +68,7 @@ async def connect(
     environ = _surroundings(namespace, store, token_file)
     environ = _with_host(environ, advertise_host, has_token=has_token)
     is_in_memory = store_backend(environ) == MEMORY
-    connection = connections.memory_store() if is_in_memory else connections.connect_store(environ)
+    connection = process_store() if is_in_memory else connections.connect_store(environ)
     try:
         await _answers(connection, environ)
         own_namespace = namespace or environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
