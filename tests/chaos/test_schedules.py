@@ -52,8 +52,8 @@ def test_a_seed_draws_the_same_schedule_again_with_the_same_outcome() -> None:
 @pytest.mark.parametrize(
     ("place", "sight"),
     [
-        ("supervisor.fleet.store_link.StoreLink.acknowledge", "never began"),
-        ("serving.frontend.migration.MigratableStream.migrate", "another text"),
+        ("fleet.plugin.store_link.StoreLink.acknowledge", "never began"),
+        ("gateway.migration.MigratableStream.migrate", "another text"),
     ],
 )
 def test_a_broken_product_is_seen(place: str, sight: str) -> None:

@@ -168,7 +168,7 @@ class WorkerProgram:
         self.runtime = runtime = self._runtime(process, server.url, discovery)
         if self.leave_why:
             return -15
-        runtime.spawn(discovery.failed(), "discovery")
+        runtime.spawn(discovery.wait_failed(), "discovery")
         deadline_s = float(runtime.settings.get("drain-deadline", LEAVE_S))
         lifecycle = WorkerLifecycle(runtime, server, lambda: server, deadline_s, has_signals=False)
         try:
