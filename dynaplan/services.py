@@ -23,7 +23,7 @@ class PrefillWorker:
     @async_on_start
     async def start(self) -> None:
         """Start the engine and the pulling."""
-        from dynaplan.worker.engine_worker.service import start_prefill_worker
+        from dynaplan.worker.engine_worker import start_prefill_worker
 
         await start_prefill_worker(dynamo_context["runtime"])
 
@@ -41,7 +41,7 @@ class VllmWorker:
     @async_on_start
     async def start(self) -> None:
         """Start the engine and serve its API."""
-        from dynaplan.worker.engine_worker.service import start_decode_worker
+        from dynaplan.worker.engine_worker import start_decode_worker
 
         await start_decode_worker(dynamo_context["runtime"])
 

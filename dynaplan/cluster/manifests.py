@@ -20,7 +20,7 @@ from dynaplan.cluster.templates import Document, documents
 from dynaplan.config.settings.servers import KUBERNETES
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.store.kubernetes_objects import STORE_MAP, intent_map_name
+from dynaplan.store.kubernetes_names import STORE_MAP, intent_map_name
 
 NONE, DYNAMO = "none", "dynamo"
 OPERATORS = (NONE, DYNAMO)

@@ -10,13 +10,13 @@ from typing import Generic, TypeVar
 
 from dynaplan.events.port import EventPlane, EventPublisher, EventSubscription
 from dynaplan.events.subjects import NOW, Event, Start, Subject
-from dynaplan.events.wires import payload_reader, written
+from dynaplan.events.wire_formats import encode_payload, payload_reader
 from dynaplan.util.errors import QueueUnavailable
 from dynaplan.util.metrics import PREFIX
 
 log = logging.getLogger(__name__)
 
-MOST_NAMED = 1000
+MAX_LOGGED_FAULTS = 1000
 """Faults of messages that are remembered, so that each is logged once."""
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class ComponentEvents:
 
     async def publish_serialized(self, event: str, value: object, *, is_kept: bool = False) -> int:
         """Publish a value as msgpack: what JSON has, bytes, dataclasses; raises TypeError for any other."""
-        return await self.publish(event, written(value), is_kept=is_kept)
+        return await self.publish(event, encode_payload(value), is_kept=is_kept)
 
     async def subscribe(self, topic: str, start: Start = NOW, group: str = "") -> EventSubscription:
         """Subscribe to a topic; see ``dynaplan.events.port.EventPlane.subscribe``."""
@@ -82,7 +82,7 @@ class ComponentEvents:
         return self._plane.continuity()
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what ``/metrics`` tells of the events of this process."""
+        """Return the samples of this process' events for ``/metrics``."""
         counts = {**self._plane.counts()}
         counts["unreadable"] = counts.get("unreadable", 0) + self._unreadable
         names = {name: "events_waiting" if name == "waiting" else f"events_{name}_total" for name in counts}
@@ -99,7 +99,7 @@ class TypedSubscription(Generic[T]):
         self._events = events
         self._read = payload_reader(kind)
         self._skipped = skipped
-        self._named: set[tuple[str, str]] = set()
+        self._logged_faults: set[tuple[str, str]] = set()
 
     def __aiter__(self) -> TypedSubscription[T]:
         """Return itself."""
@@ -125,8 +125,8 @@ class TypedSubscription(Generic[T]):
     async def _skip(self, event: Event, fault: str) -> None:
         """Name the fault once; a group's event is done with that, and does not come again."""
         self._skipped()
-        if (event.subject, fault) not in self._named and len(self._named) < MOST_NAMED:
-            self._named.add((event.subject, fault))
+        if (event.subject, fault) not in self._logged_faults and len(self._logged_faults) < MAX_LOGGED_FAULTS:
+            self._logged_faults.add((event.subject, fault))
             log.warning("skipping an event of %s that cannot be read: %s", event.subject, fault)
         if event.receipt:
             with suppress(QueueUnavailable):

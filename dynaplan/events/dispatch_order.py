@@ -51,7 +51,7 @@ with none half of these miss all the same, with many some are given up that coul
 with bursts a little above what two workers bear, 0, 1, 2 and 4 deviations had 66, 71, 71 and 57 % in time."""
 
 
-MOST_COMPUTING, MOST_REST = 0.9, 0.5
+MAX_COMPUTING_SHARE, MAX_REST_SHARE = 0.9, 0.5
 """The most that is left for computing a prompt, of the time from its arrival to its deadline, and for what
 comes after its hand-over, of the target."""
 
@@ -85,7 +85,7 @@ class UsualTime:
 def deadline_s(arrived_s: float, target_ms: float, rest: UsualTime) -> float:
     """Return the moment by which a prompt is to be handed over; ``rest`` is from there to the first token."""
     target_s = target_ms / 1000
-    return arrived_s + target_s - min(rest.usual_s, target_s * MOST_REST)
+    return arrived_s + target_s - min(rest.usual_s, target_s * MAX_REST_SHARE)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class DispatchRule:
 
     def is_late(self, arrived_s: float, deadline_s: float, now_s: float, usual_s: float) -> bool:
         """Tell whether a prompt that is taken now misses its deadline."""
-        return now_s + min(usual_s, (deadline_s - arrived_s) * MOST_COMPUTING) > deadline_s
+        return now_s + min(usual_s, (deadline_s - arrived_s) * MAX_COMPUTING_SHARE) > deadline_s
 
     def owed_share(self, late_s: float) -> float:
         """Return the part of the turns that is due to late prompts, the oldest deadline ``late_s`` ago."""

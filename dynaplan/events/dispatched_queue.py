@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime
-from dynaplan.events.messaging_port import WorkItem, WorkQueue
+from dynaplan.events.port import WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.events.timing import LATE_LANE_POLL_S, LATE_PROMPT_WAIT_S
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import QueueUnavailable
 
@@ -27,20 +28,12 @@ log = logging.getLogger(__name__)
 LATE_LANE = "late"
 """The lane of late prompts, which every prefill worker takes from."""
 
-SOON_S = 0.1
-"""Seconds that a worker with a late prompt in hand waits for one in time: the shortest that JetStream knows.
-So a worker that has nothing else computes at most ten late prompts a second."""
-
-LOOK_S = 1.0
-"""Seconds that one question to the lane waits, between two signs that the prompt in hand is not forgotten,
-and before the next question after an outage."""
-
 
 class DispatchedQueue:
     """Gives one worker its next piece of work. Without deadlines it is the shared queue, and nothing else.
 
-    ``open_late`` opens the lane of late prompts, which is not looked at before a prompt has a deadline.
-    ``computed`` is to be told how long each prompt took.
+    ``open_late`` opens the lane of late prompts, which is not read before a prompt has a deadline.
+    The caller reports to ``computed`` how long each prompt took.
     """
 
     def __init__(
@@ -77,7 +70,7 @@ class DispatchedQueue:
             self._since_owed = 0
             return self._release()
         has_late = self._in_hand is not None or self._had_late
-        item = await self._in_time(SOON_S if has_late else timeout_s)
+        item = await self._in_time(LATE_PROMPT_WAIT_S if has_late else timeout_s)
         if item is None:
             item = self._release()
             self._had_late = item is not None
@@ -106,8 +99,8 @@ class DispatchedQueue:
             if not self._is_late(request):
                 return item
             await self._drop_or_move(item, request, self._late)
-            # Those that go on coming late must not keep this worker from the late one in hand.
-            timeout_s = min(SOON_S, until_s - self._clock.now_s())
+            # More late prompts must not keep this worker from the late one in hand.
+            timeout_s = min(LATE_PROMPT_WAIT_S, until_s - self._clock.now_s())
             if timeout_s <= 0:
                 break
         return None
@@ -135,10 +128,10 @@ class DispatchedQueue:
                 await self._take_one(late)
             except QueueUnavailable as error:
                 log.debug("the lane of late prompts does not answer: %s", error)
-                await self._clock.sleep(LOOK_S)
+                await self._clock.sleep(LATE_LANE_POLL_S)
 
     async def _take_one(self, late: WorkQueue) -> None:
-        item = await late.get(LOOK_S)
+        item = await late.get(LATE_LANE_POLL_S)
         request = _read(item) if item else None
         if item is None:
             return
@@ -150,7 +143,9 @@ class DispatchedQueue:
         while self._in_hand and self._in_hand[0] is item:
             await item.in_progress()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):  # wait_for of Python 3.11 may swallow a cancellation
+                async with asyncio.timeout(
+                    LATE_LANE_POLL_S
+                ):  # wait_for of Python 3.11 may swallow a cancellation
                     await self._is_free.wait()
 
     def _release(self) -> WorkItem | None:

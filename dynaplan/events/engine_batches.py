@@ -1,4 +1,4 @@
-"""Messages by which vLLM and SGLang tell what their KV caches store and remove.
+"""Messages by which vLLM and SGLang report what their KV caches store and remove.
 
 A message has three frames: a topic, a sequence number (64 bits, big endian, from 0 for each engine), and a
 msgpack payload ``[unix_s, [events], data_parallel_rank]``. vLLM's events are maps with their kind under
@@ -45,7 +45,7 @@ class BlocksStored:
     """Blocks that follow ``parent`` (None: they begin a prompt) and hold these tokens, all alike many.
 
     ``is_plain``: nothing but the tokens decides about them: no adapter, image, salt. ``group`` is the group
-    of layers that they are of, ``is_full`` says that its attention is full, as far as the engine tells.
+    of layers that they are of, ``is_full`` says that its attention is full, as far as the engine reports.
     """
 
     hashes: tuple[EngineHash, ...]

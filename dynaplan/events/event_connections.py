@@ -11,15 +11,13 @@ from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.util.errors import QueueUnavailable
 
 if TYPE_CHECKING:
-    from dynaplan.events.messaging_port import Messenger
-    from dynaplan.events.port import EventPlane
+    from dynaplan.events.port import EventPlane, Messenger
 
-
-FOR_EVER = ProcessSettings.nats_max_reconnects
+UNLIMITED = ProcessSettings.nats_max_reconnects
 
 
 async def connect_messenger(
-    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = FOR_EVER
+    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = UNLIMITED
 ) -> Messenger:
     """Return a connection to the messaging server that ``NATS_SERVER`` names; ``nats://localhost:4222``.
 
@@ -28,23 +26,23 @@ async def connect_messenger(
     """
     if has_no_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server: its graph has no prefill queue")
-    from dynaplan.events.messaging.nats import NatsMessenger
+    from dynaplan.events.nats_messenger import NatsMessenger
 
     return await NatsMessenger.from_environment(environ, max_reconnects)
 
 
 async def connect_events(
-    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = FOR_EVER
+    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = UNLIMITED
 ) -> EventPlane:
     """Return the event plane, on the server that ``connect_messenger`` connects to.
 
-    Raises ConfigError for what the environment says wrongly of events, QueueUnavailable as there.
+    Raises ConfigError for a wrong setting of events, QueueUnavailable as there.
     """
     original = is_original(environ)
     if has_no_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server for events")
     from dynaplan.events.nats_plane import NatsEventPlane
-    from dynaplan.events.wires import OriginalWire, SeedWire
+    from dynaplan.events.wire_formats import DynamoFormat, PlainFormat
 
-    wire = OriginalWire() if original else SeedWire()
+    wire = DynamoFormat() if original else PlainFormat()
     return await NatsEventPlane.from_environment(environ, wire, max_reconnects)

@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from dynaplan.config.settings.servers import MAX_AGE_S, max_age_s
-from dynaplan.events.inbox import EventCounts, EventInbox
-from dynaplan.events.nats_reading import MessageReader, Source, StreamReader
-from dynaplan.events.nats_sending import NatsSender, StreamSender
-from dynaplan.events.nats_stream import stream_name
+from dynaplan.events.nats_publisher import NatsSender, OutboxPublisher, StreamSender, stream_name
+from dynaplan.events.nats_subscriber import EventInbox, MessageReader, Source, StreamReader
 from dynaplan.events.port import EventPublisher, EventSubscription
-from dynaplan.events.publishing import OutboxPublisher
-from dynaplan.events.subjects import NOW, Event, Start, Subject
-from dynaplan.events.wires import EventWire, SeedWire
-from dynaplan.store.nats_connection import FOR_EVER, NatsConnection
+from dynaplan.events.subjects import NOW, Event, EventCounts, Start, Subject
+from dynaplan.events.timing import EVENT_ACK_WAIT_S, EVENT_CLOSE_TIMEOUT_S
+from dynaplan.events.wire_formats import PlainFormat, WireFormat
+from dynaplan.store.nats_connection import UNLIMITED, NatsConnection
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tasks import BackgroundTasks
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-CLOSE_S = 1.0
-ACK_WAIT_S = 30.0
-"""Time after which an event of a group that was not acknowledged goes to a member again."""
 
 HEAD_BYTES = 512
 """Room in a message for what its wire form adds to the payload."""
@@ -37,9 +32,9 @@ class NatsEventPlane:
     def __init__(
         self,
         connection: NatsConnection,
-        wire: EventWire,
+        wire: WireFormat,
         age_s: float = MAX_AGE_S,
-        ack_wait_s: float = ACK_WAIT_S,
+        ack_wait_s: float = EVENT_ACK_WAIT_S,
     ) -> None:
         self._connection = connection
         self._wire = wire
@@ -56,18 +51,17 @@ class NatsEventPlane:
     async def from_environment(
         cls,
         environ: Mapping[str, str],
-        wire: EventWire | None = None,
-        max_reconnects: int = FOR_EVER,
-        ack_wait_s: float = ACK_WAIT_S,
+        wire: WireFormat | None = None,
+        max_reconnects: int = UNLIMITED,
+        ack_wait_s: float = EVENT_ACK_WAIT_S,
     ) -> NatsEventPlane:
         """Connected as ``NatsConnection.from_environment`` does; raises what that raises, and ConfigError."""
         age_s = max_age_s(environ)
         connection = await NatsConnection.from_environment(environ, max_reconnects)
-        return cls(connection, wire or SeedWire(), age_s, ack_wait_s)
+        return cls(connection, wire or PlainFormat(), age_s, ack_wait_s)
 
     @property
     def is_connected(self) -> bool:
-        """True while there is a connection, as far as is known."""
         return self._connection.is_connected
 
     def publisher(self, subject: Subject, *, is_kept: bool) -> EventPublisher:
@@ -78,7 +72,7 @@ class NatsEventPlane:
             self._wire,
             sender.outbox,
             self._counts,
-            lambda: self._connection.most_bytes - HEAD_BYTES,
+            lambda: self._connection.max_payload_bytes - HEAD_BYTES,
         )
 
     async def subscribe(self, pattern: str, start: Start = NOW, group: str = "") -> EventSubscription:
@@ -128,7 +122,7 @@ class NatsEventPlane:
     async def close(self) -> None:
         """Send what waits, within a second, and end everything."""
         if self.is_connected:
-            await self.flush(CLOSE_S)
+            await self.flush(EVENT_CLOSE_TIMEOUT_S)
         for inbox in list(self._inboxes):
             await inbox.close()
         await self._tasks.cancel()
@@ -161,10 +155,10 @@ class NatsEventPlane:
 
         async def stop() -> None:
             for number in numbers:
-                await self._connection.unlisten(number)
+                await self._connection.unsubscribe(number)
 
         for each in self._wire.patterns(pattern):
-            numbers.append(await self._connection.listen(each, take))
+            numbers.append(await self._connection.add_subscription(each, take))
         inbox.on_close = stop
         self._inboxes.add(inbox)
         return inbox

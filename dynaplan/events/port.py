@@ -1,8 +1,8 @@
-"""Ports to the event plane: publishing events, and subscribing to them."""
+"""Ports to what connects processes beside the store: messages, work queues, and the event plane."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from dynaplan.events.subjects import NOW, Event, Start, Subject
@@ -33,7 +33,7 @@ class EventSubscription(Closable, Protocol):
         ...
 
     async def ack(self, event: Event) -> None:
-        """Tell that a group's event is done: it is not delivered again."""
+        """Acknowledge a group's event: it is not delivered again."""
         ...
 
 
@@ -65,4 +65,71 @@ class EventPlane(Closable, Protocol):
 
     def counts(self) -> Mapping[str, int]:
         """Return the numbers of events: ``published``, ``dropped``, ``waiting``, ``received``, ``missed``."""
+        ...
+
+
+class WorkItem(Protocol):
+    """One piece of work taken from a queue: delivered again, to any worker, unless acknowledged in time."""
+
+    payload: bytes
+
+    @property
+    def deliveries(self) -> int:
+        """The number of its deliveries, this one included; restarts when the queue's server does."""
+        ...
+
+    async def ack(self) -> None:
+        """Acknowledge the work: it is never delivered again."""
+        ...
+
+    async def in_progress(self) -> None:
+        """Report that the work goes on: the time allowed for it restarts."""
+        ...
+
+
+class WorkQueue(Protocol):
+    """A queue that gives each piece of work to one worker.
+
+    It has lanes: work in the lane of a taker is given to that one alone, work in the shared queue to the one
+    that asks first. Work that nobody has acknowledged within ``QUEUE_MAX_AGE_S`` (``events/timing.py``) is
+    dropped. Every method raises QueueUnavailable when the queue does not answer.
+    """
+
+    async def put(self, payload: bytes) -> int:
+        """Append the work; return its sequence number."""
+        ...
+
+    async def get(self, timeout_s: float) -> WorkItem | None:
+        """Take the next piece of work; None when there is none within ``timeout_s`` seconds."""
+        ...
+
+    async def remove(self, sequence: int) -> None:
+        """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
+        ...
+
+    async def depth(self) -> int:
+        """Return the number of pieces of work not done: waiting, or taken and not acknowledged.
+
+        Of the shared queue: with those in all lanes.
+        """
+        ...
+
+    async def clear(self) -> None:
+        """Withdraw all work of a lane, taken or not; of the shared queue that in all lanes too."""
+        ...
+
+
+class Messenger(Closable, Protocol):
+    """Fire-and-forget messages. Methods raise QueueUnavailable when the server does not answer."""
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send the payload to the present subscribers of the subject."""
+        ...
+
+    async def subscribe(self, subject: str, receive: Callable[[str, bytes], None]) -> None:
+        """Call ``receive(subject, payload)`` for every message; a ``>`` at the end matches any rest."""
+        ...
+
+    async def queue(self, stream: str, taker: str = "") -> WorkQueue:
+        """Return the durable work queue of that stream, or the lane of a taker in it, made when missing."""
         ...

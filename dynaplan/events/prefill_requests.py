@@ -100,7 +100,7 @@ class PrefillAnswer:
     the KV entries over. The prefilling engine holds these until ``request_id`` is published to
     ``release_to``, unless that is empty. With ``is_retryable`` the decode worker may prefill itself instead.
     ``status`` is the HTTP status of an error that is the client's fault, else 0. ``cached_tokens`` of the
-    prompt came out of the prefilling engine's cache; None where it does not say.
+    prompt came out of the prefilling engine's cache; None where it does not report that.
     """
 
     request_id: str

@@ -84,6 +84,17 @@ KEPT = Start(position=0)
 """The first event that is still kept."""
 
 
+@dataclass
+class EventCounts:
+    """The numbers of events that one process has published, dropped, received and missed."""
+
+    published: int = 0
+    dropped: int = 0
+    received: int = 0
+    missed: int = 0
+    unreadable: int = 0
+
+
 def matches(pattern: str, subject: str) -> bool:
     """Tell if a subject matches a pattern: ``*`` stands for one part, ``>`` at the end for one or more."""
     wanted, parts = pattern.split("."), subject.split(".")

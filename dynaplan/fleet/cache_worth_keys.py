@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from dynaplan.store.instance_keys import InstanceKeys
+from dynaplan.store.instances import InstanceKeys
 from dynaplan.util.documents import parse_object, whole_field
 
 CACHE_WORTH = InstanceKeys("cache_worth")

@@ -110,13 +110,13 @@ def deployments_of_machine() -> dict[int, tuple[str, Path | None]]:
 
 def this_process() -> LeaseOwner:
     """Return this process as the owner of its leases."""
-    from dynaplan.store.file import owners
+    from dynaplan.store import lease_owners
 
-    return owners.this_process()
+    return lease_owners.this_process()
 
 
 def process_watch(died: Callable[[LeaseOwner], None]) -> ProcessWatch:
     """Return a watch over processes of this machine; it calls ``died`` with one as soon as it ends."""
-    from dynaplan.store.file import owners
+    from dynaplan.store import lease_owners
 
-    return owners.LeaseOwners(died)
+    return lease_owners.OwnerWatcher(died)

@@ -13,8 +13,8 @@ FIRST = (
     "dynaplan.util.clock",
     "dynaplan.process.process_table",
     "dynaplan.store.etcd",
-    "dynaplan.store.file.owners",
-    "dynaplan.worker.life",
+    "dynaplan.store.lease_owners",
+    "dynaplan.worker.lifecycle",
     "dynaplan.worker.routers",
     "dynaplan.worker.hosting",
     "dynaplan.graph.loading",
@@ -27,9 +27,9 @@ FIRST = (
 before."""
 
 THEN = (
-    "dynaplan.events.messaging.jetstream",
-    "dynaplan.events.messaging.nats",
-    "dynaplan.worker.engine_worker.service",
+    "dynaplan.events.nats_messenger",
+    "dynaplan.events.nats_messenger",
+    "dynaplan.worker.engine_worker",
     "dynaplan.engines.holds",
     "dynaplan.engines.sim.api",
     "dynaplan.engines.sim.kv_transfer",

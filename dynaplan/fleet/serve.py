@@ -45,7 +45,7 @@ from dynaplan.util.errors import ConfigError
 
 __all__ = ["ServeOptions", "serve"]
 
-EXIT_HURRIED = 130
+EXIT_FORCED = 130
 
 
 def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderLink | None = None) -> int:
@@ -143,7 +143,7 @@ class Serving:
             ready.cancel()
         report("Stopped.")
         if self._stop.is_hurried:
-            return EXIT_HURRIED
+            return EXIT_FORCED
         return EXIT_NEVER if self._has_failed else 0
 
     # -- start -----------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.desired_counts import COUNT_KEYS, fleet_key, planner_prefix
 from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_setting, live_settings_prefix
 from dynaplan.fleet.rules.lost_keys import PERSONS_KEYS
-from dynaplan.store.dynamo_keys import INSTANCES_BUCKET, not_callable
-from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.store.instances import INSTANCES_BUCKET, SERVICES_PREFIX, Instance, not_callable
 from dynaplan.store.model import KeyValue
 from dynaplan.util.documents import parse_object, shown, whole_number
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from dynaplan.gateway.request_bodies import BodyShare, receive_body
 from dynaplan.util.http_routes import trace_headers
-from dynaplan.worker.named_requests import name_of
+from dynaplan.worker.request_ids import request_id_of
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -37,7 +37,7 @@ class Client:
         self._request = request
         self._is_broken_off = False
         self._response: web.StreamResponse | None = None
-        self.request_id = name_of(request)
+        self.request_id = request_id_of(request)
 
     @property
     def response(self) -> web.StreamResponse:

@@ -28,7 +28,7 @@ from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 

@@ -282,7 +282,7 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
 
 # -- 2. ask -------------------------------------------------------------------------------------------
 
-LARGEST_BODY_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 1024 * 1024
 """Bytes of a request that migrates at most: its body is parsed and written anew in the event loop."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
@@ -398,8 +398,8 @@ def _find_obstacle_in_request(call: Call, document: Mapping[str, Any], api: Engi
         return "its engine cannot continue an answer"
     if call.endpoint.inputs or call.prompts > 1:
         return "it is no chat, and no completion of one prompt"
-    if len(call.body) > LARGEST_BODY_BYTES:
-        return f"its body has more than {LARGEST_BODY_BYTES} bytes"
+    if len(call.body) > MAX_BODY_BYTES:
+        return f"its body has more than {MAX_BODY_BYTES} bytes"
     if any((document.get(name) or 1) != 1 for name in ("n", "best_of", "n_cmpl")):
         return "several answers were asked for"
     if document.get("seed") is not None and document.get("temperature") != 0:

@@ -77,7 +77,7 @@ from dynaplan.gateway.upstream import EngineAnswer, Upstream, WorkerDied, Worker
 from dynaplan.store.instances import Instance
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import REQUEST_ID
-from dynaplan.worker.named_requests import attempt_id
+from dynaplan.worker.request_ids import attempt_id
 
 log = logging.getLogger(__name__)
 

@@ -38,19 +38,18 @@ from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.upstream import Upstream
-from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.instances import PUBLIC_URL, host_of, is_loopback
+from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.worker.http_server.acceptor import Acceptor
-from dynaplan.worker.http_server.connections import ClientServer, ConnectionLimits
-from dynaplan.worker.named_requests import NamedRequest
+from dynaplan.worker.http_server import Acceptor, ConnectionLimits, LimitedServer
+from dynaplan.worker.request_ids import RequestWithId
 from dynaplan.worker.routers import ROUTES_TO
 
 if TYPE_CHECKING:
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +256,7 @@ class FrontendServer:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
         return web.json_response(self._router.cache_sources())
 
-    def _client_server(self) -> ClientServer:
+    def _client_server(self) -> LimitedServer:
         settings = self._settings
         limits = ConnectionLimits(
             settings.max_connections,
@@ -265,7 +264,7 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return ClientServer(
+        return LimitedServer(
             self._routes.handle,
             limits,
             self._metrics.count_closed_connection,
@@ -300,7 +299,7 @@ class FrontendServer:
         size = self._settings.max_body_bytes
         if self._routes.is_draining:
             message = message._replace(should_close=True)  # the answer says "Connection: close"
-        return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+        return RequestWithId(message, payload, protocol, writer, task, loop, client_max_size=size)
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")

@@ -35,17 +35,18 @@ from dynaplan.planner.sizing.error_budget import decay_budget
 from dynaplan.planner.timing import FIRST_WAITING_LOG_S, WAITING_LOG_S
 from dynaplan.process import process_table
 from dynaplan.store import connections
+from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError, TemporaryError, UserError
 
 if TYPE_CHECKING:
-    from dynaplan.events.messaging_port import Messenger
+    from dynaplan.events.port import Messenger
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
-    from dynaplan.util.clock import Clock
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.util.clock import Clock, system_clock
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ def _store(settings: PlannerSettings) -> Store:
             f"the policy {settings.policy} cannot find the workers and frontends of this deployment",
             hint=f"Set {ETCD_VARIABLE} or {BACKEND_VARIABLE}, or policy: sla with prometheus-endpoint.",
         )
-    return connections.empty_store()
+    return MemoryStore(system_clock())
 
 
 async def _validate_deployment(connector: Connector, settings: PlannerSettings) -> None:

@@ -10,8 +10,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.metrics import CONTENT_TYPE, render
 from dynaplan.util.sockets import bound_socket
-from dynaplan.worker.http_server.connections import ConnectionLimits
-from dynaplan.worker.http_server.limited_runner import LimitedRunner
+from dynaplan.worker.http_server import ConnectionLimits, LimitedRunner
 
 
 async def serve_metrics(

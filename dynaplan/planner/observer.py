@@ -24,7 +24,7 @@ from dynaplan.store.instances import Instance, host_of
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
-    from dynaplan.events.messaging_port import Messenger, WorkQueue
+    from dynaplan.events.port import Messenger, WorkQueue
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.planner.forecasting.traffic_history import IntervalLoad
     from dynaplan.planner.model import Foresight

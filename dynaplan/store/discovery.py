@@ -1,14 +1,15 @@
-"""Discovery: the instances of a namespace, as one process knows them by a watch of the registrations."""
+"""Discovery: the instances that are registered, by a watch or by a query."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string
-from dynaplan.store.dynamo_keys import not_callable
-from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.store.instances import SERVICES_PREFIX, Instance, not_callable
 from dynaplan.store.model import KeyValue
 from dynaplan.store.port import KeyValueStore
+from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string
+from dynaplan.util.errors import ConfigError
 
 
 class Discovery:
@@ -30,9 +31,9 @@ class Discovery:
         """Follow the registrations; return when the first snapshot is there, whenever the store answers."""
         await self._watcher.start()
 
-    async def failed(self) -> None:
+    async def wait_failed(self) -> None:
         """Raise the error that ended the watch, a fault of ours; without one it does not return."""
-        await self._watcher.failed()
+        await self._watcher.wait_failed()
 
     def instances(self, component: str, endpoint: str = "generate") -> tuple[Instance, ...]:
         """Return the instances that serve the endpoint, in the order of their ids.
@@ -69,7 +70,7 @@ class Discovery:
         if not instance.url:
             how = not_callable(item.value)
             raise ValueError(f"it is reached by {how}, and dynaplan calls over HTTP only")
-        if not instance.is_within_reach(self._network):
+        if not instance.is_reachable_from(self._network):
             where = f"{instance.url} of {instance.host or 'another host'}"
             raise ValueError(f"only that host reaches {where}; --advertise-host changes that")
         return instance
@@ -80,3 +81,53 @@ def _grouped(by_key: Mapping[str, Instance]) -> dict[tuple[str, str], tuple[Inst
     for instance in by_key.values():
         groups.setdefault((instance.component, instance.endpoint), []).append(instance)
     return {name: tuple(sorted(group, key=lambda each: each.instance_id)) for name, group in groups.items()}
+
+
+@dataclass(frozen=True)
+class InstanceQuery:
+    """Which instances: an empty name means all, and all that would follow it are empty too.
+
+    Raises ConfigError for a name behind an empty one, and for a name with ``/`` in it, unless it is the
+    endpoint's.
+    """
+
+    namespace: str = ""
+    component: str = ""
+    endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        names = self.namespace, self.component, self.endpoint
+        given = [name for name in names if name]
+        if list(names[: len(given)]) != given or any("/" in name for name in names[:2]):
+            raise ConfigError(
+                f"no query of instances: {names}",
+                hint="Give a namespace, a namespace and a component, or these and an endpoint.",
+            )
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the registrations' keys."""
+        names = (name for name in (self.namespace, self.component, self.endpoint) if name)
+        return SERVICES_PREFIX + "".join(f"{name}/" for name in names)
+
+    async def find(self, store: KeyValueStore) -> tuple[Instance, ...]:
+        """Return the instances that are registered now, in key order; unreadable ones are left out.
+
+        Also the ones that are not reached over HTTP: ``url`` is empty then. Raises StoreUnavailable when the
+        store does not answer.
+        """
+        found = []
+        for item in await store.list(self.prefix):
+            try:
+                found.append(_instance(item))
+            except ValueError:
+                continue  # `dynaplan status` names it
+        return tuple(found)
+
+    def watcher(self, store: KeyValueStore) -> PrefixWatcher[str, Instance]:
+        """Return a watcher of the instances by their keys, which is not started yet."""
+        return PrefixWatcher(store, self.prefix, full_key_string, _instance)
+
+
+def _instance(item: KeyValue) -> Instance:
+    return Instance.from_json(item.value)

@@ -7,6 +7,7 @@ socket. Keys and values travel in base64, 64-bit numbers as decimal text.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 import ssl
@@ -16,12 +17,12 @@ from typing import Any
 
 import aiohttp
 
+from dynaplan.store.model import KeyValue
+from dynaplan.store.timing import ETCD_CALL_TIMEOUT_S, ETCD_CONNECT_TIMEOUT_S
 from dynaplan.util.errors import ConfigError, PermanentError, StoreUnavailable
 
 Document = dict[str, Any]
 
-CALL_TIMEOUT_S = 3.0
-CONNECT_TIMEOUT_S = 1.5
 DEFAULT_ENDPOINT = "http://localhost:2379"
 # gRPC status codes for which another try is useless: invalid argument, not found, already exists,
 # permission denied, failed precondition, out of range, unimplemented, unauthenticated.
@@ -29,16 +30,17 @@ PERMANENT_CODES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 NOT_FOUND = 5
 UNAUTHENTICATED = 16
 INVALID = 3
-OLD_SIGN_IN = "revision of auth store is old"
-"""etcd's words, with the code "invalid argument", for a token from before a change of its users or roles."""
+STALE_TOKEN = "revision of auth store is old"
+"""etcd's message, with the code "invalid argument", for a token from before a change of its users or
+roles."""
 
-COMMON_NAME = b"CommonName of client"
+COMMON_NAME_REFUSED = b"CommonName of client"
 """The beginning of etcd's answer to a client certificate that its gateway does not take beside a password."""
 
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 
-class Refused(PermanentError):
+class EtcdRefusal(PermanentError):
     """etcd answered with an error that a retry does not change; ``code`` is the gRPC status code."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -48,15 +50,15 @@ class Refused(PermanentError):
     @property
     def is_signed_out(self) -> bool:
         """True when signing in again may help."""
-        is_old = self.code == INVALID and OLD_SIGN_IN in str(self)
+        is_old = self.code == INVALID and STALE_TOKEN in str(self)
         return is_old or self.code == UNAUTHENTICATED
 
 
-class Gateway:
+class EtcdGateway:
     """The client side of the gateway: one HTTP session per endpoint, tried in turn.
 
-    A call that an endpoint certainly did not get is tried at the next one at once; any other failure
-    raises StoreUnavailable, and the next call begins at the next endpoint.
+    A call that an endpoint certainly did not receive is retried at the next one at once; any other failure
+    raises StoreUnavailable, and the next call starts at the next endpoint.
     """
 
     def __init__(
@@ -65,14 +67,14 @@ class Gateway:
         *,
         credentials: tuple[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float = ETCD_CALL_TIMEOUT_S,
     ) -> None:
         if not endpoints:
             raise ConfigError(
                 "no etcd endpoint is given",
                 hint=f"Set ETCD_ENDPOINTS={DEFAULT_ENDPOINT}, or another address.",
             )
-        self._endpoints = tuple(_checked(endpoint) for endpoint in endpoints)
+        self._endpoints = tuple(_normalize_endpoint(endpoint) for endpoint in endpoints)
         self._credentials = credentials
         self._tls = tls
         self._timeout_s = timeout_s
@@ -83,7 +85,7 @@ class Gateway:
         self.closed = asyncio.Event()
 
     async def call(self, path: str, body: Document) -> Document:
-        """The first document of the answer; raises StoreUnavailable within the time limit, or Refused."""
+        """The first document of the answer; raises StoreUnavailable within the time limit, or EtcdRefusal."""
         try:
             async with asyncio.timeout(self._timeout_s), await self._open(path, body) as response:
                 return _first_document(await response.read())
@@ -103,11 +105,11 @@ class Gateway:
                 response = await self._open(path, body)
             self._streams.add(response)
             try:
-                _probe_when_silent(response)
+                _enable_keepalive(response)
                 yield _documents(response, self._timeout_s, silence_s)
             finally:
                 self._streams.discard(response)
-                _end(response)
+                _abort(response)
         except FAILURES as error:
             raise self._unavailable(path, error) from error
 
@@ -130,8 +132,8 @@ class Gateway:
             if response.status == 200:
                 return response
             async with response:
-                error = _error_of(await response.read())
-            is_signed_out = isinstance(error, Refused) and error.is_signed_out
+                error = _parse_error(await response.read())
+            is_signed_out = isinstance(error, EtcdRefusal) and error.is_signed_out
             if last_try or not (self._credentials and is_signed_out):
                 raise error
             self._token = ""
@@ -154,7 +156,7 @@ class Gateway:
         response = await self._post("/v3/auth/authenticate", {"name": name, "password": password})
         async with response:
             if response.status != 200:
-                raise _error_of(await response.read())
+                raise _parse_error(await response.read())
             self._token = str(_first_document(await response.read())["token"])
 
     def _session(self, endpoint: str) -> aiohttp.ClientSession:
@@ -167,7 +169,7 @@ class Gateway:
             else:
                 connector = aiohttp.TCPConnector(ssl=self._tls or True, limit=0)
                 base = endpoint
-            timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S)
+            timeout = aiohttp.ClientTimeout(total=None, connect=ETCD_CONNECT_TIMEOUT_S)
             session = aiohttp.ClientSession(base, connector=connector, timeout=timeout)
             self._sessions[endpoint] = session
         if session is None or session.closed:
@@ -180,13 +182,13 @@ class Gateway:
         return StoreUnavailable(f"etcd at {endpoint} did not answer {path}: {_reason(error)}")
 
 
-def endpoints_of(environ: Mapping[str, str]) -> tuple[str, ...]:
+def parse_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The addresses in ``ETCD_ENDPOINTS``, comma-separated; etcd's usual one when it is not set."""
     text = environ.get("ETCD_ENDPOINTS") or DEFAULT_ENDPOINT
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def tls_of(environ: Mapping[str, str]) -> ssl.SSLContext | None:
+def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext | None:
     """TLS by the PEM files ``ETCD_AUTH_CA``, ``ETCD_AUTH_CLIENT_CERT`` and ``ETCD_AUTH_CLIENT_KEY``."""
     authority, certificate = environ.get("ETCD_AUTH_CA"), environ.get("ETCD_AUTH_CLIENT_CERT")
     if not (authority or certificate):
@@ -216,7 +218,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _checked(endpoint: str) -> str:
+def _normalize_endpoint(endpoint: str) -> str:
     if endpoint.startswith("unix:///"):
         return endpoint
     if "://" not in endpoint:
@@ -247,12 +249,12 @@ async def _documents(
             raise aiohttp.ServerDisconnectedError("the stream ended")
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
-            yield _result(json.loads(line))
+            yield _unwrap(json.loads(line))
             patience_s = silence_s
 
 
-def _end(response: aiohttp.ClientResponse) -> None:
-    """End it with its connection, at once.
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Abort the response and its connection.
 
     Closed, a TLS connection would wait up to 30 s for the server to close it too. Nothing would wait for it:
     not the session that had it, nor the loop at its end.
@@ -263,7 +265,7 @@ def _end(response: aiohttp.ClientResponse) -> None:
     response.close()
 
 
-def _probe_when_silent(response: aiohttp.ClientResponse) -> None:
+def _enable_keepalive(response: aiohttp.ClientResponse) -> None:
     """Let the kernel find out within 11 s that the other machine is gone: a quiet watch sends nothing."""
     transport = response.connection.transport if response.connection else None
     peer: socket.socket | None = transport.get_extra_info("socket") if transport else None
@@ -275,29 +277,63 @@ def _probe_when_silent(response: aiohttp.ClientResponse) -> None:
 
 
 def _first_document(body: bytes) -> Document:
-    return _result(json.loads(body.split(b"\n", 1)[0]))
+    return _unwrap(json.loads(body.split(b"\n", 1)[0]))
 
 
-def _result(document: Document) -> Document:
+def _unwrap(document: Document) -> Document:
     """Return the message itself, which a streamed answer wraps in ``result`` (or ``error``)."""
     if "error" in document:
-        raise _as_error(document["error"] if isinstance(document["error"], dict) else document)
+        raise _to_error(document["error"] if isinstance(document["error"], dict) else document)
     result: Document = document.get("result", document)
     return result
 
 
-def _error_of(body: bytes) -> Refused | StoreUnavailable:
-    if body.startswith(COMMON_NAME):
-        return Refused(
+def _parse_error(body: bytes) -> EtcdRefusal | StoreUnavailable:
+    if body.startswith(COMMON_NAME_REFUSED):
+        return EtcdRefusal(
             "beside user and password it takes only client certificates without a CommonName", INVALID
         )
     try:
-        return _as_error(json.loads(body))
+        return _to_error(json.loads(body))
     except (ValueError, AttributeError):
         return StoreUnavailable(f"etcd answered {body[:200]!r}")
 
 
-def _as_error(document: Document) -> Refused | StoreUnavailable:
+def _to_error(document: Document) -> EtcdRefusal | StoreUnavailable:
     code = int(document.get("code") or document.get("grpc_code") or 0)
     message = str(document.get("message") or document.get("error") or document)
-    return Refused(message, code) if code in PERMANENT_CODES else StoreUnavailable(message)
+    return EtcdRefusal(message, code) if code in PERMANENT_CODES else StoreUnavailable(message)
+
+
+def encode(text: str) -> str:
+    """Base64 of the text's UTF-8; bytes that are not UTF-8 stand in the text by ``surrogateescape``."""
+    return base64.b64encode(text.encode(errors="surrogateescape")).decode()
+
+
+def decode(text: str) -> str:
+    return base64.b64decode(text).decode(errors="surrogateescape")
+
+
+def key_range(prefix: str) -> Document:
+    """The range of all keys with that prefix; the empty prefix means every key."""
+    if not prefix:
+        return {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
+    start = prefix.encode(errors="surrogateescape")
+    # No key that is UTF-8 has the byte 0xff; behind others' bytes that are none, adding one would carry.
+    stem = start.rstrip(b"\xff")
+    end = stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
+    return {"key": encode(prefix), "range_end": base64.b64encode(end).decode()}
+
+
+def key_value(document: Document) -> KeyValue:
+    """One key as etcd describes it; fields that are zero are left out there."""
+    return KeyValue(
+        key=decode(document["key"]),
+        value=decode(document.get("value", "")),
+        revision=int(document.get("mod_revision", 0)),
+        lease=int(document.get("lease", 0)),
+    )
+
+
+def key_values(answer: Document) -> tuple[KeyValue, ...]:
+    return tuple(key_value(document) for document in answer.get("kvs", ()))

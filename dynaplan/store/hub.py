@@ -1,13 +1,12 @@
 """Watches of a store: one mirror of its keys in this process, and the watches that it feeds.
 
-A store follows its data by whatever means it has, and brings the mirror up to date::
+A store follows its data by its own means, and updates the mirror::
 
     replace   everything may be new     each watch gets a Snapshot
     update    everything is known       each watch gets the differences
     apply     these are the changes     each watch gets those of its prefix
 
-A watch holds back nothing and nobody: its queue is unbounded, so that a reader that pauses gets every change
-when it goes on, and no other watch waits for it.
+A slow reader delays nobody: the queue of its watch is unbounded, and it gets every change when it continues.
 """
 
 from __future__ import annotations
@@ -26,28 +25,27 @@ class _Watch:
 
     prefix: str
     since: int
-    has_begun: bool = False
+    has_started: bool = False
     events: asyncio.Queue[WatchEvent | BaseException | None] = field(default_factory=asyncio.Queue)
 
 
 class WatchHub:
     """The mirror, ``items``, at a ``version`` that only the store interprets, and its watches.
 
-    Unless ``is_known`` the mirror is incomplete, and watches wait for it.
+    Unless ``has_synced`` the mirror is incomplete, and watches wait for it.
     """
 
-    def __init__(self, *, is_known: bool = False) -> None:
+    def __init__(self, *, has_synced: bool = False) -> None:
         self.items: dict[str, KeyValue] = {}
         self.version = 0
-        self.is_known = is_known
+        self.has_synced = has_synced
         self.is_closed = False
         self._watches: list[_Watch] = []
 
     def __len__(self) -> int:
-        """Return the number of watches."""
         return len(self._watches)
 
-    def under(self, prefix: str) -> tuple[KeyValue, ...]:
+    def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """Return the keys with the prefix, in key order."""
         return tuple(self.items[key] for key in sorted(self.items) if key.startswith(prefix))
 
@@ -57,7 +55,7 @@ class WatchHub:
             return
         watch = _Watch(prefix, since)
         self._watches.append(watch)
-        self._begin(watch)
+        self._start(watch)
         try:
             while (event := await watch.events.get()) is not None:
                 if isinstance(event, BaseException):
@@ -67,17 +65,17 @@ class WatchHub:
             self._watches.remove(watch)
 
     def replace(self, items: Iterable[KeyValue], version: int = 0) -> None:
-        """Begin anew with these keys: nobody knows what has happened before."""
+        """Replace all keys: what has changed since is not known."""
         self.items = {item.key: item for item in items}
         self.version = version
-        self.is_known = True
+        self.has_synced = True
         for watch in self._watches:
-            watch.has_begun = False
-            self._begin(watch)
+            watch.has_started = False
+            self._start(watch)
 
     def update(self, items: Mapping[str, KeyValue]) -> None:
-        """Have exactly these keys: what differs from the mirror has changed."""
-        if not self.is_known:
+        """Make the mirror these keys; the differences are the changes."""
+        if not self.has_synced:
             self.replace(items.values())
             return
         gone = self.items.keys() - items.keys()
@@ -85,7 +83,7 @@ class WatchHub:
         self.apply([*(Deleted(key) for key in gone), *(Put(item) for item in changed)])
 
     def apply(self, events: Iterable[Put | Deleted], version: int = 0) -> None:
-        """Take changes in, in their order; a version of 0 leaves it as it is."""
+        """Apply changes in their order; a ``version`` of 0 leaves the mirror's as it is."""
         for event in events:
             if isinstance(event, Put):
                 key = event.item.key
@@ -94,16 +92,16 @@ class WatchHub:
                 key = event.key
                 self.items.pop(key, None)
             for watch in self._watches:
-                if watch.has_begun and key.startswith(watch.prefix):
+                if watch.has_started and key.startswith(watch.prefix):
                     watch.events.put_nowait(event)
         if version:
             self.version = version
             for watch in self._watches:
-                self._begin(watch)
+                self._start(watch)
 
-    def forget(self) -> None:
-        """Have watches that begin wait for ``replace``: changes are being missed."""
-        self.is_known = False
+    def invalidate(self) -> None:
+        """Make new watches wait for ``replace``: changes are being missed."""
+        self.has_synced = False
         for watch in self._watches:
             watch.since = 0  # What is read from now on is newer.
 
@@ -113,15 +111,15 @@ class WatchHub:
             watch.events.put_nowait(error)
 
     def close(self) -> None:
-        """End every watch after what it has got, and let none begin."""
+        """End every watch after its queued events, and start none."""
         self.is_closed = True
         for watch in self._watches:
             watch.events.put_nowait(None)
 
-    def _begin(self, watch: _Watch) -> None:
-        if self.is_known and not watch.has_begun and self.version >= watch.since:
-            watch.has_begun = True
-            watch.events.put_nowait(Snapshot(self.under(watch.prefix)))
+    def _start(self, watch: _Watch) -> None:
+        if self.has_synced and not watch.has_started and self.version >= watch.since:
+            watch.has_started = True
+            watch.events.put_nowait(Snapshot(self.list(watch.prefix)))
 
 
 async def ensure_identity(

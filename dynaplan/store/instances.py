@@ -1,15 +1,32 @@
-"""Registrations: instances of endpoints, put into the key-value store under their workers' leases."""
+"""What workers write of themselves into the key-value store, under their leases.
+
+**Registrations**, ``/services/{namespace}/{component}/{endpoint}/{instance id as hex}``: one endpoint of one
+worker, with the worker's card.
+
+**Instance keys**, ``v1/{namespace}/{name}/{instance id as hex}``: a mark of one instance, such as asleep,
+with any value.
+
+**Dynamo's layout**, buckets ``v1/instances`` and ``v1/mdc``: the keys by which today's Dynamo finds
+instances and model cards, written in the same transaction as the registrations. Field names, and what may be
+left out, are those of Dynamo 1.6.1, whose own reader checks them in ``tests/interop``. That reader knows the
+transports ``tcp`` and ``nats_tcp`` and drops an instance with any other. dynaplan is called over HTTP
+(docs/decisions/0038), so the ``tcp`` that it writes is its URL: Dynamo's planner counts the instance, and
+its client refuses to call such an address before it sends anything.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
+from dynaplan.graph.lifecycle import Role
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.util.documents import (
+    LARGEST_WHOLE,
     flag_field,
     object_field,
     parse_object,
@@ -51,14 +68,14 @@ CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
 class Instance:
     """One endpoint of one worker.
 
-    Key ``/services/{namespace}/{component}/{endpoint}/{instance_id as hex}``; the instance id is the
-    id of the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
+    Key ``/services/{namespace}/{component}/{endpoint}/{instance_id as hex}``; the instance id is the id of
+    the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
     (``http://127.0.0.1:PORT``); the endpoint is served at ``{url}/{endpoint}``. ``engine_url`` is the base
     address of the engine's OpenAI API, when that is a server of its own. ``card`` carries what a service
     adds about itself (the model's name, its context length ...). ``host`` is the name of the worker's host,
     and ``network`` the same for all processes that share its loopback addresses; both are empty where a
-    worker does not say. ``is_managed``: a ``serve`` starts, restarts and ends the worker; False for one that
-    was started alone. ``owner`` is the process with which the registration should end.
+    worker does not state it. ``is_managed``: a ``serve`` starts, restarts and ends the worker; False for one
+    that was started alone. ``owner`` is the process with which the registration should end.
     """
 
     namespace: str
@@ -75,7 +92,7 @@ class Instance:
     is_managed: bool = True
     owner: LeaseOwner | None = None
 
-    def is_within_reach(self, network: str) -> bool:
+    def is_reachable_from(self, network: str) -> bool:
         """Tell whether a process of that network can call the worker: loopback leads to its own host only."""
         is_elsewhere = bool(network and self.network) and network != self.network
         return not (is_elsewhere and is_loopback(host_of(self.url)))
@@ -162,3 +179,114 @@ def public_urls(instances: Iterable[Instance]) -> tuple[str, ...]:
     """The public addresses of the frontends among these, each once: several processes may share one."""
     urls = (instance.card.get(PUBLIC_URL) for instance in instances)
     return tuple(dict.fromkeys(url for url in urls if isinstance(url, str)))
+
+
+_MAX_DIGITS = 16
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class InstanceKeys:
+    """Keys ``v1/NAMESPACE/NAME/INSTANCE``: a mark that instances may have, such as asleep."""
+
+    name: str
+
+    def prefix(self, namespace: str) -> str:
+        """Return the prefix of all of them in a namespace."""
+        return f"v1/{namespace}/{self.name}/"
+
+    def key(self, namespace: str, instance_id: int) -> str:
+        """Return the key of one instance."""
+        return f"{self.prefix(namespace)}{instance_id:x}"
+
+    def instance(self, namespace: str, key: str) -> int:
+        """Return the instance id that a key ends in; 0 for any other end."""
+        digits = key.removeprefix(self.prefix(namespace))
+        if not 0 < len(digits) <= _MAX_DIGITS or set(digits) - _HEXADECIMAL:
+            return 0
+        number = int(digits, 16)
+        return number if number <= LARGEST_WHOLE else 0
+
+    def instances(self, namespace: str, keys: Iterable[str]) -> frozenset[int]:
+        """Return the instance ids of these keys; a key that ends in none is left out."""
+        return frozenset(found for key in keys if (found := self.instance(namespace, key)))
+
+
+ASLEEP = InstanceKeys("asleep")
+"""The instance's engine sleeps. The value is why it cannot be woken, or empty."""
+
+WAKE = InstanceKeys("wake")
+"""Somebody wants the instance's engine to be awake; its worker takes the key away when it tries."""
+
+
+INSTANCES_BUCKET = "v1/instances"
+CARDS_BUCKET = "v1/mdc"
+
+COMPONENTS: Mapping[Role | None, str] = {Role.DECODE: "backend", Role.PREFILL: "prefill"}
+"""The components that Dynamo's planner counts, by the role of the workers that it expects there."""
+
+_MAX_SHOWN = 100
+_NOT_IN_A_SLUG = re.compile(r"[^a-z0-9_-]+")
+
+
+def dynamo_keys(instance: Instance, role: Role | None = None) -> dict[str, str]:
+    """Return the instance's keys and values in Dynamo's layout: under its own component and under the role's.
+
+    With a model card, under the role's component, when the instance's card names a model.
+    """
+    counted = COMPONENTS.get(role, instance.component)
+    keys = {
+        _key(INSTANCES_BUCKET, instance, component): _document(
+            "Endpoint", instance, component, {"transport": {"tcp": instance.url}}
+        )
+        for component in (instance.component, counted)
+    }
+    if "model" in instance.card:
+        card = {"card_json": _model_card(instance.card, role)}
+        keys[_key(CARDS_BUCKET, instance, counted)] = _document("Model", instance, counted, card)
+    return keys
+
+
+def not_callable(text: str) -> str:
+    """Return how an instance is reached that dynaplan cannot call, as in ``tcp 10.0.0.7:4000``; else empty.
+
+    Raises ValueError, and nothing else, for what is no instance.
+    """
+    transport = object_field(parse_object(text), "transport")
+    addresses = [address for address in transport.values() if isinstance(address, str)]
+    if any(address.startswith(("http://", "https://")) for address in addresses):
+        return ""
+    reached = ", ".join(f"{name} {address}" for name, address in transport.items()) or "nothing"
+    return reached[:_MAX_SHOWN]
+
+
+def _key(bucket: str, instance: Instance, component: str) -> str:
+    return f"{bucket}/{instance.namespace}/{component}/{instance.endpoint}/{instance.instance_id:x}"
+
+
+def _document(kind: str, instance: Instance, component: str, more: Mapping[str, object]) -> str:
+    document = {
+        "type": kind,
+        "namespace": instance.namespace,
+        "component": component,
+        "endpoint": instance.endpoint,
+        "instance_id": instance.instance_id,
+        **more,
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _model_card(card: Mapping[str, object], role: Role | None) -> dict[str, object]:
+    model = str(card["model"])
+    is_prefill = role is Role.PREFILL
+    return {
+        "display_name": model,
+        "slug": _NOT_IN_A_SLUG.sub("_", model.lower()),
+        "source_path": card.get("tokenizer") or model,
+        "context_length": card.get("context_tokens", 0),
+        "kv_cache_block_size": card.get("kv_block_tokens", 0),
+        "migration_limit": 0,
+        "model_type": "Prefill" if is_prefill else "Chat | Completions",
+        "model_input": "Text",
+        "worker_type": "prefill" if is_prefill else "aggregated",
+    }

@@ -95,7 +95,7 @@ class KubernetesClient:
                 "Kubernetes is asked for, and its client is not installed: lightkube",
                 hint="Run: pip install lightkube",
             ) from error
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every request
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every request
         try:
             found = KubeConfig.from_env().get()
             config = found if found.user else found._replace(user=User())

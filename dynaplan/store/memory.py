@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from dynaplan.store.hub import WatchHub
 from dynaplan.store.model import Deleted, KeyValue, Put, Transaction, WatchEvent
-from dynaplan.util.clock import Clock
+from dynaplan.util.clock import Clock, system_clock
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 
@@ -21,15 +22,15 @@ class _Lease:
 class MemoryStore:
     """The twin of ``EtcdStore``: revisions, leases, transactions and watches behave as in etcd.
 
-    Leases expire by the clock given, whenever the store is used and at ``expire()``. Setting
-    ``is_available`` to False makes every call raise StoreUnavailable, as when etcd is away; ``wipe()``
-    makes it an empty store with another identity.
+    Leases expire by the clock given, whenever the store is used and at ``expire()``. While
+    ``is_available`` is False every call raises StoreUnavailable, as when etcd is down; ``wipe()`` makes it an
+    empty store with another identity.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.is_available = True
         self._clock = clock
-        self._hub = WatchHub(is_known=True)
+        self._hub = WatchHub(has_synced=True)
         self._leases: dict[int, _Lease] = {}
         self._revision = 0
         self._identity = 1
@@ -37,32 +38,27 @@ class MemoryStore:
 
     @property
     def items(self) -> dict[str, KeyValue]:
-        """What the store holds, by key; leases whose time is over may still have theirs."""
+        """The keys; those of a lease whose time is over may still be there."""
         return self._hub.items
 
     async def get(self, key: str) -> KeyValue | None:
-        """The key, or None when it is absent."""
-        self._enter()
+        self._check_available()
         return self.items.get(key)
 
     async def list(self, prefix: str) -> tuple[KeyValue, ...]:
-        """Every key under the prefix, in key order."""
-        self._enter()
-        return self._hub.under(prefix)
+        self._check_available()
+        return self._hub.list(prefix)
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
-        """Write the key; raises PermanentError when the lease does not exist."""
-        self._enter()
+        self._check_available()
         self._change({key: value}, (), lease)
 
     async def delete(self, key: str) -> None:
-        """Remove the key; nothing happens when it is absent."""
-        self._enter()
+        self._check_available()
         self._change({}, (key,))
 
     async def commit(self, transaction: Transaction) -> bool:
-        """Carry the transaction out as a whole; False when its expectation fails."""
-        self._enter()
+        self._check_available()
         for key, revision in transaction.expected.items():
             item = self.items.get(key)
             if (item.revision if item else 0) != revision:
@@ -71,33 +67,30 @@ class MemoryStore:
         return True
 
     def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
-        """A Snapshot, then every change, without a gap, until the store is closed."""
         return self._hub.watch(prefix)
 
     async def grant(self, ttl_s: int) -> int:
         """Make a lease of ``ttl_s`` seconds and return its id."""
-        self._enter()
+        self._check_available()
         lease = next(self._ids)
         self._leases[lease] = _Lease(ttl_s, self._clock.now_s() + ttl_s)
         return lease
 
     async def keep_alive(self, lease: int) -> float:
-        """Renew the lease; its time to live in seconds, 0.0 when it no longer exists."""
-        self._enter()
-        held = self._leases.get(lease)
-        if held is None:
+        self._check_available()
+        found = self._leases.get(lease)
+        if found is None:
             return 0.0
-        held.until_s = self._clock.now_s() + held.ttl_s
-        return held.ttl_s
+        found.until_s = self._clock.now_s() + found.ttl_s
+        return found.ttl_s
 
     async def revoke(self, lease: int) -> None:
-        """End the lease and delete its keys; nothing happens when it no longer exists."""
-        self._enter()
-        self._end(lease)
+        self._check_available()
+        self._end_lease(lease)
 
     async def identity(self) -> str:
         """Return an identifier of the data; another one after ``wipe()``."""
-        self._enter()
+        self._check_available()
         return str(self._identity)
 
     async def close(self) -> None:
@@ -107,8 +100,8 @@ class MemoryStore:
     def expire(self) -> None:
         """End every lease whose time is over."""
         now_s = self._clock.now_s()
-        for lease in [lease for lease, held in self._leases.items() if held.until_s <= now_s]:
-            self._end(lease)
+        for lease in [lease for lease, found in self._leases.items() if found.until_s <= now_s]:
+            self._end_lease(lease)
 
     def wipe(self) -> None:
         """Lose everything, as an etcd that comes back with an empty disk; watches get a new snapshot."""
@@ -117,12 +110,12 @@ class MemoryStore:
         self._identity += 1
         self._hub.replace(())
 
-    def _enter(self) -> None:
+    def _check_available(self) -> None:
         if not self.is_available or self._hub.is_closed:
             raise StoreUnavailable("the store in memory is switched off")
         self.expire()
 
-    def _end(self, lease: int) -> None:
+    def _end_lease(self, lease: int) -> None:
         if self._leases.pop(lease, None) is not None:
             self._change({}, [key for key, item in self.items.items() if item.lease == lease])
 
@@ -135,3 +128,9 @@ class MemoryStore:
             self._revision += 1
         items = [KeyValue(key, value, self._revision, lease) for key, value in puts.items()]
         self._hub.apply([*(Put(item) for item in items), *(Deleted(key) for key in gone)])
+
+
+@cache
+def process_store() -> MemoryStore:
+    """Return the store that all of this process shares; it is never closed."""
+    return MemoryStore(system_clock())

@@ -14,6 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
+from dynaplan.store.timing import (
+    NATS_CONNECT_TIMEOUT_S,
+    NATS_PING_INTERVAL_S,
+    NATS_RECONNECT_WAIT_S,
+    NATS_REQUEST_TIMEOUT_S,
+)
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -25,29 +31,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_SERVER = "nats://localhost:4222"
-CALL_TIMEOUT_S = 2.0
-FIRST_CONNECT_TIMEOUT_S = 5.0
-RECONNECT_WAIT_S = 0.15
-# A server that is silent for two of these is taken for dead, and connected to anew.
-PING_INTERVAL_S = 3
-FOR_EVER = -1
+UNLIMITED = -1
+DAMAGED_CODES = frozenset({10012, 10077, 10104})
+"""JetStream's error codes for a stream whose files are damaged or gone: nothing can be stored in it."""
+
+EMPTY_STATUSES = frozenset({"404", "408"})
+"""The statuses that end a pull from a consumer that has no more messages."""
 
 
 class NatsConnection:
     """A connection to NATS; made by ``from_environment``.
 
-    After an outage it connects again by itself, for ever unless ``max_reconnects`` is 0 or more: then it
-    gives up after that many attempts. Its subscriptions go on. While the server is away, calls
+    After an outage it reconnects by itself, without end unless ``max_reconnects`` is 0 or more: then it
+    gives up after that many attempts. Its subscriptions continue. While the server is away, calls
     raise QueueUnavailable at once; when it is frozen, within two seconds. Nothing that failed is sent later.
     """
 
-    def __init__(self, options: Mapping[str, Any], max_reconnects: int = FOR_EVER) -> None:
+    def __init__(self, options: Mapping[str, Any], max_reconnects: int = UNLIMITED) -> None:
         self._options = dict(options)
         self._max_reconnects = max_reconnects
         self._client: Client | None = None
         self._numbers = itertools.count()
-        self._wanted: dict[int, tuple[str, Callable[[Msg], Awaitable[None]]]] = {}
-        self._live: dict[int, Subscription] = {}
+        self._handlers: dict[int, tuple[str, Callable[[Msg], Awaitable[None]]]] = {}
+        self._subscriptions: dict[int, Subscription] = {}
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[], None]] = []
         self._tasks = BackgroundTasks(_log_quietly)
@@ -56,13 +62,13 @@ class NatsConnection:
         self._last_error = ""
 
     @classmethod
-    async def from_environment(cls, environ: Mapping[str, str], max_reconnects: int = FOR_EVER) -> Self:
+    async def from_environment(cls, environ: Mapping[str, str], max_reconnects: int = UNLIMITED) -> Self:
         """Connected to ``NATS_SERVER``, with ``NATS_AUTH_TOKEN`` or ``NATS_AUTH_USERNAME`` and ``_PASSWORD``.
 
         Raises QueueUnavailable when it cannot be reached within five seconds, PermanentError when it does
         not let us in.
         """
-        connection = cls(options_of(environ), max_reconnects)
+        connection = cls(connect_options(environ), max_reconnects)
         await connection.connect()
         return connection
 
@@ -80,10 +86,10 @@ class NatsConnection:
                 if self._max_reconnects == 0 or isinstance(client.last_error, errors.NoServersError):
                     self._give_up()
                 else:
-                    self._tasks.spawn(self._connect_again())
+                    self._tasks.spawn(self._reconnect())
 
         try:
-            async with asyncio.timeout(FIRST_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(NATS_CONNECT_TIMEOUT_S):
                 await client.connect(
                     **self._options,
                     error_cb=self._on_error,
@@ -91,13 +97,13 @@ class NatsConnection:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=closed,
                     connect_timeout=1,
-                    reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
+                    reconnect_time_wait=NATS_RECONNECT_WAIT_S,  # type: ignore[arg-type]
                     max_reconnect_attempts=self._max_reconnects,
-                    ping_interval=PING_INTERVAL_S,
+                    ping_interval=NATS_PING_INTERVAL_S,
                     max_outstanding_pings=2,
                     # Without a connection a publish fails; it does not wait in a buffer.
                     pending_size=0,
-                    # Allowed below: the first connect tells its error instead of hiding it.
+                    # Allowed below: the first connect raises its error instead of hiding it.
                     allow_reconnect=False,
                 )
         except (errors.Error, OSError, TimeoutError) as error:
@@ -108,9 +114,9 @@ class NatsConnection:
             raise
         client.options["allow_reconnect"] = self._max_reconnects != 0
         self._client = client
-        self._live = {
+        self._subscriptions = {
             number: await client.subscribe(subject, cb=handler)
-            for number, (subject, handler) in list(self._wanted.items())
+            for number, (subject, handler) in list(self._handlers.items())
         }
         await self._on_reconnected()
 
@@ -120,19 +126,19 @@ class NatsConnection:
             await client.publish(subject, payload)
             await self._round_trip(client)
 
-    async def listen(self, subject: str, handler: Callable[[Msg], Awaitable[None]]) -> int:
-        """Subscribe with a handler of whole NATS messages; return the number by which to ``unlisten``."""
+    async def add_subscription(self, subject: str, handler: Callable[[Msg], Awaitable[None]]) -> int:
+        """Subscribe with a handler of whole NATS messages; return the number by which to ``unsubscribe``."""
         async with self.call() as client:
             number = next(self._numbers)
-            self._live[number] = await client.subscribe(subject, cb=handler)
-            self._wanted[number] = subject, handler
+            self._subscriptions[number] = await client.subscribe(subject, cb=handler)
+            self._handlers[number] = subject, handler
             await self._round_trip(client)
             return number
 
-    async def unlisten(self, number: int) -> None:
+    async def unsubscribe(self, number: int) -> None:
         """End a subscription, also while the server is away."""
-        self._wanted.pop(number, None)
-        subscription = self._live.pop(number, None)
+        self._handlers.pop(number, None)
+        subscription = self._subscriptions.pop(number, None)
         if subscription is not None:
             with suppress(QueueUnavailable):
                 async with self.call():
@@ -150,7 +156,7 @@ class NatsConnection:
         """
         if self.is_connected and self._client is not None:
             try:
-                for subscription in self._live.values():
+                for subscription in self._subscriptions.values():
                     await subscription.unsubscribe()
                 await self._round_trip(self._client, timeout_s=0.5)
             except (QueueUnavailable, OSError) as error:
@@ -174,8 +180,8 @@ class NatsConnection:
         self._on_reconnect.append(callback)
         return lambda: self._on_reconnect.remove(callback)
 
-    def send_soon(self, subject: str, payload: bytes = b"") -> None:
-        """Send the payload soon; nothing happens when the server is away."""
+    def publish_soon(self, subject: str, payload: bytes = b"") -> None:
+        """Publish in the background; nothing happens when the server is away."""
 
         async def send() -> None:
             async with self.call() as client:
@@ -184,7 +190,7 @@ class NatsConnection:
         self._tasks.spawn(send())
 
     @property
-    def most_bytes(self) -> int:
+    def max_payload_bytes(self) -> int:
         """The size of the largest message that the server takes, as far as is known."""
         return int(self._client.max_payload) if self._client else 2**20
 
@@ -201,7 +207,7 @@ class NatsConnection:
         if self._client is None or not self.is_connected:
             raise QueueUnavailable(f"NATS is not connected: {self._last_error or 'closed'}")
         try:
-            async with asyncio.timeout(2 * CALL_TIMEOUT_S):
+            async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S):
                 yield self._client
         except (errors.MaxPayloadError, errors.BadSubjectError) as error:
             raise PermanentError(f"NATS refuses this message: {error}") from error
@@ -210,7 +216,7 @@ class NatsConnection:
         except (errors.Error, APIError, OSError, TimeoutError) as error:
             raise QueueUnavailable(f"NATS did not answer: {error or type(error).__name__}") from error
 
-    async def _round_trip(self, client: Client, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def _round_trip(self, client: Client, timeout_s: float = NATS_REQUEST_TIMEOUT_S) -> None:
         """Return when the server has got everything sent so far.
 
         The ping is left to its own end after a timeout: nats-py stops reading, with a traceback, when the
@@ -234,7 +240,7 @@ class NatsConnection:
         log.debug("NATS: %s", self._last_error)
         client = self._client
         if client and client._transport and not client.is_connected:
-            # A frozen server lets us connect and says nothing. nats-py forgets that connection, open, and
+            # A frozen server lets us connect and sends nothing. nats-py forgets that connection, open, and
             # makes the next.
             client._transport.close()  # type: ignore[no-untyped-call]
 
@@ -254,17 +260,17 @@ class NatsConnection:
         self._last_error = f"it did not come back in {self._max_reconnects} attempts"
         log.error("NATS is given up: %s", self._last_error)
 
-    async def _connect_again(self) -> None:
+    async def _reconnect(self) -> None:
         while not self._is_closed:
             try:
                 await self.connect()
                 return
             except (QueueUnavailable, PermanentError) as error:
                 log.debug("%s", error)
-                await asyncio.sleep(RECONNECT_WAIT_S)
+                await asyncio.sleep(NATS_RECONNECT_WAIT_S)
 
 
-def options_of(environ: Mapping[str, str]) -> dict[str, Any]:
+def connect_options(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return where the server is and how to sign in, as nats-py takes it; see ``from_environment``."""
     servers = environ.get("NATS_SERVER") or DEFAULT_SERVER
     options: dict[str, Any] = {"servers": [server.strip() for server in servers.split(",")]}

@@ -33,15 +33,15 @@ class KeyValueStore(Protocol):
         ...
 
     def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
-        """Yield a Snapshot, then every change, without a gap, for ever.
+        """Yield a Snapshot, then every change, without a gap, until closed.
 
-        An outage of the store is not an error here: the watch waits, and goes on where it was, or with
-        a new Snapshot when the store no longer knows the changes in between. Ends when closed.
+        An outage of the store is not an error here: the watch waits, and resumes where it was, or with
+        a new Snapshot when the store no longer has the changes in between.
         """
         ...
 
 
-class LeaseKeeper(Protocol):
+class LeaseStore(Protocol):
     """Time-limited rights of keys to exist. Methods raise StoreUnavailable when the store does not answer."""
 
     async def grant(self, ttl_s: int) -> int:
@@ -61,5 +61,5 @@ class LeaseKeeper(Protocol):
         ...
 
 
-class Store(KeyValueStore, LeaseKeeper, Closable, Protocol):
+class Store(KeyValueStore, LeaseStore, Closable, Protocol):
     """A connection to a key-value store that keeps leases."""

@@ -1,7 +1,6 @@
 """The lease of one process, and the registrations that live under it.
 
-A process tells a deliberate revocation, which drains it, from a lease that merely lapsed, which makes it
-register again:
+A deliberate revocation drains a process, and a lease that merely expired makes it register again:
 
 ===============================================  ==========================================
 what is seen                                     what it means
@@ -26,37 +25,32 @@ from typing import TypeVar
 from dynaplan.config.settings.servers import LEASE_TTL_S
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.dynamo_keys import dynamo_keys
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import Instance, dynamo_keys
 from dynaplan.store.model import Transaction
-from dynaplan.store.port import KeyValueStore, LeaseKeeper
+from dynaplan.store.port import KeyValueStore, LeaseStore
+from dynaplan.store.timing import CALL_RETRY_MAX_S, CALL_RETRY_MIN_S, STORE_CALL_TIMEOUT_S
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-STORE_ANSWER_S = 3.0
-"""Time after which a call to the store counts as unanswered."""
-
-RETRY_FIRST_S = 0.1
-RETRY_LONGEST_S = 2.0
 
 T = TypeVar("T")
 
 
 class Registration:
-    """Registers the instances that ``instances(lease)`` names and keeps them registered.
+    """Registers the instances of ``instances(lease)`` and keeps them registered until ``deregister``.
 
-    ``start`` returns when they are; ``revoked`` is set when somebody revoked the lease on purpose;
-    ``withdraw`` ends it all. ``discovery``, already started, is where the own keys are watched. Each instance
-    is registered in Dynamo's layout too, in the same transaction; ``role`` says as which component.
+    ``revoked`` is set when somebody revoked the lease on purpose. The own keys are watched by ``discovery``,
+    which has been started. Each instance is registered in Dynamo's layout too, in the same transaction;
+    ``role`` says as which component.
     """
 
     def __init__(
         self,
         store: KeyValueStore,
-        leases: LeaseKeeper,
+        leases: LeaseStore,
         clock: Clock,
         discovery: Discovery,
         instances: Callable[[int], Iterable[Instance]],
@@ -72,7 +66,7 @@ class Registration:
         self._role = role
         self._lease = 0
         self._is_complete = False
-        self._lives_until_s = 0.0
+        self._expires_at_s = 0.0
         self._identity = ""
         self._keys: dict[str, str] = {}
         self._dynamo_keys: dict[str, str] = {}
@@ -80,7 +74,7 @@ class Registration:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.revoked = asyncio.Event()
-        self._stop_looking = discovery.on_change(self._look_for_own_keys)
+        self._unsubscribe = discovery.on_change(self._check_own_keys)
 
     @property
     def instance_id(self) -> int:
@@ -97,17 +91,17 @@ class Registration:
     async def start(self) -> None:
         """Register, whenever the store answers, and keep registered from then on."""
         await self._register()
-        self._task = asyncio.create_task(self._stay(), name="registration")
+        self._task = asyncio.create_task(self._keep_registered(), name="registration")
 
-    async def withdraw(self, timeout_s: float = 2.0) -> None:
-        """Revoke the own lease, so that every router forgets this process at once.
+    async def deregister(self, timeout_s: float = 2.0) -> None:
+        """Revoke the own lease, so that every router drops this process immediately.
 
         Bounded: when the store is away the lease is left to expire.
         """
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._stop_looking()
+        self._unsubscribe()
         if not self._lease or self.revoked.is_set():
             return
         try:
@@ -116,17 +110,17 @@ class Registration:
         except (TimeoutError, StoreUnavailable) as error:
             log.warning("lease %x not revoked (%s); it expires by itself", self._lease, error or "no answer")
 
-    async def _stay(self) -> None:
+    async def _keep_registered(self) -> None:
         while not self.revoked.is_set():
-            await self._pause(max(0.0, self._lives_until_s - self._clock.now_s()) / 2)
-            left_s = await self._renewed()
+            await self._pause(max(0.0, self._expires_at_s - self._clock.now_s()) / 2)
+            left_s = await self._renew()
             answered_s = self._clock.now_s()
             if left_s:
-                await self._put_again_what_was_deleted()
-            elif await self._asked(self._leases.identity) != self._identity:
+                await self._restore_deleted_keys()
+            elif await self._call_store(self._leases.identity) != self._identity:
                 log.warning("the store came back empty: registering again")
                 await self._register()
-            elif answered_s < self._lives_until_s:
+            elif answered_s < self._expires_at_s:
                 log.info("lease %x was revoked", self._lease)
                 self.revoked.set()
             else:
@@ -144,7 +138,7 @@ class Registration:
             woken.cancel()
             self._wake.clear()
 
-    async def _renewed(self) -> float:
+    async def _renew(self) -> float:
         """Renew the lease, whenever the store answers.
 
         Return its time to live in seconds, 0 when it is gone.
@@ -156,18 +150,18 @@ class Registration:
             sent_s = self._clock.now_s()
             return self._leases.keep_alive(self._lease)
 
-        left_s = await self._asked(renew)
+        left_s = await self._call_store(renew)
         if left_s:
-            self._lives_until_s = sent_s + left_s
+            self._expires_at_s = sent_s + left_s
         return left_s
 
-    async def _put_again_what_was_deleted(self) -> None:
+    async def _restore_deleted_keys(self) -> None:
         missing = {key: value for key, value in self._keys.items() if not self._discovery.has(key)}
         if not missing:
             return
         log.warning("own registration is missing: putting it again: %s", ", ".join(missing))
         # Who deleted this key may have deleted everything, and with it what identifies the store.
-        self._identity = await self._asked(self._leases.identity)
+        self._identity = await self._call_store(self._leases.identity)
         if not await self._commit(self._dynamo_keys | missing):
             self._wake.set()
 
@@ -176,17 +170,17 @@ class Registration:
         self._is_complete = False
         self._seen = set()
         while not self._is_complete:
-            self._identity = await self._asked(self._leases.identity)
+            self._identity = await self._call_store(self._leases.identity)
             asked_s = self._clock.now_s()
-            self._lease = await self._asked(lambda: self._leases.grant(self._ttl_s))
-            self._lives_until_s = asked_s + self._ttl_s
-            self._name_keys()
+            self._lease = await self._call_store(lambda: self._leases.grant(self._ttl_s))
+            self._expires_at_s = asked_s + self._ttl_s
+            self._build_keys()
             self._is_complete = await self._commit(self._dynamo_keys | self._keys)
             if not self._is_complete:
-                await self._clock.sleep(RETRY_FIRST_S)
+                await self._clock.sleep(CALL_RETRY_MIN_S)
         log.info("registered as %x: %s", self._lease, ", ".join(self._keys))
 
-    def _name_keys(self) -> None:
+    def _build_keys(self) -> None:
         """Have the instances of the lease that is there now named, and with them their keys."""
         self._keys, self._dynamo_keys = {}, {}
         for instance in self._instances(self._lease):
@@ -196,24 +190,26 @@ class Registration:
     async def _commit(self, keys: dict[str, str]) -> bool:
         """Write the keys under the lease; False when the lease is gone meanwhile."""
         try:
-            return await self._asked(lambda: self._store.commit(Transaction(puts=keys, lease=self._lease)))
+            return await self._call_store(
+                lambda: self._store.commit(Transaction(puts=keys, lease=self._lease))
+            )
         except PermanentError as error:
             log.warning("lease %x is gone: %s", self._lease, error)
             return False
 
-    async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call_store(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return the store's answer, asked for again and again while it is away."""
-        backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, self._clock.sleep)
+        backoff = Backoff(CALL_RETRY_MIN_S, CALL_RETRY_MAX_S, self._clock.sleep)
         while True:
             try:
-                async with asyncio.timeout(STORE_ANSWER_S):
+                async with asyncio.timeout(STORE_CALL_TIMEOUT_S):
                     return await call()
             except (TimeoutError, StoreUnavailable) as error:
                 if backoff.is_first:
                     log.warning("the store does not answer, trying on: %s", error or "no answer in time")
                 await backoff.pause()
 
-    def _look_for_own_keys(self) -> None:
+    def _check_own_keys(self) -> None:
         """Wake up when an own key that was there is not there any more."""
         there = {key for key in self._keys if self._discovery.has(key)}
         if self._seen - there:

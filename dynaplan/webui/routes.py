@@ -24,7 +24,7 @@ from dynaplan.webui.live_charts import ChartsAsked
 from dynaplan.webui.log_reading import log_part
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
 from dynaplan.webui.viewers import Feed, Viewers
-from dynaplan.worker.process import WorkerRuntime
+from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 

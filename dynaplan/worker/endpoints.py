@@ -16,7 +16,7 @@ from aiohttp import web
 
 from dynaplan.util.errors import DeadlineExceeded, RequestRefused, TemporaryError, UserError
 from dynaplan.util.http_routes import Route
-from dynaplan.worker.calls.deadlines import answering_until, deadline_of, until
+from dynaplan.worker.deadlines import deadline_scope, parse_deadline, until
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def internal_route(endpoint: ServedEndpoint) -> Route:
 
 def public_route(endpoint: ServedEndpoint) -> Route:
     """``POST /{name}``: text items as they are, others as lines of JSON."""
-    return Route("POST", f"/{endpoint.name}", _handler(endpoint, "text/plain", _as_text))
+    return Route("POST", f"/{endpoint.name}", _handler(endpoint, "text/plain", _text_line))
 
 
 def check_route(path: str, checks: Sequence[Callable[[], Any]]) -> Route:
@@ -68,13 +68,13 @@ def check_route(path: str, checks: Sequence[Callable[[], Any]]) -> Route:
     return Route("GET", path, handle, is_open=True, is_work=False)
 
 
-async def items_of(endpoint: ServedEndpoint, request: Any) -> AsyncGenerator[Any, None]:
+async def call_endpoint(endpoint: ServedEndpoint, request: Any) -> AsyncGenerator[Any, None]:
     """Yield the endpoint's answer to the request; a single item when it returns a plain result.
 
     ``request`` is plain data. Raises UserError when it does not fit the endpoint's request type.
     """
     method = endpoint.method
-    answer = method(_read(endpoint, request)) if inspect.signature(method).parameters else method()
+    answer = method(_parse_request(endpoint, request)) if inspect.signature(method).parameters else method()
     if inspect.isawaitable(answer):
         answer = await answer
     # A response object as Starlette's, which FastAPI has, brings its items along.
@@ -89,7 +89,7 @@ async def items_of(endpoint: ServedEndpoint, request: Any) -> AsyncGenerator[Any
         await answer.aclose()
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """The value as JSON can carry it: pydantic models and dataclasses become mappings."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
@@ -101,10 +101,10 @@ def plain(value: Any) -> Any:
 def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], bytes]) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
-            deadline_s = deadline_of(request.headers)
+            deadline_s = parse_deadline(request.headers)
             body = await request.json() if request.can_read_body else None
-            items = until(deadline_s, items_of(endpoint, body), endpoint.name)
-            with answering_until(deadline_s):
+            items = until(deadline_s, call_endpoint(endpoint, body), endpoint.name)
+            with deadline_scope(deadline_s):
                 first = await _first(items)
         except json.JSONDecodeError as error:
             return _failure(UserError(f"the request is not JSON: {error}"), 400)
@@ -115,7 +115,7 @@ def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], 
         response.charset = "utf-8"
         async with contextlib.aclosing(items):
             await response.prepare(request)
-            with answering_until(deadline_s):
+            with deadline_scope(deadline_s):
                 await _send(response, first, items, line)
         return response
 
@@ -158,7 +158,7 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         raise _ClientGone from error
 
 
-def _read(endpoint: ServedEndpoint, request: Any) -> Any:
+def _parse_request(endpoint: ServedEndpoint, request: Any) -> Any:
     wanted: Any = endpoint.request_type
     try:
         if hasattr(wanted, "model_validate"):
@@ -169,7 +169,7 @@ def _read(endpoint: ServedEndpoint, request: Any) -> Any:
             return wanted(**request)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"the request does not fit {endpoint.name}: {error}", hint=_takes(endpoint)
+            f"the request does not fit {endpoint.name}: {error}", hint=_signature_hint(endpoint)
         ) from error
     return _Request(request, endpoint) if isinstance(request, dict) else request
 
@@ -189,10 +189,10 @@ class _Request(dict[str, Any]):
         self._endpoint = endpoint
 
     def __missing__(self, field: str) -> Any:
-        raise _MissingField(f"the request has no field {field!r}", hint=_takes(self._endpoint))
+        raise _MissingField(f"the request has no field {field!r}", hint=_signature_hint(self._endpoint))
 
 
-def _takes(endpoint: ServedEndpoint) -> str:
+def _signature_hint(endpoint: ServedEndpoint) -> str:
     """Return a sentence with the signature of an endpoint's method."""
     signature = MODULE_PREFIX.sub("", str(inspect.signature(endpoint.method)).replace("'", ""))
     return f"The endpoint is {endpoint.name}{signature}."
@@ -223,10 +223,10 @@ def _status_of(error: Exception) -> int:
 
 
 def _json_line(item: Any) -> bytes:
-    return json.dumps(plain(item), separators=(",", ":")).encode() + b"\n"
+    return json.dumps(to_plain(item), separators=(",", ":")).encode() + b"\n"
 
 
-def _as_text(item: Any) -> bytes:
+def _text_line(item: Any) -> bytes:
     if isinstance(item, bytes):
         return item
     return item.encode() if isinstance(item, str) else _json_line(item)

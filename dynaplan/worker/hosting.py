@@ -1,19 +1,21 @@
-"""Brings a service of a graph to life in this process: its instance, its clients, its hooks."""
+"""Makes the service of a worker: its instance, the clients of its dependencies, its hooks."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import aiohttp
 
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.service import Service
-from dynaplan.worker.client import DependencyClient, LocalClient, worker_session
-from dynaplan.worker.endpoints import ServedEndpoint
-from dynaplan.worker.life import HostedService
-from dynaplan.worker.process import WorkerRuntime
+from dynaplan.store.discovery import Discovery
+from dynaplan.worker.endpoint_client import EndpointClient, worker_session
+from dynaplan.worker.endpoints import ServedEndpoint, call_endpoint, to_plain
+from dynaplan.worker.lifecycle import HostedService
+from dynaplan.worker.timing import FIND_INSTANCE_S
+from dynaplan.worker.worker_runtime import WorkerRuntime
 
 ENGINE_ENDPOINT = "generate"
 """The endpoint that a decode or prefill worker registers, also when its class has only an engine."""
@@ -99,3 +101,58 @@ def registered_names(service: Service[Any]) -> tuple[str, ...]:
     if service.role in (Role.DECODE, Role.PREFILL):
         names[ENGINE_ENDPOINT] = None
     return tuple(names or (NO_ENDPOINT,))
+
+
+__all__ = ["DependencyClient", "LocalClient", "worker_session"]
+
+Call = Callable[..., AsyncGenerator[Any, None]]
+
+
+class DependencyClient:
+    """``client.<endpoint>(request)`` yields the items that an instance of the service answers with.
+
+    Made once per dependency. Instances are taken in turn; the errors are those of ``EndpointClient``. A
+    RequestRefused that the caller's own endpoint does not catch is answered with its status: what is wrong
+    came from the caller's caller, or from the caller.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        endpoints: Iterable[str],
+        discovery: Discovery,
+        session: aiohttp.ClientSession,
+        find_instance_s: float = FIND_INSTANCE_S,
+    ) -> None:
+        self._service = service
+        self._clients = {
+            name: EndpointClient(service, name, discovery, session, find_instance_s) for name in endpoints
+        }
+
+    def __getattr__(self, name: str) -> Call:
+        if name.startswith("__") or name not in self._clients:
+            raise _unknown_endpoint(name, self._service, self._clients)
+        return self._clients[name].round_robin
+
+
+class LocalClient:
+    """The same calls for a dependency that lives in this process: no network, plain method calls."""
+
+    def __init__(self, service: str, endpoints: Mapping[str, ServedEndpoint]) -> None:
+        self._service = service
+        self._endpoints = endpoints
+
+    def __getattr__(self, name: str) -> Call:
+        if name.startswith("__") or name not in self._endpoints:
+            raise _unknown_endpoint(name, self._service, self._endpoints)
+
+        def call(request: Any = None) -> AsyncGenerator[Any, None]:
+            return call_endpoint(self._endpoints[name], to_plain(request))
+
+        return call
+
+
+def _unknown_endpoint(name: str, service: str, endpoints: Iterable[str]) -> AttributeError:
+    return AttributeError(
+        f"No Dynamo endpoint '{name}' found on service '{service}'. Available endpoints: {list(endpoints)}"
+    )

@@ -22,6 +22,7 @@ from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.graph.lifecycle import EXIT_NEVER, Role
 from dynaplan.process.logfile import LogFile, configure_logging
 from dynaplan.util.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
+from dynaplan.worker.timing import CLAIMS_POLL_S, CLOSE_TIMEOUT_S
 
 if TYPE_CHECKING:
     import socket
@@ -29,19 +30,12 @@ if TYPE_CHECKING:
     from dynaplan.graph.service import Service
     from dynaplan.store.port import Store
     from dynaplan.util.tls.server import ServerTls
-    from dynaplan.worker.process import WorkerRuntime
     from dynaplan.worker.server import WorkerServer
-
-CLOSE_S = 3.0
-"""Seconds that closing connections may take at the end; servers may be away."""
-
-
-CLAIMS_EVERY_S = 60.0
-"""Seconds between two looks at the claims of a worker that holds them itself."""
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerEnvironment:
     """The settings that a worker process finds in its environment."""
 
     namespace: str
@@ -58,7 +52,7 @@ class Surroundings:
     lease_ttl_s: int
 
     @classmethod
-    def read(cls, environment: Mapping[str, str], service_name: str) -> Surroundings:
+    def read(cls, environment: Mapping[str, str], service_name: str) -> WorkerEnvironment:
         """Read the variables; raises ConfigError for a number that is no number."""
         namespace = environment.get("DYN_NAMESPACE", "dynamo")
         return cls(
@@ -80,30 +74,30 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Alone:
+class Standalone:
     """A process that no ``serve`` has started: in the foreground of a terminal, and unmanaged.
 
     ``public_socket`` is bound to the public port, for a service that listens on it; ``gpus`` are the indices
-    of the GPUs that it has claimed for itself. ``own_socket`` is bound to an address that other hosts reach,
-    ``advertised`` is the name by which they do; None: loopback. ``look_at_claims`` makes those claims again
-    that a cleaner of temporary files has taken away.
+    of the GPUs that it has claimed for itself. ``internal_socket`` is bound to an address that other hosts
+    reach, ``advertised`` is the name by which they do; None: loopback. ``check_claims`` makes those claims
+    again that a cleaner of temporary files has taken away.
     """
 
     public_socket: socket.socket | None = None
     gpus: tuple[int, ...] = ()
-    own_socket: socket.socket | None = None
+    internal_socket: socket.socket | None = None
     advertised: str = ""
-    look_at_claims: Callable[[], object] = object
+    check_claims: Callable[[], object] = object
 
 
-def main(arguments: Sequence[str], alone: Alone | None = None) -> int:
-    """Live one worker's life; the exit code."""
-    from dynaplan.worker.process import EXIT_CRASHED
+def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
+    """Run one worker; return the exit code."""
+    from dynaplan.worker.worker_runtime import EXIT_CRASHED
 
     try:
         options = _options(arguments)
-        surroundings = Surroundings.read(os.environ, options["service-name"])
-        return _run(_live(options, surroundings, _prepare_process(surroundings), alone))
+        environment = WorkerEnvironment.read(os.environ, options["service-name"])
+        return _run(_run_worker(options, environment, _prepare_process(environment), alone))
     except DeploymentError as error:  # of this moment on this machine, and not of what the user wrote
         print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
         return EXIT_CRASHED
@@ -117,97 +111,97 @@ def main(arguments: Sequence[str], alone: Alone | None = None) -> int:
         return EXIT_CRASHED
 
 
-def _prepare_process(surroundings: Surroundings) -> LogFile | None:
-    """First of all: die with the parent, and write into the own log."""
-    if surroundings.parent_pid:
+def _prepare_process(environment: WorkerEnvironment) -> LogFile | None:
+    """Die with the parent, and write into the worker's own log."""
+    if environment.parent_pid:
         from dynaplan.process.kernel import die_with_parent
 
-        die_with_parent(surroundings.parent_pid)
+        die_with_parent(environment.parent_pid)
     log_file = None
-    if surroundings.log_dir:
-        log_file = LogFile(Path(surroundings.log_dir) / f"{surroundings.worker_name}.log")
+    if environment.log_dir:
+        log_file = LogFile(Path(environment.log_dir) / f"{environment.worker_name}.log")
         log_file.redirect()
     configure_logging()
     return log_file
 
 
-async def _live(
+async def _run_worker(
     options: Mapping[str, str],
-    surroundings: Surroundings,
+    environment: WorkerEnvironment,
     log_file: LogFile | None,
-    alone: Alone | None,
+    alone: Standalone | None,
 ) -> int:
     import asyncio
 
     from dynaplan.store import connections
     from dynaplan.util.sockets import bound_socket, socket_of_stdin
     from dynaplan.worker.hosting import Host
-    from dynaplan.worker.http_server.connections import ConnectionLimits
-    from dynaplan.worker.life import WorkerLife
+    from dynaplan.worker.http_server import ConnectionLimits
+    from dynaplan.worker.lifecycle import WorkerLifecycle
     from dynaplan.worker.server import WorkerServer
 
     # First of all, so that nothing that this process starts inherits it.
-    inherited = (alone and alone.public_socket) or socket_of_stdin(surroundings.port)
+    inherited = (alone and alone.public_socket) or socket_of_stdin(environment.port)
     service = _service(options)
     if inherited and not _is_public(service):
         inherited.close()
         inherited = None
-    is_reached = _is_public(service) or (alone is not None and alone.own_socket is not None)
+    is_reached = _is_public(service) or (alone is not None and alone.internal_socket is not None)
     tls = certificates.own_certificate(os.environ) if is_reached else None
-    server = _own_server(alone, surroundings.worker_token, tls)
+    server = _internal_server(alone, environment.worker_token, tls)
     store = connections.connect_store()
-    runtime = await _runtime(service, surroundings, server.url, store)
+    runtime = await _runtime(service, environment, server.url, store)
     runtime.public_socket, runtime.server_tls = inherited, tls
     if alone:
-        _be_unmanaged(runtime, alone, service)
+        _mark_unmanaged(runtime, alone, service)
     if log_file:
         runtime.spawn(log_file.watch(runtime.clock), "log file")
-    runtime.spawn(runtime.discovery.failed(), "discovery")
+    runtime.spawn(runtime.discovery.wait_failed(), "discovery")
     _fill_context(service, runtime, options)
 
     def public() -> WorkerServer:
-        listen_on = inherited or bound_socket(surroundings.host, surroundings.port, is_shared=True)
-        return WorkerServer(listen_on, surroundings.api_key, ConnectionLimits(option="ulimit -n"), tls=tls)
+        listen_on = inherited or bound_socket(environment.host, environment.port, is_shared=True)
+        return WorkerServer(listen_on, environment.api_key, ConnectionLimits(option="ulimit -n"), tls=tls)
 
     host = Host(service, runtime)
-    deadline_s = _number(runtime.settings, "drain-deadline", surroundings.drain_deadline_s)
+    deadline_s = _number(runtime.settings, "drain-deadline", environment.drain_deadline_s)
     try:
-        life = WorkerLife(runtime, server, public, deadline_s, is_in_foreground=alone is not None)
-        return await life.live(host.prepare)
+        lifecycle = WorkerLifecycle(runtime, server, public, deadline_s, is_in_foreground=alone is not None)
+        return await lifecycle.run(host.prepare)
     finally:
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await host.close()
                 await runtime.close()
                 await runtime.discovery.close()
                 await store.close()
 
 
-def _own_server(alone: Alone | None, token: str, tls: ServerTls | None) -> WorkerServer:
+def _internal_server(alone: Standalone | None, token: str, tls: ServerTls | None) -> WorkerServer:
     """Return the worker's own server: in clear on loopback, or where other hosts reach it."""
     from dynaplan.util.sockets import bound_socket
     from dynaplan.worker.server import WorkerServer
 
-    if alone and alone.own_socket:
-        return WorkerServer(alone.own_socket, token, advertised=alone.advertised, tls=tls)
+    if alone and alone.internal_socket:
+        return WorkerServer(alone.internal_socket, token, advertised=alone.advertised, tls=tls)
     return WorkerServer(bound_socket("127.0.0.1", 0), token)
 
 
-def _be_unmanaged(runtime: WorkerRuntime, alone: Alone, service: Service[Any]) -> None:
+def _mark_unmanaged(runtime: WorkerRuntime, alone: Standalone, service: Service[Any]) -> None:
     runtime.is_managed = False
     runtime.describe(role=service.role.value, gpus=list(alone.gpus))
-    runtime.spawn(_keep_claims(runtime, alone), "GPU claims")
+    runtime.spawn(_check_claims(runtime, alone), "GPU claims")
 
 
-async def _keep_claims(runtime: WorkerRuntime, alone: Alone) -> None:
-    """Look at the claims now and then, as the fleet plugin does at those of its workers."""
+async def _check_claims(runtime: WorkerRuntime, alone: Standalone) -> None:
+    """Check the claims from time to time, as the fleet plugin does those of its workers."""
     import asyncio
     import logging
 
     while alone.gpus:
-        await runtime.clock.sleep(CLAIMS_EVERY_S)
+        await runtime.clock.sleep(CLAIMS_POLL_S)
         try:
-            await asyncio.to_thread(alone.look_at_claims)
+            await asyncio.to_thread(alone.check_claims)
         except DeploymentError as error:
             logging.getLogger(__name__).warning("%s", error)
 
@@ -224,26 +218,26 @@ def _service(options: Mapping[str, str]) -> Service[Any]:
 
 
 async def _runtime(
-    service: Service[Any], surroundings: Surroundings, url: str, store: Store
+    service: Service[Any], environment: WorkerEnvironment, url: str, store: Store
 ) -> WorkerRuntime:
     from dynaplan.config.service_config import ServiceConfig, section_options
     from dynaplan.events import event_connections
     from dynaplan.process import process_table
+    from dynaplan.store import lease_owners
     from dynaplan.store.discovery import Discovery
-    from dynaplan.store.file import owners
     from dynaplan.util.clock import SystemClock
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
     settings = section_options(ServiceConfig.get_instance(), service.name)
     reconnects = ProcessSettings.from_options(settings).nats_max_reconnects
     network = process_table.network()
-    discovery = Discovery(store, surroundings.namespace, network)
+    discovery = Discovery(store, environment.namespace, network)
     await discovery.start()
     return WorkerRuntime(
-        namespace=surroundings.namespace,
+        namespace=environment.namespace,
         component=service.name,
-        worker_name=surroundings.worker_name,
-        worker_token=surroundings.worker_token,
+        worker_name=environment.worker_name,
+        worker_token=environment.worker_token,
         url=url,
         store=store,
         leases=store,
@@ -252,12 +246,12 @@ async def _runtime(
         settings=settings,
         connect_messenger=partial(event_connections.connect_messenger, max_reconnects=reconnects),
         connect_events=partial(event_connections.connect_events, max_reconnects=reconnects),
-        gpus=surroundings.gpus,
-        scratch_dir=surroundings.scratch_dir,
+        gpus=environment.gpus,
+        scratch_dir=environment.scratch_dir,
         role=service.role,
-        lease_ttl_s=surroundings.lease_ttl_s,
+        lease_ttl_s=environment.lease_ttl_s,
         network=network,
-        owner=owners.this_process(),
+        owner=lease_owners.this_process(),
         client_tls=certificates.authorities(os.environ),
     )
 
@@ -294,13 +288,13 @@ def _number(values: Mapping[str, Any], key: str, default: float) -> float:
         raise ConfigError(f"{key}: {value!r} is not a number", hint="Expected seconds, as in 30.") from None
 
 
-def _run(life: Coroutine[Any, Any, int]) -> int:
+def _run(worker: Coroutine[Any, Any, int]) -> int:
     """Run it on uvloop where that is installed."""
     try:
         from uvloop import run
     except ImportError:
         from asyncio import run  # type: ignore[assignment]
-    return run(life)
+    return run(worker)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ party                                   is done when
 a router in discovery that answers      it has nothing in flight here; being asked, it sends nothing
                                         more
 a router that does not answer           it is gone from discovery, or the engine was empty for
-                                        ``SILENT_S``
+                                        ``ROUTER_SILENT_S``
 the engine                              it has no requests on two readings; one that does not
-                                        tell is believed to be empty after ``SILENT_S``, when no
+                                        tell is believed to be empty after ``ROUTER_SILENT_S``, when no
                                         router in discovery has anything in flight here or is
                                         silent
 ======================================  =======================================================
@@ -31,28 +31,30 @@ import aiohttp
 
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.errors import TemporaryError
-from dynaplan.worker.client import worker_session
-from dynaplan.worker.process import WorkerRuntime
+from dynaplan.worker.hosting import worker_session
+from dynaplan.worker.timing import (
+    ROUTER_ANSWER_TIMEOUT_S,
+    ROUTER_POLL_MAX_S,
+    ROUTER_POLL_MIN_S,
+    ROUTER_SILENT_S,
+)
+from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
 ROUTES_TO = "routes_to"
 """The key of a router's card that names the component whose workers it sends requests to."""
 
-ANSWER_S = 1.0
-"""Longest time for a router or the engine to answer one question."""
 
-SILENT_S = 2.0
-READINGS = 2
-POLL_FIRST_S = 0.05
-POLL_LONGEST_S = 0.5
+EMPTY_READINGS = 2
 
 
 @dataclass(frozen=True)
-class Sight:
-    """One look in numbers: the ``routers``, and how many of them ``answered`` with their requests in flight.
+class InFlightReport:
+    """The number of ``routers``, how many of them ``answered``, and the requests that they have in flight
+    here.
 
-    ``in_engine`` is None when the engine did not tell.
+    ``in_engine`` is None when the engine did not answer.
     """
 
     routers: int
@@ -68,27 +70,27 @@ class Sight:
     def is_clear(self, quiet_s: float) -> bool:
         """Tell whether nothing is here or on its way.
 
-        The engine has told of no request for ``quiet_s`` seconds.
+        The engine has reported no request for ``quiet_s`` seconds.
         """
         if self.held:
             return False
         have_all_answered, is_empty = self.answered == self.routers, self.in_engine == 0
         if have_all_answered and is_empty:
             return True
-        return (have_all_answered or is_empty) and quiet_s >= SILENT_S
+        return (have_all_answered or is_empty) and quiet_s >= ROUTER_SILENT_S
 
 
-class RoutersWatch:
+class RouterPresence:
     """The presence of routers of any component, watched from the beginning of a worker's life."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
-        self._were_there = False
+        self._were_present = False
         runtime.discovery.on_change(self._note)
         self._note()
 
-    async def gone(self) -> None:
-        """Return when there have been routers, and none for the last ``SILENT_S`` seconds.
+    async def wait_gone(self) -> None:
+        """Return when there have been routers, and none for the last ``ROUTER_SILENT_S`` seconds.
 
         Then no process is left that could send a request, with a hand-off of ours or without.
         """
@@ -96,23 +98,23 @@ class RoutersWatch:
         since_s = math.inf
         while True:
             now_s = clock.now_s()
-            since_s = min(since_s, now_s) if self._were_there and not self._are_there() else math.inf
-            if now_s - since_s >= SILENT_S:
+            since_s = min(since_s, now_s) if self._were_present and not self._are_present() else math.inf
+            if now_s - since_s >= ROUTER_SILENT_S:
                 return
-            await clock.sleep(POLL_LONGEST_S)
+            await clock.sleep(ROUTER_POLL_MAX_S)
 
     def _note(self) -> None:
-        self._were_there |= self._are_there()
+        self._were_present |= self._are_present()
 
-    def _are_there(self) -> bool:
+    def _are_present(self) -> bool:
         return any(ROUTES_TO in each.card for each in self._runtime.discovery.all())
 
 
 class RoutedRequests:
     """The requests of one worker whose engine gets them straight from the routers.
 
-    ``requests`` asks the engine how many it has (TemporaryError when it does not tell), ``load`` is the load
-    that it told last.
+    ``requests`` asks the engine how many it has (TemporaryError when it does not answer), ``load`` is the
+    load that it reported last.
     """
 
     def __init__(
@@ -124,62 +126,62 @@ class RoutedRequests:
         self._runtime = runtime
         self._requests = requests
         self._load = load
-        self._sight: Sight | None = None
+        self._report: InFlightReport | None = None
 
     @property
     def held(self) -> int:
-        """The requests here: as the last look saw them, before the first one as the engine told last."""
-        if self._sight:
-            return self._sight.held
+        """The requests here, as of the last ``refresh``; before the first one as the engine reported last."""
+        if self._report:
+            return self._report.held
         load = self._load()
         return load.running_requests + load.waiting_requests
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Ask every router and the engine, all at once; the routers send nothing more from then on."""
-        self._sight = await self._seen()
+        self._report = await self._ask_all()
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Return when no request is here and none can come any more. After the deregistration."""
         if not self._runtime.instance_id:
-            return  # nobody was ever told of this worker
+            return  # it has never been registered
         clock = self._runtime.clock
-        pause_s, clear, quiet_since_s = POLL_FIRST_S, 0, math.inf
+        pause_s, clear, quiet_since_s = ROUTER_POLL_MIN_S, 0, math.inf
         while True:
-            self._sight = sight = await self._seen()
+            self._report = report = await self._ask_all()
             now_s = clock.now_s()
-            quiet_since_s = math.inf if sight.in_engine else min(quiet_since_s, now_s)
-            clear = clear + 1 if sight.is_clear(now_s - quiet_since_s) else 0
-            if clear == READINGS:
+            quiet_since_s = math.inf if report.in_engine else min(quiet_since_s, now_s)
+            clear = clear + 1 if report.is_clear(now_s - quiet_since_s) else 0
+            if clear == EMPTY_READINGS:
                 return
-            await clock.sleep(POLL_FIRST_S if clear else pause_s)
-            pause_s = min(2 * pause_s, POLL_LONGEST_S)
+            await clock.sleep(ROUTER_POLL_MIN_S if clear else pause_s)
+            pause_s = min(2 * pause_s, ROUTER_POLL_MAX_S)
 
-    async def _seen(self) -> Sight:
+    async def _ask_all(self) -> InFlightReport:
         runtime = self._runtime
         wanted = runtime.component
         routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) == wanted}
         async with worker_session(runtime.worker_token, runtime.client_tls) as session:
-            asked = asyncio.gather(*(self._left_with(session, url) for url in routers))
-            in_engine, answers = await asyncio.gather(self._in_engine(), asked)
-        told = [answer for answer in answers if answer is not None]
-        return Sight(len(routers), len(told), sum(told), in_engine)
+            asked = asyncio.gather(*(self._notify_router(session, url) for url in routers))
+            in_engine, answers = await asyncio.gather(self._count_in_engine(), asked)
+        answered = [answer for answer in answers if answer is not None]
+        return InFlightReport(len(routers), len(answered), sum(answered), in_engine)
 
-    async def _left_with(self, session: aiohttp.ClientSession, url: str) -> int | None:
-        """Tell this router that this worker leaves: how many requests it has here; None without an answer."""
+    async def _notify_router(self, session: aiohttp.ClientSession, url: str) -> int | None:
+        """Announce the drain to a router; return how many requests it has here, None without an answer."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ROUTER_ANSWER_TIMEOUT_S):
                 async with session.post(f"{url}/leaving/{self._runtime.instance_id:x}") as response:
                     response.raise_for_status()
                     answer = await response.json()
             return int(answer["in_flight"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("the router at %s does not say what it has here: %r", url, error)
+            log.debug("the router at %s does not report its requests here: %r", url, error)
             return None
 
-    async def _in_engine(self) -> int | None:
+    async def _count_in_engine(self) -> int | None:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ROUTER_ANSWER_TIMEOUT_S):
                 return await self._requests()
         except (TemporaryError, TimeoutError) as error:
-            log.debug("the engine does not say what it has: %r", error)
+            log.debug("the engine does not report its requests: %r", error)
             return None

@@ -8,25 +8,26 @@ import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 
-from dynaplan.util.errors import nearest
+from dynaplan.store.instances import is_loopback
+from dynaplan.util.errors import ConfigError, nearest
 from dynaplan.util.http_routes import Route
-from dynaplan.util.sockets import url_of
+from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tls.server import ServerTls
-from dynaplan.worker.http_server.connections import ConnectionLimits
-from dynaplan.worker.http_server.limited_runner import LimitedRunner
-from dynaplan.worker.named_requests import name_response
+from dynaplan.worker.http_server import ConnectionLimits, LimitedRunner
+from dynaplan.worker.request_ids import add_request_id
 
 log = logging.getLogger(__name__)
 
 DRAINING_HEADER = "x-dynaplan-draining"
 """On a 503: this worker is leaving; the request was not touched and is safe to send to another one."""
 
-LARGEST_BODY_BYTES = 64 * 1024 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
 
-WORKERS_LIMITS = ConnectionLimits(write_s=math.inf, option="ulimit -n")
+WORKER_LIMITS = ConnectionLimits(write_s=math.inf, option="ulimit -n")
 """The limits of a worker's own server: those of the public ones, but a slow reader is not closed.
 
 Its readers are frontends, which are as slow as their clients and close those; a connection that broke off
@@ -37,7 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class InFlight:
-    """The work in flight: counted from a request's arrival until its response is sent or its client gone."""
+    """Counts the work in flight, from a request's arrival until its response is sent or its client gone."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,7 +55,6 @@ class InFlight:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when nothing is in flight."""
         await self._idle.wait()
 
 
@@ -64,10 +64,10 @@ class WorkerServer:
     More routes can be added while it serves.
 
     ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
-    called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
+    called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others continue, because
     finishing may need them. One for the public, with ``limits`` of its clients' connections, stops listening
     then too, so that the kernel gives new connections to the others that share its port; the others have
-    ``WORKERS_LIMITS``. ``advertised`` is the host name by which others know the socket's address; with
+    ``WORKER_LIMITS``. ``advertised`` is the host name by which others know the socket's address; with
     ``tls`` it speaks https.
     """
 
@@ -84,7 +84,7 @@ class WorkerServer:
         self.url = url_of(advertised or host, port, is_tls=tls is not None)
         self._tls = tls
         self._is_public = limits is not None
-        self._limits = limits or WORKERS_LIMITS
+        self._limits = limits or WORKER_LIMITS
         self._credentials = f"Bearer {token}".encode() if token else b""
         self._table = web.UrlDispatcher()
         self._runner: LimitedRunner | None = None
@@ -94,10 +94,10 @@ class WorkerServer:
     async def start(self, routes: Sequence[Route]) -> None:
         """Serve these routes, beside those added before, on the socket; returns once it listens."""
         self.add(routes)
-        app = web.Application(client_max_size=LARGEST_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         # An application's own router takes nothing more once it serves.
         app.router.add_route("*", "/{path:.*}", self._dispatch)
-        app.on_response_prepare.append(name_response)
+        app.on_response_prepare.append(add_request_id)
         self._runner = LimitedRunner(
             app, self._limits, access_log=None, handler_cancellation=True, shutdown_timeout=0.5
         )
@@ -187,3 +187,48 @@ async def _send_completely(request: web.Request, response: web.StreamResponse) -
         transport.set_write_buffer_limits()
     except ConnectionError:
         log.debug("the client of %s left before the end of its answer", request.path)
+
+
+WILDCARD_HOSTS = ("0.0.0.0", "::", "[::]")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A bound socket of the component's own server, and the host name or address that others know it by."""
+
+    socket: socket.socket
+    host: str
+
+
+def bind_advertised(host: str | None, *, has_token: bool, port: int = 0) -> Address | None:
+    """Return the bound address of ``--advertise-host``; None for loopback, which needs nothing.
+
+    ``port`` 0 takes a free one.
+
+    Raises ConfigError without a token that was named: other hosts could not have one that is made here. So
+    does a host that is not an address of this machine.
+    """
+    if not host or is_loopback(host):
+        return None
+    if host in WILDCARD_HOSTS:
+        raise ConfigError(
+            f"--advertise-host {host}: nobody can call that",
+            hint="Expected a name or an address of this machine, as other hosts know it.",
+        )
+    if not has_token:
+        raise ConfigError(
+            f"--advertise-host {host}: other hosts reach it, so the namespace's token must be named",
+            hint="Use --token-file, with the same file on every host: "
+            "`(umask 077; openssl rand -hex 32 > FILE)` makes one.",
+        )
+    bare = host.strip("[]")
+    try:
+        address = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM)[0][4][0]
+        bound = bound_socket(str(address), port)
+    except OSError as error:
+        raise ConfigError(
+            f"--advertise-host {host}{f', port {port}' if port else ''}: {error.strerror}",
+            hint="Expected a name or an address of this machine, as other hosts know it"
+            f"{', and a free port' if port else ''}.",
+        ) from error
+    return Address(bound, bare)

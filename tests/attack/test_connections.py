@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynaplan.worker.http_server.connections import LARGEST_HEAD_BYTES, MOST_HEADERS
+from dynaplan.worker.http_server import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.polling import consistently, eventually
 
@@ -80,7 +80,7 @@ async def test_a_body_that_is_still_coming_is_no_slow_header() -> None:
 
 async def test_headers_that_are_too_large_together_are_answered_431() -> None:
     many = b"".join(b"X-%d: %b\r\n" % (number, b"x" * 4000) for number in range(17))
-    assert len(many) > LARGEST_HEAD_BYTES
+    assert len(many) > MAX_HEAD_BYTES
     async with stage() as here:
         async with client(here, b"GET /live HTTP/1.1\r\n" + many) as reader:
             answer = await all_of(reader)
@@ -104,7 +104,7 @@ async def test_headers_of_the_next_request_are_limited_while_the_first_is_answer
 
 
 async def test_too_many_headers_are_answered_400() -> None:
-    many = b"".join(b"X-%d: x\r\n" % number for number in range(MOST_HEADERS + 1))
+    many = b"".join(b"X-%d: x\r\n" % number for number in range(MAX_HEADERS + 1))
     async with stage() as here, client(here, b"GET /live HTTP/1.1\r\n" + many + b"\r\n") as reader:
         assert b" 400 " in (await all_of(reader)).partition(b"\r\n")[0]
 

@@ -19,7 +19,7 @@ from dynaplan.engines.kv_events import (
 )
 from dynaplan.engines.server.block_events import BlockTranslator
 from dynaplan.events.engine_batches import read_engine_events
-from dynaplan.events.wires import payload_reader, written
+from dynaplan.events.wire_formats import encode_payload, payload_reader
 from tests.attack.fuzzing import anything, bytes_of, mutated, total
 from tests.fakes.kv_recordings import recorded
 
@@ -52,7 +52,7 @@ def test_a_damaged_payload_is_read_or_refused(data: st.DataObject) -> None:
 @total
 def test_damaged_bytes_are_read_or_refused(data: st.DataObject) -> None:
     with suppress(ValueError):
-        value = payload_reader(object)(bytes_of(written(kv_payload(EVENTS)), data.draw))
+        value = payload_reader(object)(bytes_of(encode_payload(kv_payload(EVENTS)), data.draw))
         assert is_events(read_kv_payload(value))
 
 

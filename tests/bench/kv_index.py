@@ -86,7 +86,7 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     from dynaplan.engines.kv_events import CachedBlocks, CacheSnapshot, kv_payload, read_kv_payload
     from dynaplan.engines.server.block_events import BlockTranslator
     from dynaplan.events.engine_batches import read_engine_events
-    from dynaplan.events.wires import payload_reader, written
+    from dynaplan.events.wire_formats import encode_payload, payload_reader
     from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 
     translation, cached, following = BlockTranslator(), CachedBlocks(), IndexSync(KvIndex())
@@ -101,7 +101,7 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
         changes.extend(translation.changes(read_engine_events(message)) for message in messages)
 
     def publish() -> None:
-        payloads.extend(written(kv_payload(cached.events(1, each))) for each in changes)
+        payloads.extend(encode_payload(kv_payload(cached.events(1, each))) for each in changes)
 
     def follow() -> None:
         for payload in payloads:

@@ -22,9 +22,9 @@ import psutil
 
 from dynaplan.process.guard import guarded
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.file.store import FileStore
+from dynaplan.store.file_store import FileStore
 from dynaplan.store.model import Put, Snapshot, WatchEvent
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from tests.bench.table import Row
 from tests.fakes.servers import start_etcd, start_nats

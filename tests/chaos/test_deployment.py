@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.events.messaging.nats import NatsMessenger
+from dynaplan.events.nats_messenger import NatsMessenger
 from dynaplan.events.prefill_requests import prefill_stream
 from tests.chaos.deployment_faults import VICTIMS, Chaos
 from tests.chaos.history import Request, drawn, told

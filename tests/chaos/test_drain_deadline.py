@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.worker.process import EXIT_CUT
+from dynaplan.worker.worker_runtime import EXIT_CUT
 from tests.chaos.history import Request, expected
 from tests.chaos.schedules.programs import LEAVE_S, MODEL
 from tests.chaos.schedules.schedule import Schedule, run_schedule

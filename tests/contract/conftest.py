@@ -9,7 +9,7 @@ import pytest
 from nats.js.kv import KeyValue
 
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from tests.fakes.servers import Server, start_etcd, start_nats
 
 

@@ -10,7 +10,7 @@ import itertools
 import sys
 
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.file.store import FileStore
+from dynaplan.store.file_store import FileStore
 from dynaplan.store.instances import Instance
 from dynaplan.store.model import Transaction
 from dynaplan.store.registration import Registration

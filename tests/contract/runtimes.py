@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dynaplan.events.messaging_port import Messenger
-from dynaplan.events.port import EventPlane
+from dynaplan.events.port import EventPlane, Messenger
 from dynaplan.store.port import Store
 from dynaplan.util.clock import SystemClock
-from dynaplan.worker.membership.runtime import Runtime
+from dynaplan.worker.distributed_runtime import Runtime
 
 
 def runtime_of(store: Store, namespace: str = "ns") -> Runtime:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.file.store import FileStore
-from dynaplan.store.kubernetes_kv.documents import PodIdentity
-from dynaplan.store.kubernetes_kv.store import ClusterStore
+from dynaplan.store.file_store import FileStore
+from dynaplan.store.kubernetes_documents import PodIdentity
+from dynaplan.store.kubernetes_store import ClusterStore
 from dynaplan.store.memory import MemoryStore
 from dynaplan.store.model import Put, Snapshot, WatchEvent
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from dynaplan.util.clock import SystemClock
 from tests.fakes.kube_api import KubeApi

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.store.coordination.buckets import Bucket, BucketChange, BucketEntry
-from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.buckets import Bucket, BucketChange, BucketEntry
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.file.store import FileStore
-from dynaplan.store.kubernetes_kv.documents import PodIdentity
-from dynaplan.store.kubernetes_kv.store import ClusterStore
+from dynaplan.store.file_store import FileStore
+from dynaplan.store.kubernetes_documents import PodIdentity
+from dynaplan.store.kubernetes_store import ClusterStore
+from dynaplan.store.locks import Locks
 from dynaplan.store.memory import MemoryStore
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, LockLost, LockNotFree

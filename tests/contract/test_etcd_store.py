@@ -6,11 +6,9 @@ import asyncio
 
 import pytest
 
-from dynaplan.store.encoding import key_range
-from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.etcd_gateway import Gateway, endpoints_of
+from dynaplan.store.etcd import EtcdStore, EtcdWatch
+from dynaplan.store.etcd_gateway import EtcdGateway, key_range, parse_endpoints
 from dynaplan.store.model import Put, WatchEvent
-from dynaplan.store.watch import Watch
 from dynaplan.util.errors import ConfigError, PermanentError
 from tests.contract.stores import Watched
 from tests.fakes.polling import eventually
@@ -62,11 +60,11 @@ async def test_a_watch_whose_history_was_compacted_meanwhile_begins_again(etcd: 
 
 async def test_a_quiet_watch_is_opened_anew_without_a_gap_or_a_new_snapshot(shared_etcd: Server) -> None:
     store = EtcdStore.from_environment(shared_etcd.environment)
-    gateway = Gateway(endpoints_of(shared_etcd.environment))
+    gateway = EtcdGateway(parse_endpoints(shared_etcd.environment))
     seen: list[WatchEvent] = []
 
     async def read() -> None:
-        async for event in Watch(gateway, key_range("quiet/"), store.identity, silence_s=0.02).events():
+        async for event in EtcdWatch(gateway, key_range("quiet/"), store.identity, silence_s=0.02).events():
             seen.append(event)
 
     reading = asyncio.create_task(read())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.events.messaging.nats import NatsMessenger
+from dynaplan.events.nats_messenger import NatsMessenger
 from dynaplan.events.nats_plane import NatsEventPlane
 from dynaplan.events.port import EventPlane, EventPublisher, EventSubscription
 from dynaplan.events.subjects import KEPT, Event, Start, Subject
@@ -21,7 +21,7 @@ from tests.fakes.servers import Server, start_nats
 Connect = Callable[[], Awaitable[EventPlane]]
 
 COMPONENT = "backend"
-ACK_WAIT_S = 1.0
+EVENT_ACK_WAIT_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(params=["memory", "nats"])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     """Makes one more connection to the same event plane."""
-    first = MemoryEventPlane(ack_wait_s=ACK_WAIT_S)
+    first = MemoryEventPlane(ack_wait_s=EVENT_ACK_WAIT_S)
     made: list[EventPlane] = []
 
     async def connect() -> EventPlane:
@@ -42,7 +42,9 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
             made.append(first.peer())
         else:
             server: Server = request.getfixturevalue("shared_nats")
-            made.append(await NatsEventPlane.from_environment(server.environment, ack_wait_s=ACK_WAIT_S))
+            made.append(
+                await NatsEventPlane.from_environment(server.environment, ack_wait_s=EVENT_ACK_WAIT_S)
+            )
         return made[-1]
 
     yield connect
@@ -259,7 +261,7 @@ async def test_an_event_goes_to_one_of_a_group_and_is_acknowledged(
 
     tasks = [asyncio.create_task(work(member)) for member in members]
     await eventually(lambda: len(heard) >= 20)
-    await lasting(1.5 * ACK_WAIT_S)
+    await lasting(1.5 * EVENT_ACK_WAIT_S)
     assert sorted(heard) == list(range(20))
     for member in members:
         await member.close()

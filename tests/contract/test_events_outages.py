@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from dynaplan.events.messaging.nats import NatsMessenger
-from dynaplan.events.nats_plane import ACK_WAIT_S, NatsEventPlane
+from dynaplan.events.nats_messenger import NatsMessenger
+from dynaplan.events.nats_plane import EVENT_ACK_WAIT_S, NatsEventPlane
 from dynaplan.events.port import EventPlane, EventSubscription
 from dynaplan.events.subjects import KEPT, Event, Start, Subject
-from dynaplan.events.wires import OriginalWire
+from dynaplan.events.wire_formats import DynamoFormat
 from dynaplan.util.errors import QueueUnavailable
 from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import eventually, lasting
@@ -231,7 +231,7 @@ async def test_an_event_that_a_member_waits_for_no_more_goes_to_another_at_once(
             await anext(first)
     second = await (plane := await planes()).subscribe(str(SUBJECT), KEPT, "indexers")
     await plane.publisher(SUBJECT, is_kept=True).publish(b"work")
-    async with asyncio.timeout(ACK_WAIT_S / 2):
+    async with asyncio.timeout(EVENT_ACK_WAIT_S / 2):
         assert (await anext(second)).payload == b"work"
 
 
@@ -252,7 +252,7 @@ async def test_a_plain_message_of_another_program_is_an_event_without_a_number(
 async def test_in_the_originals_form_what_is_no_envelope_is_named_once_and_skipped(
     nats: Server, planes: Callable[..., object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    plane = await planes(wire=OriginalWire())
+    plane = await planes(wire=DynamoFormat())
     reader = Reader(await plane.subscribe(str(SUBJECT)))
     messenger = await NatsMessenger.from_environment(nats.environment)
     for _ in range(3):

@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 
 from dynaplan.process.guard import guarded
-from dynaplan.store.file import database, following
-from dynaplan.store.file import store as module
-from dynaplan.store.file.store import FileStore
+from dynaplan.store import file_database as database
+from dynaplan.store import file_store as following
+from dynaplan.store import file_store as module
+from dynaplan.store.file_store import FileStore
 from dynaplan.store.model import Deleted, Transaction
 from dynaplan.util.errors import ConfigError, PermanentError, StoreUnavailable
 from tests.contract.stores import Watched
@@ -217,7 +218,7 @@ async def test_a_disk_that_stands_still_is_an_error_in_time_and_holds_up_no_even
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.put("k", "v")
-    monkeypatch.setattr(module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(module, "FILE_CALL_TIMEOUT_S", 0.2)
     is_back = threading.Event()
     monkeypatch.setattr(store._database, "get", lambda _key: is_back.wait(30))
     reading = asyncio.create_task(store.get("k"))
@@ -329,7 +330,7 @@ async def test_without_notices_of_the_kernel_changes_are_looked_for(
     def none_left(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(following, "FileNotices", none_left)
+    monkeypatch.setattr(following, "Inotify", none_left)
     monkeypatch.setattr(os, "pidfd_open", none_left)
     store = connect()
     watched = await Watched(store, "").started()
@@ -377,15 +378,15 @@ async def test_a_store_that_is_moved_away_is_left_for_a_new_one(
 async def test_a_store_whose_place_is_gone_is_an_error_and_heals_when_it_is_back(
     store: FileStore, directory: Path, tmp_path: Path
 ) -> None:
-    place = tmp_path / "place"
-    place.mkdir(mode=0o700)
-    store = FileStore.from_environment({"DYN_FILE_KV": str(place / "kv")})
+    path = tmp_path / "path"
+    path.mkdir(mode=0o700)
+    store = FileStore.from_environment({"DYN_FILE_KV": str(path / "kv")})
     await store.put("k", "v")
     watched = await Watched(store, "").started()
-    shutil.rmtree(place)
+    shutil.rmtree(path)
     with pytest.raises(StoreUnavailable, match="No such file"):
         await store.put("k", "v")
-    place.mkdir(mode=0o700)
+    path.mkdir(mode=0o700)
     await eventually(lambda: watched.state == {}, timeout_s=5)
     await store.put("k", "w")
     await watched.reaches({"k": "w"})
@@ -454,8 +455,8 @@ def _damaged(store: FileStore) -> None:
         raise error
 
     store._database.changes = fail  # type: ignore[method-assign, assignment]
-    assert store._follower is not None
-    store._follower._wake.set()
+    assert store._watcher is not None
+    store._watcher._wake.set()
 
 
 def refusal(path: Path) -> str:

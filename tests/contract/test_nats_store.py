@@ -10,7 +10,7 @@ import pytest
 from nats.js.kv import KeyValue as Bucket
 
 from dynaplan.store.model import Deleted, Snapshot, Transaction
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from tests.contract.stores import Watched
 from tests.fakes.polling import consistently, eventually
@@ -48,12 +48,12 @@ async def test_a_watch_that_begins_while_the_process_lags_behind_waits_for_what_
 ) -> None:
     await watch.started()
     follower, held = store._follower, []
-    take = follower._take
-    monkeypatch.setattr(follower, "_take", held.append)
+    take = follower._apply_message
+    monkeypatch.setattr(follower, "_apply_message", held.append)
     await other.put("later", "1")
     later = Watched(store, "later")
     await consistently(lambda: not later.events, 0.2)
-    monkeypatch.setattr(follower, "_take", take)
+    monkeypatch.setattr(follower, "_apply_message", take)
     for message in held:
         take(message)
     await later.reaches({"later": "1"})

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from nats.js.kv import KeyValue
 
-from dynaplan.store.coordination.buckets import Bucket
-from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.buckets import Bucket
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.locks import Locks
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import LockLost

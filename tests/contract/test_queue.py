@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.events.messaging import jetstream
-from dynaplan.events.messaging.nats import NatsMessenger
-from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
-from dynaplan.store.nats_connection import options_of
+from dynaplan.events import nats_messenger
+from dynaplan.events.nats_messenger import NatsMessenger
+from dynaplan.events.port import Messenger, WorkItem, WorkQueue
+from dynaplan.store.nats_connection import connect_options
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 from tests.fakes import memory_messenger
@@ -91,8 +91,8 @@ def now_s() -> float:
 async def test_work_that_nobody_has_acknowledged_for_long_is_dropped(
     messenger: Messenger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for twin in (jetstream, memory_messenger):
-        monkeypatch.setattr(twin, "LONGEST_IN_QUEUE_S", 0.2)
+    for twin in (nats_messenger, memory_messenger):
+        monkeypatch.setattr(twin, "QUEUE_MAX_AGE_S", 0.2)
     queue = await messenger.queue("queue_of_old_work")
     await queue.put(b"old")
 
@@ -373,7 +373,7 @@ async def test_work_whose_consumer_is_gone_can_be_acknowledged(nats: Server) -> 
     await queue.put(b"work")
     item = await taken(queue)
     async with messenger.call() as client:
-        await client.jsm().delete_consumer("q", jetstream.CONSUMER)
+        await client.jsm().delete_consumer("q", nats_messenger.CONSUMER)
     await item.ack()
     assert await queue.depth() == 0
     await messenger.close()
@@ -414,8 +414,8 @@ def test_servers_and_credentials_are_those_of_the_environment() -> None:
         "NATS_AUTH_PASSWORD": "secret",
     }
     servers = ["nats://one:4222", "nats://two:4222"]
-    assert options_of(environ) == {"servers": servers, "user": "user", "password": "secret"}
-    assert options_of({}) == {"servers": ["nats://localhost:4222"]}
+    assert connect_options(environ) == {"servers": servers, "user": "user", "password": "secret"}
+    assert connect_options({}) == {"servers": ["nats://localhost:4222"]}
 
 
 async def test_a_frozen_nats_is_an_error_in_time_and_afterwards_all_goes_on(

@@ -1,4 +1,5 @@
-"""What every key-value store and lease keeper promises."""
+"""What every store promises beyond the answers that ``test_store_model.py`` compares: order, time, other
+clients."""
 
 from __future__ import annotations
 
@@ -12,14 +13,13 @@ from dynaplan.store.memory import MemoryStore
 from dynaplan.store.model import Deleted, Put, Snapshot, Transaction
 from dynaplan.store.port import Store
 from dynaplan.util.clock import SystemClock
-from dynaplan.util.errors import PermanentError, StoreUnavailable
+from dynaplan.util.errors import StoreUnavailable
 from tests.contract.stores import (
     BACKENDS,
     EVERY_CHANGE,
     LACKS,
     LARGE_DATA,
     LEASES_OUTLIVE,
-    ONE_REVISION,
     OTHER_CLIENTS,
     Watched,
 )
@@ -72,18 +72,6 @@ async def watch(store: Store) -> AsyncIterator[Watched]:
 # Keys and values
 
 
-async def test_a_key_that_was_put_can_be_read(store: Store) -> None:
-    await store.put("a/ключ", "значение ✓")
-    item = await store.get("a/ключ")
-    assert item is not None
-    assert (item.key, item.value, item.lease) == ("a/ключ", "значение ✓", 0)
-    assert item.revision > 0
-
-
-async def test_a_key_that_is_absent_is_none(store: Store) -> None:
-    assert await store.get("absent") is None
-
-
 async def test_an_empty_value_is_a_value(store: Store) -> None:
     await store.put("empty", "")
     item = await store.get("empty")
@@ -91,50 +79,7 @@ async def test_an_empty_value_is_a_value(store: Store) -> None:
     assert item.value == ""
 
 
-async def test_a_list_holds_the_keys_under_the_prefix_in_key_order(store: Store) -> None:
-    for key in ("p/b", "p/a", "p0", "o/z", "p/"):
-        await store.put(key, key)
-    assert [item.key for item in await store.list("p/")] == ["p/", "p/a", "p/b"]
-    assert len(await store.list("")) == 5
-    assert await store.list("q") == ()
-
-
-async def test_a_later_write_has_a_later_revision(store: Store) -> None:
-    await store.put("k", "1")
-    first = await store.get("k")
-    await store.put("k", "2")
-    second = await store.get("k")
-    assert first is not None
-    assert second is not None
-    assert second.revision > first.revision
-
-
-async def test_deleting_twice_is_the_same_as_once(store: Store) -> None:
-    await store.put("k", "v")
-    await store.delete("k")
-    await store.delete("k")
-    assert await store.get("k") is None
-
-
 # Transactions
-
-
-async def test_a_transaction_writes_and_deletes_everything_when_its_expectation_holds(
-    store: Store, lacks: frozenset[str]
-) -> None:
-    await store.put("old", "v")
-    old = await store.get("old")
-    assert old is not None
-    transaction = Transaction({"old": old.revision, "new": 0}, {"new": "1", "other": "2"}, ("old",))
-    assert await store.commit(transaction)
-    assert {item.key: item.value for item in await store.list("")} == {"new": "1", "other": "2"}
-    assert ONE_REVISION in lacks or len({item.revision for item in await store.list("")}) == 1
-
-
-async def test_a_transaction_writes_nothing_when_its_expectation_fails(store: Store) -> None:
-    await store.put("k", "v")
-    assert not await store.commit(Transaction({"k": 0}, {"k": "mine", "other": "2"}))
-    assert [(item.key, item.value) for item in await store.list("")] == [("k", "v")]
 
 
 async def test_of_many_that_create_the_same_key_one_wins(store: Store) -> None:
@@ -142,66 +87,7 @@ async def test_of_many_that_create_the_same_key_one_wins(store: Store) -> None:
     assert sorted(await asyncio.gather(*tries)) == [False] * 9 + [True]
 
 
-async def test_a_transaction_writes_under_its_lease(store: Store) -> None:
-    lease = await store.grant(10)
-    assert await store.commit(Transaction(puts={"a": "1"}, lease=lease))
-    item = await store.get("a")
-    assert item is not None
-    assert item.lease == lease
-
-
 # Leases
-
-
-async def test_a_lease_is_a_positive_number_of_at_most_63_bits(store: Store) -> None:
-    leases = [await store.grant(10) for _ in range(3)]
-    assert all(0 < lease < 2**63 for lease in leases)
-    assert len(set(leases)) == 3
-
-
-async def test_revoking_a_lease_deletes_its_keys_and_only_those(store: Store) -> None:
-    lease = await store.grant(10)
-    await store.put("mine", "v", lease)
-    await store.put("free", "v")
-    await store.revoke(lease)
-    assert [item.key for item in await store.list("")] == ["free"]
-
-
-async def test_a_key_that_was_written_again_under_another_lease_ends_with_that_one(store: Store) -> None:
-    first, second = await store.grant(10), await store.grant(10)
-    await store.put("k", "1", first)
-    await store.put("k", "2", second)
-    await store.revoke(second)
-    assert await store.get("k") is None
-    await store.revoke(first)
-
-
-async def test_revoking_a_lease_twice_is_the_same_as_once(store: Store) -> None:
-    lease = await store.grant(10)
-    await store.revoke(lease)
-    await store.revoke(lease)
-    assert await store.keep_alive(lease) == 0.0
-
-
-async def test_keeping_a_lease_alive_tells_its_time_to_live(store: Store) -> None:
-    assert await store.keep_alive(await store.grant(10)) == 10.0
-
-
-async def test_keeping_alive_a_lease_that_is_gone_is_zero(store: Store) -> None:
-    lease = await store.grant(10)
-    await store.revoke(lease)
-    assert await store.keep_alive(lease) == 0.0
-    assert await store.keep_alive(12345) == 0.0
-
-
-async def test_a_put_under_a_lease_that_is_gone_is_refused_for_good(store: Store) -> None:
-    lease = await store.grant(10)
-    await store.revoke(lease)
-    with pytest.raises(PermanentError):
-        await store.put("k", "v", lease)
-    with pytest.raises(PermanentError):
-        await store.commit(Transaction(puts={"k": "v"}, lease=lease))
-    assert await store.get("k") is None
 
 
 async def test_a_lease_that_nobody_keeps_alive_takes_its_keys_with_it(store: Store, watch: Watched) -> None:
@@ -227,10 +113,6 @@ async def test_a_lease_that_is_kept_alive_lives_on(store: Store) -> None:
     await consistently(is_kept_alive, for_s=3.2, interval_s=0.8)
     assert await store.get("k") is not None
     await store.revoke(lease)
-
-
-async def test_the_identity_stays_the_same(store: Store) -> None:
-    assert await store.identity() == await store.identity()
 
 
 # Watches

@@ -23,9 +23,9 @@ import pytest
 
 from dynaplan.process.guard import guarded
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.file.store import FileStore
+from dynaplan.store.file_store import FileStore
 from dynaplan.store.model import KeyValue, Transaction
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from tests.contract.stores import (
@@ -108,7 +108,7 @@ class Walk:
         return self._choice.choice(KEYS)
 
     def _value(self) -> str:
-        return str(next(self._values))
+        return f"{next(self._values)} ✓"
 
     def _lease(self) -> int:
         return self._choice.choice([0, *self.model.leases])
@@ -117,6 +117,8 @@ class Walk:
         key, value, lease = self._key(), self._value(), self._lease()
         await store.put(key, value, lease)
         self.model.write({key: value}, (), lease)
+        (item,) = (item for item in await store.list(key) if item.key == key)
+        assert item.revision > self.model.revisions.get(key, 0)
 
     async def _delete(self, store: Store) -> None:
         key = self._key()
@@ -152,7 +154,10 @@ class Walk:
 
     async def _grant(self, store: Store) -> None:
         if len(self.model.leases) < 4:
-            self.model.leases.append(await store.grant(TTL_S))
+            lease = await store.grant(TTL_S)
+            assert 0 < lease < 2**63
+            assert lease not in self.model.leases
+            self.model.leases.append(lease)
 
     async def _revoke(self, store: Store) -> None:
         if self.model.leases and self._choice.random() < 0.5:
@@ -163,16 +168,20 @@ class Walk:
             if FRESH_LEASES in self._lacks:
                 await eventually(lambda: _has_ended(client, lease))
             assert await client.keep_alive(lease) == 0.0
+            await self._client().revoke(lease)
 
     async def _keep_alive(self, store: Store) -> None:
         for lease in self.model.leases:
             assert await store.keep_alive(lease) == TTL_S
+        assert await store.keep_alive(12345) == 0.0
 
     async def _write_under_an_ended_lease(self, store: Store) -> None:
         lease = await store.grant(TTL_S)
         await store.revoke(lease)
         with pytest.raises(PermanentError):
             await self._client().commit(Transaction(puts={self._key(): "refused"}, lease=lease))
+        with pytest.raises(PermanentError):
+            await self._client().put(self._key(), "refused", lease)
 
     async def _compare(self) -> None:
         items = await self._client().list("")
@@ -181,6 +190,10 @@ class Walk:
         assert [item.key for item in items] == sorted(self.model.items)
         key = self._key()
         assert await self._client().get(key) == next((item for item in items if item.key == key), None)
+        prefix = self._choice.choice(("watched/", "watched/c", "else/ж", "absent"))
+        listed = await self._client().list(prefix)
+        assert {item.key: item.value for item in listed if item.key in KEYS} == self.model.under(prefix)
+        assert [item.key for item in listed] == sorted(item.key for item in listed)
         self._revisions_rise(items)
 
     def _revisions_rise(self, items: tuple[KeyValue, ...]) -> None:
@@ -206,6 +219,7 @@ async def test_every_answer_and_every_watch_is_that_of_the_model(
     print(f"seed {seed}")
     choice = random.Random(seed)
     walk = Walk(clients[: 1 if OTHER_CLIENTS in lacks else 2], choice, lacks)
+    identity = await clients[0].identity()
     watches = [("", await Watched(clients[0], "").started())]
     for number in range(CALLS):
         if number in (CALLS // 3, CALLS // 2):
@@ -224,6 +238,7 @@ async def test_every_answer_and_every_watch_is_that_of_the_model(
         )
     for _, watched in watches:
         await watched.stop()
+    assert {await client.identity() for client in clients} == {identity}
     for client in clients:
         await client.close()
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from dynaplan.util.errors import StoreUnavailable
 from tests.contract.stores import EVERY_CHANGE, LACKS, Watched

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.instance_keys import ASLEEP
-from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.store.instances import ASLEEP, SERVICES_PREFIX, Instance
 from tests.e2e.deployment import Deployment
 from tests.e2e.traces import in_torture
 from tests.fakes.engine_server import COMMAND

@@ -148,4 +148,4 @@ def samples(text: str, name: str) -> float:
 
 
 def own_url(component: RunningComponent) -> str:
-    return component.text.partition(" tells its health at ")[2].split()[0]
+    return component.text.partition(" reports its health at ")[2].split()[0]

@@ -58,7 +58,7 @@ class RunningComponent:
             assert self.process is not None
             if self.process.poll() is not None:
                 raise AssertionError(f"it ended with {self.process.returncode}:\n{self.text}")
-            return "INFO dynaplan.worker.life: ready: " in self.text
+            return "INFO dynaplan.worker.lifecycle: ready: " in self.text
 
         await eventually(is_ready, within_s)
         return self

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from dynaplan.config.frontend import read_settings
-from dynaplan.events.messaging_port import Messenger
+from dynaplan.events.port import Messenger
 from dynaplan.gateway.server import FrontendServer
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
@@ -19,7 +19,7 @@ from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import QueueUnavailable
 from dynaplan.webui.routes import make_page
-from dynaplan.worker.process import WorkerRuntime
+from dynaplan.worker.worker_runtime import WorkerRuntime
 from tests.fakes.memory_messenger import MemoryMessenger
 from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
-from dynaplan.events.inbox import EventCounts, EventInbox
+from dynaplan.events.nats_publisher import Outbox, OutboxPublisher, Outgoing, unix_ms
+from dynaplan.events.nats_subscriber import EventInbox
 from dynaplan.events.port import EventPublisher, EventSubscription
-from dynaplan.events.publishing import Outbox, OutboxPublisher, Outgoing, unix_ms
-from dynaplan.events.subjects import NOW, Event, Start, Subject, matches
-from dynaplan.events.wires import SeedWire, parse_message_id
+from dynaplan.events.subjects import NOW, Event, EventCounts, Start, Subject, matches
+from dynaplan.events.wire_formats import PlainFormat, parse_message_id
 from dynaplan.util.errors import ConfigError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
-ACK_WAIT_S = 30.0
+EVENT_ACK_WAIT_S = 30.0
 MOST_BYTES = 8 * 2**20 - 512
 """Bytes of the largest payload, as of the embedded NATS server."""
 
@@ -64,7 +64,7 @@ class MemoryEventPlane:
     makes publishers wait and ``subscribe`` raise QueueUnavailable, as when the server is away.
     """
 
-    def __init__(self, *, ack_wait_s: float = ACK_WAIT_S) -> None:
+    def __init__(self, *, ack_wait_s: float = EVENT_ACK_WAIT_S) -> None:
         self._broker = _Broker(ack_wait_s)
         self._counts = EventCounts()
         self._tasks = BackgroundTasks()
@@ -94,7 +94,7 @@ class MemoryEventPlane:
             self._boxes[is_kept] = Outbox()
             self._tasks.spawn(self._send(self._boxes[is_kept], is_kept), "event sender")
         outbox = self._boxes[is_kept]
-        return OutboxPublisher(subject, SeedWire(), outbox, self._counts, lambda: MOST_BYTES)
+        return OutboxPublisher(subject, PlainFormat(), outbox, self._counts, lambda: MOST_BYTES)
 
     async def subscribe(self, pattern: str, start: Start = NOW, group: str = "") -> EventSubscription:
         """Subscribe to what matches; raises QueueUnavailable, and ConfigError for a pattern."""

@@ -7,14 +7,15 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dynaplan.events.messaging_port import LONGEST_IN_QUEUE_S, WorkQueue
+from dynaplan.events.port import WorkQueue
 from dynaplan.events.subjects import matches
+from dynaplan.events.timing import QUEUE_MAX_AGE_S
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import QueueUnavailable
 
 ACK_WAIT_S = 3.0
 
-SHORTEST_WAIT_S = 1e-3
+MIN_WAIT_S = 1e-3
 """Seconds: a wait shorter than a clock can tell would never be over."""
 
 Receive = Callable[[str, bytes], None]
@@ -157,7 +158,7 @@ class MemoryQueue:
 
     def _kept(self) -> dict[int, _Work]:
         """Drop the work that is there for too long; return the rest, oldest first."""
-        work, since_s = self._stream.work, self._clock.now_s() - LONGEST_IN_QUEUE_S
+        work, since_s = self._stream.work, self._clock.now_s() - QUEUE_MAX_AGE_S
         while work and (oldest := next(iter(work.items())))[1].put_s < since_s:
             del work[oldest[0]]
         return work
@@ -180,7 +181,7 @@ class MemoryQueue:
         """Wait until something has changed, or that many seconds have passed."""
         waits = {
             asyncio.ensure_future(self._stream.changed.wait()),
-            asyncio.ensure_future(self._clock.sleep(max(seconds, SHORTEST_WAIT_S))),
+            asyncio.ensure_future(self._clock.sleep(max(seconds, MIN_WAIT_S))),
         }
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +200,7 @@ class MemoryQueue:
 
 
 class MemoryWorkItem:
-    """One delivery of one piece of work; see ``dynaplan.events.messaging_port.WorkItem``."""
+    """One delivery of one piece of work; see ``dynaplan.events.port.WorkItem``."""
 
     def __init__(self, queue: MemoryQueue, sequence: int, work: _Work) -> None:
         self.payload = work.payload

@@ -18,8 +18,7 @@ import pytest
 
 from dynaplan.fleet.servers.embedded import find_etcd
 from dynaplan.process.guard import guarded
-from dynaplan.store.encoding import key_range
-from dynaplan.store.etcd_gateway import Gateway, tls_of
+from dynaplan.store.etcd_gateway import EtcdGateway, key_range, tls_context
 from dynaplan.util.errors import StoreUnavailable
 from dynaplan.util.sockets import free_port
 from tests.fakes.certificates import Authority
@@ -75,7 +74,7 @@ class SecuredEtcd:
             self._process.kill()
             self._process.wait()
 
-    async def add_user(self, gateway: Gateway, name: str, permission: str) -> None:
+    async def add_user(self, gateway: EtcdGateway, name: str, permission: str) -> None:
         """Add a user, password ``the right one``, with a role of its own."""
         await gateway.call("/v3/auth/user/add", {"name": name, "password": "the right one"})
         await gateway.call("/v3/auth/role/add", {"name": name})
@@ -99,13 +98,15 @@ class SecuredEtcd:
         mine = psutil.Process().net_connections("tcp")
         return [each.status for each in mine if each.raddr and each.raddr.port == self._port]
 
-    def gateway_of_root(self) -> Gateway:
+    def gateway_of_root(self) -> EtcdGateway:
         environment = self.environment
         credentials = ("root", "the right one")
-        return Gateway((environment["ETCD_ENDPOINTS"],), credentials=credentials, tls=tls_of(environment))
+        return EtcdGateway(
+            (environment["ETCD_ENDPOINTS"],), credentials=credentials, tls=tls_context(environment)
+        )
 
     async def _add_users(self) -> None:
-        gateway = Gateway((self.environment["ETCD_ENDPOINTS"],), tls=tls_of(self.environment))
+        gateway = EtcdGateway((self.environment["ETCD_ENDPOINTS"],), tls=tls_context(self.environment))
 
         async def answers() -> bool:
             try:

@@ -101,7 +101,7 @@ class ServingEngine:
 class Serving:
     @async_on_start
     async def begin(self) -> None:
-        from dynaplan.worker.engine_worker.service import start_decode_worker
+        from dynaplan.worker.engine_worker import start_decode_worker
 
         registry.make_engine = lambda _, options, __: ServingEngine(options)  # type: ignore[assignment,return-value]
         await start_decode_worker(dynamo_context["runtime"])

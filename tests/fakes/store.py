@@ -87,7 +87,7 @@ class FakeStore:
         while True:
             yield await queue.get()
 
-    # LeaseKeeper
+    # LeaseStore
 
     async def grant(self, ttl_s: int) -> int:
         await self._answer()

@@ -142,7 +142,7 @@ def urls(directory: Path) -> set[str]:
 
 
 def own_url(component: RunningComponent) -> str:
-    return component.text.partition(" tells its health at ")[2].split()[0]
+    return component.text.partition(" reports its health at ")[2].split()[0]
 
 
 def worker_name(component: RunningComponent) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.events.messaging.nats import NatsMessenger
+from dynaplan.events.nats_messenger import NatsMessenger
 from dynaplan.fleet.servers import embedded
 from dynaplan.fleet.servers.embedded import embedded_etcd, embedded_nats
 from dynaplan.fleet.servers.external import check_external_nats, check_external_store

@@ -27,10 +27,10 @@ from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, PermanentError
 from dynaplan.util.sockets import bound_socket
-from dynaplan.worker.engine_worker.service import start_decode_worker
-from dynaplan.worker.life import HostedService, WorkerLife
-from dynaplan.worker.process import WorkerRuntime
+from dynaplan.worker.engine_worker import start_decode_worker
+from dynaplan.worker.lifecycle import HostedService, WorkerLifecycle
 from dynaplan.worker.server import WorkerServer
+from dynaplan.worker.worker_runtime import WorkerRuntime
 from tests.fakes.kv_recordings import recorded
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
@@ -84,8 +84,8 @@ class Deployment:
         def no_public() -> WorkerServer:
             raise AssertionError("this worker has no public endpoints")
 
-        life = WorkerLife(runtime, server, no_public, 5.0, has_signals=False)
-        self.lives[name] = task = asyncio.create_task(life.live(prepare))
+        lifecycle = WorkerLifecycle(runtime, server, no_public, 5.0, has_signals=False)
+        self.lives[name] = task = asyncio.create_task(lifecycle.run(prepare))
 
         async def end() -> None:
             task.cancel()

@@ -14,7 +14,7 @@ import pytest
 
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.runtime import VirtualConnectorClient
-from dynaplan.store.file.store import FileStore
+from dynaplan.store.file_store import FileStore
 from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.events.messaging.nats import NatsMessenger
-from dynaplan.events.messaging_port import WorkQueue
+from dynaplan.events.nats_messenger import NatsMessenger
+from dynaplan.events.port import WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.util.errors import QueueUnavailable

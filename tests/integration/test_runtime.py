@@ -14,7 +14,7 @@ import pytest
 
 import dynaplan.runtime
 from dynaplan.util.errors import ConfigError, DeadlineExceeded, PermanentError, RequestRefused, TemporaryError
-from dynaplan.worker.membership.runtime import Runtime, RuntimeComponent
+from dynaplan.worker.distributed_runtime import Runtime, RuntimeComponent
 from tests.fakes.polling import eventually
 
 

@@ -155,7 +155,7 @@ async def test_a_worker_tells_that_it_starts_and_leaves_at_once_when_told_to(
     worker = serving(workers, **{"startup-time": 600})
     worker.spawn()
     await eventually(lambda: worker.log_path.exists() and "the engine is" in worker.log)
-    url = re.search(r"tells its health at (\S+)", worker.log)[1]  # type: ignore[index]
+    url = re.search(r"reports its health at (\S+)", worker.log)[1]  # type: ignore[index]
     async with session.get(f"{url}/health") as response:
         assert (response.status, (await response.json())["status"]) == (503, "starting")
     async with session.get(f"{url}/metrics") as response:

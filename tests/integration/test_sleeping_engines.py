@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dynaplan.store.instance_keys import ASLEEP, WAKE
+from dynaplan.store.instances import ASLEEP, WAKE
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.polling import eventually
 

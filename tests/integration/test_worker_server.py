@@ -18,10 +18,10 @@ from dynaplan.store.instances import Instance
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.http_routes import Route
 from dynaplan.util.sockets import bound_socket
-from dynaplan.worker.client import DependencyClient, worker_session
 from dynaplan.worker.endpoints import ServedEndpoint, internal_route, public_route
-from dynaplan.worker.http_server.connections import ConnectionLimits
-from dynaplan.worker.server import DRAINING_HEADER, WORKERS_LIMITS, WorkerServer
+from dynaplan.worker.hosting import DependencyClient, worker_session
+from dynaplan.worker.http_server import ConnectionLimits
+from dynaplan.worker.server import DRAINING_HEADER, WORKER_LIMITS, WorkerServer
 from tests.fakes.polling import eventually
 from tests.fakes.store import FakeStore
 
@@ -424,9 +424,9 @@ async def test_a_workers_own_server_has_the_limits_of_public_ones_but_waits_for_
     server = await plant.add(Backend())
     fields = b"".join(b"X%d: %s\r\n" % (number, b"x" * 1000) for number in range(70))
     assert (await raw(server, b"GET /health HTTP/1.1\r\n" + fields)).startswith(b"HTTP/1.1 431 ")
-    assert replace(WORKERS_LIMITS, write_s=60.0) == ConnectionLimits(option="ulimit -n")
-    assert WORKERS_LIMITS.write_s == math.inf
-    monkeypatch.setattr("dynaplan.worker.server.WORKERS_LIMITS", replace(WORKERS_LIMITS, head_s=0.1))
+    assert replace(WORKER_LIMITS, write_s=60.0) == ConnectionLimits(option="ulimit -n")
+    assert WORKER_LIMITS.write_s == math.inf
+    monkeypatch.setattr("dynaplan.worker.server.WORKER_LIMITS", replace(WORKER_LIMITS, head_s=0.1))
     slow = WorkerServer(bound_socket("127.0.0.1", 0), TOKEN)
     await slow.start([])
     assert (await raw(slow, b"GET /health HTTP/1.1\r\nHost:")).startswith(b"HTTP/1.1 408 ")

@@ -17,7 +17,7 @@ from dynaplan.engines.timing_model.kv_blocks import chained, own_hashes
 from dynaplan.events.nats_plane import NatsEventPlane
 from dynaplan.events.port import EventPlane
 from dynaplan.events.subjects import Subject
-from dynaplan.events.wires import OriginalWire, payload_reader
+from dynaplan.events.wire_formats import DynamoFormat, payload_reader
 from dynaplan.fleet.servers.embedded import find_etcd
 from dynaplan.util.sockets import free_port
 from tests.fakes.polling import eventually, wait_until
@@ -69,7 +69,7 @@ def is_open(port: int) -> bool:
 @pytest.fixture
 async def plane(nats: Server) -> AsyncIterator[EventPlane]:
     """Our event plane, with the original's subjects and forms."""
-    made = await NatsEventPlane.from_environment(nats.environment, OriginalWire(), -1)
+    made = await NatsEventPlane.from_environment(nats.environment, DynamoFormat(), -1)
     yield made
     await made.close()
 

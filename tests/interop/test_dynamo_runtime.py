@@ -99,7 +99,7 @@ async def test_it_counts_our_workers_and_refuses_to_call_them(
         4096,
         16,
     )
-    await registration.withdraw()
+    await registration.deregister()
     assert await store.list("v1/") == ()
     await discovery.close()
 

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
-from dynaplan.store.coordination.buckets import Bucket
-from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.buckets import Bucket
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.instances import Instance
+from dynaplan.store.locks import Locks
 from dynaplan.store.model import Deleted, Put, Snapshot, WatchEvent
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import LockLost

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, STATEFUL_SETS
 from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
-from dynaplan.store.kubernetes_objects import ROLE_LABEL
+from dynaplan.store.kubernetes_names import ROLE_LABEL
 from dynaplan.util.errors import DynaplanError
 from tests.k8s.kubelets import Kubelet, PaperKubelet
 

@@ -21,8 +21,8 @@ from dynaplan.cluster.sources import of_graph
 from dynaplan.cluster.templates import documents as filled
 from dynaplan.store.instances import SERVICES_PREFIX
 from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
-from dynaplan.store.kubernetes_kv.documents import SLICES, WORKER_METADATA
-from dynaplan.store.kubernetes_kv.store import ClusterStore
+from dynaplan.store.kubernetes_documents import SLICES, WORKER_METADATA
+from dynaplan.store.kubernetes_store import ClusterStore
 from dynaplan.util.errors import ClusterForbidden, ClusterNotFound, DynaplanError, StoreUnavailable
 from tests.e2e.test_exported import address_of_this_machine
 from tests.fakes.pods import Cluster as Pods

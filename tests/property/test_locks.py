@@ -12,7 +12,7 @@ import looptime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.store.coordination.locks import HeldLock, Locks
+from dynaplan.store.locks import HeldLock, Locks
 from dynaplan.store.memory import MemoryStore
 from dynaplan.store.model import KeyValue, Transaction, WatchEvent
 from dynaplan.store.port import Store

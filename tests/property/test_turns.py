@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.store.instances import Instance
-from dynaplan.worker.calls.endpoint_client import EndpointClient
-from dynaplan.worker.calls.http_calls import NotTaken
-from dynaplan.worker.calls.round_robin import in_turn
+from dynaplan.worker.endpoint_client import EndpointClient, NotAccepted, rotate
 
 IDS = st.sets(st.integers(1, 2**63 - 1), min_size=1, max_size=6)
 CHURN = st.lists(IDS, min_size=1, max_size=30)
@@ -26,7 +24,7 @@ CHURN = st.lists(IDS, min_size=1, max_size=30)
 def test_a_round_is_every_instance_once(churn: list[set[int]]) -> None:
     last = -1
     for ids in churn:
-        order = in_turn(tuple(ids), last)
+        order = rotate(tuple(ids), last)
         assert sorted(order) == sorted(ids)
         last = order[0]
 
@@ -37,7 +35,7 @@ def test_one_that_stays_is_asked_between_any_two_turns_of_another(
 ) -> None:
     last, asked = -1, []
     for ids in churn:
-        last = in_turn(tuple(ids | staying), last)[0]
+        last = rotate(tuple(ids | staying), last)[0]
         asked.append(last)
     for other in set(asked):
         turns = [number for number, each in enumerate(asked) if each == other]
@@ -58,15 +56,15 @@ class Instances:
 async def _answers(_: Any, instance: Instance, body: bytes, deadline_s: float) -> AsyncGenerator[Any, None]:
     """What an instance does: those with an even id take the request, the others are draining."""
     if instance.instance_id % 2:
-        raise NotTaken("draining")
+        raise NotAccepted("draining")
     yield instance.instance_id
 
 
-async def _asked(ids: set[int], how: str, calls: int) -> Counter[int]:
+async def _request(ids: set[int], how: str, calls: int) -> Counter[int]:
     discovery: Any = Instances(ids)
     session: aiohttp.ClientSession | Any = None
     client = EndpointClient("backend", "generate", discovery, session)
-    with patch("dynaplan.worker.calls.endpoint_client.items_from", _answers):
+    with patch("dynaplan.worker.endpoint_client.post_request", _answers):
         return Counter([item for _ in range(calls) async for item in getattr(client, how)()])
 
 
@@ -75,11 +73,11 @@ def test_only_instances_that_take_requests_answer_and_every_call_is_answered_onc
     ids: set[int], how: str, calls: int
 ) -> None:
     ids = ids | {2}
-    counts = asyncio.run(_asked(ids, how, calls))
+    counts = asyncio.run(_request(ids, how, calls))
     assert counts.total() == calls
     assert set(counts) <= {each for each in ids if each % 2 == 0}
 
 
 @given(st.sets(st.integers(1, 500).map(lambda number: 2 * number), min_size=1, max_size=6), st.integers(1, 5))
 def test_in_turn_each_of_the_instances_gets_as_many_calls_as_the_others(ids: set[int], rounds: int) -> None:
-    assert set(asyncio.run(_asked(ids, "round_robin", rounds * len(ids))).values()) == {rounds}
+    assert set(asyncio.run(_request(ids, "round_robin", rounds * len(ids))).values()) == {rounds}

@@ -73,11 +73,11 @@ def command(
     from dynaplan.cli.components.running import ComponentSockets, checked, config_for, held_port, run
     from dynaplan.cli.starting.serve import exposed, warn
     from dynaplan.config import certificates
-    from dynaplan.worker.http_server.reaching import reachable
+    from dynaplan.worker.server import bind_advertised
 
     flags = known_flags(ctx)
     has_token = bool(token_file or os.environ.get(TOKEN_VARIABLE))
-    address = reachable(advertise_host, has_token=has_token, port=advertise_port)
+    address = bind_advertised(advertise_host, has_token=has_token, port=advertise_port)
     certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     config = config_for(config_file, ctx.obj, joined)

@@ -24,8 +24,8 @@ from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
 from dynaplan.util.masking import mask_secrets
-from dynaplan.worker.client import worker_session
-from dynaplan.worker.life import WHO_PATH
+from dynaplan.worker.hosting import worker_session
+from dynaplan.worker.lifecycle import WHO_PATH
 
 ANSWER_S = 3.0
 """Seconds in which the store must list the components."""
@@ -135,7 +135,7 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
         await store.close()
     instances = tuple(_readable(item.value for item in items))
     network = process_table.network()
-    urls = {each.url: each.worker for each in instances if each.url and each.is_within_reach(network)}
+    urls = {each.url: each.worker for each in instances if each.url and each.is_reachable_from(network)}
     async with worker_session(token, certificates.authorities(os.environ)) as session:
         refusals = await asyncio.gather(*(_is_refused(session, url, worker) for url, worker in urls.items()))
     for worker in (worker for worker, refused in zip(urls.values(), refusals, strict=True) if refused):

@@ -38,7 +38,7 @@ from dynaplan.process import process_table
 from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.sockets import bound_socket
-from dynaplan.worker.http_server.reaching import Address
+from dynaplan.worker.server import Address
 
 GRAPH = "dynaplan.components:Frontend"
 """The stock services, linked without a planner."""
@@ -114,7 +114,7 @@ def run(
     component: Component, joined: Joined, place: ComponentSockets, *, uses_busy_gpus: bool = False
 ) -> int:
     """Claim the component's GPUs and live its life in the foreground; return the exit code."""
-    from dynaplan.worker.main import Alone, main
+    from dynaplan.worker.main import Standalone, main
 
     raise_descriptor_limit()
     with ExitStack() as stack:
@@ -133,7 +133,7 @@ def run(
         sys.stdout.flush()
         own, advertised = (place.own.socket, place.own.host) if place.own else (None, "")
         os.environ[HOST_VARIABLE] = advertised
-        alone = Alone(place.public, worker.gpus, own, advertised, partial(claims.foreign, ()))
+        alone = Standalone(place.public, worker.gpus, own, advertised, partial(claims.foreign, ()))
         return main((GRAPH, "--service-name", component.name), alone)
 
 

@@ -82,11 +82,11 @@ def command(
         run,
     )
     from dynaplan.config import certificates
-    from dynaplan.worker.http_server.reaching import reachable
+    from dynaplan.worker.server import bind_advertised
 
     flags: Flags = ctx.meta[FLAGS]
     has_token = bool(token_file or os.environ.get(TOKEN_VARIABLE))
-    address = reachable(advertise_host, has_token=has_token, port=advertise_port)
+    address = bind_advertised(advertise_host, has_token=has_token, port=advertise_port)
     certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     name = COMPONENTS[role]

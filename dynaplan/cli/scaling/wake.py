@@ -66,7 +66,7 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
 async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
     """Ask each worker; an earlier reason is taken away, so that the next one is the answer."""
     from dynaplan.gateway.routing.sleeping_workers import request_wake
-    from dynaplan.store.instance_keys import ASLEEP
+    from dynaplan.store.instances import ASLEEP
     from dynaplan.store.model import Transaction
 
     for instance_id, _ in asleep.values():
@@ -78,8 +78,7 @@ async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]])
 
 async def _asleep(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
     """Return the instance id of each sleeping worker, and the reason why it cannot be woken, or empty."""
-    from dynaplan.store.instance_keys import ASLEEP
-    from dynaplan.store.instances import SERVICES_PREFIX, Instance
+    from dynaplan.store.instances import ASLEEP, SERVICES_PREFIX, Instance
 
     items = await store.list(ASLEEP.prefix(namespace))
     reasons = {ASLEEP.instance(namespace, item.key): item.value for item in items}

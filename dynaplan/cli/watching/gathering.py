@@ -38,8 +38,8 @@ ANSWER_S = 1.0
 class DeploymentAnswers:
     """The answers of the store and of the workers; all are empty when the store ``is_silent``.
 
-    ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the addresses
-    of instances that cannot be called, by key. ``fleet`` is what the fleet plugin publishes.
+    ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the
+    addresses of instances that cannot be called, by key. ``fleet`` is what the fleet plugin publishes.
     """
 
     loads: Mapping[str, WorkerLoad] = field(default_factory=dict)

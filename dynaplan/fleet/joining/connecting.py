@@ -25,11 +25,12 @@ from dynaplan.fleet import local_host
 from dynaplan.fleet.runtime_dir import read_token
 from dynaplan.process import process_table
 from dynaplan.store import connections
+from dynaplan.store.memory import process_store
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, StoreUnavailable
 from dynaplan.util.masking import mask_secrets
-from dynaplan.worker.http_server.reaching import reachable
-from dynaplan.worker.membership.runtime import Runtime
+from dynaplan.worker.distributed_runtime import Runtime
+from dynaplan.worker.server import bind_advertised
 
 if TYPE_CHECKING:
     from dynaplan.store.port import Store
@@ -73,7 +74,7 @@ async def connect(
     environ = _surroundings(namespace, store, token_file)
     environ = _with_host(environ, advertise_host, has_token=has_token)
     is_in_memory = store_backend(environ) == MEMORY
-    connection = connections.memory_store() if is_in_memory else connections.connect_store(environ)
+    connection = process_store() if is_in_memory else connections.connect_store(environ)
     try:
         await _answers(connection, environ)
         own_namespace = namespace or environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
@@ -125,7 +126,7 @@ def _with_host(environ: Mapping[str, str], host: str | None, *, has_token: bool)
 
     Raises ConfigError where they could not.
     """
-    address = reachable(environ.get(HOST_VARIABLE) if host is None else host, has_token=has_token)
+    address = bind_advertised(environ.get(HOST_VARIABLE) if host is None else host, has_token=has_token)
     if address is None:
         return {**environ, HOST_VARIABLE: ""}
     address.socket.close()

@@ -17,11 +17,11 @@ from dynaplan.fleet.live_settings import live_settings_prefix
 from dynaplan.fleet.rules.lost_keys import PersistedKeys
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
-from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instance_keys import ASLEEP
+from dynaplan.store.instances import ASLEEP
 from dynaplan.store.model import KeyValue, Transaction
 from dynaplan.store.port import Store
+from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -99,7 +99,7 @@ class StoreLink:
     def persisted(self) -> PersistedKeys | None:
         """The planner's keys and the live settings; None until the store has answered."""
         keys, planner = self._keys, planner_prefix(self._namespace)
-        if keys is None or not self._live.is_known:
+        if keys is None or not self._live.has_synced:
             return None
         live, settings = live_settings_prefix(self._namespace), self._live.current
         return PersistedKeys(
@@ -194,7 +194,7 @@ class StoreLink:
     @property
     def _keys(self) -> Mapping[str, str] | None:
         """The planner's keys and values; None until the store has answered."""
-        return self._counts.current if self._counts.is_known else None
+        return self._counts.current if self._counts.has_synced else None
 
     def _write_again(self) -> None:
         """Write everything once more: a snapshot may come from a store that has lost it."""

@@ -26,7 +26,7 @@ from dynaplan.engines.kv_events import (
 )
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.events.subjects import Event
-from dynaplan.events.wires import payload_reader
+from dynaplan.events.wire_formats import payload_reader
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 from dynaplan.store.discovery import Discovery
@@ -35,10 +35,10 @@ from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import ConfigError, PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 from dynaplan.util.tls.client import ClientTls
-from dynaplan.worker.calls.http_calls import worker_session
+from dynaplan.worker.endpoint_client import worker_session
 
 if TYPE_CHECKING:
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 

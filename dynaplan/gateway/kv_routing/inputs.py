@@ -33,7 +33,7 @@ from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 if TYPE_CHECKING:
     from dynaplan.events.component_events import ComponentEvents
-    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 

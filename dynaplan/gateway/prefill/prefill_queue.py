@@ -16,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dynaplan.events.messaging_port import Messenger, WorkQueue
+from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.inputs import ReportedBlocks

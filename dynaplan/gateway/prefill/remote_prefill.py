@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.dispatch_order import UsualTime, deadline_s
-from dynaplan.events.messaging_port import Messenger, WorkQueue
+from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.live_settings import live_settings_prefix
 from dynaplan.gateway import timing

@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from dynaplan.gateway import timing
-from dynaplan.store.instance_keys import ASLEEP, WAKE
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import ASLEEP, WAKE, Instance
 from dynaplan.store.model import Transaction
-from dynaplan.store.port import KeyValueStore, LeaseKeeper
+from dynaplan.store.port import KeyValueStore, LeaseStore
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -29,7 +28,7 @@ class SleepingWorkers:
     def __init__(
         self,
         store: KeyValueStore,
-        leases: LeaseKeeper,
+        leases: LeaseStore,
         namespace: str,
         background: BackgroundTasks,
         now_s: Callable[[], float],
@@ -111,7 +110,7 @@ class SleepingWorkers:
         return self._reasons[first.instance_id]
 
 
-async def request_wake(store: KeyValueStore, leases: LeaseKeeper, namespace: str, instance_id: int) -> bool:
+async def request_wake(store: KeyValueStore, leases: LeaseStore, namespace: str, instance_id: int) -> bool:
     """Ask the instance's worker to wake its engine; False when the store does not answer."""
     try:
         lease = await leases.grant(timing.WAKE_REQUEST_TTL_S)

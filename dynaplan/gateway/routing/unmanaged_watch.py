@@ -13,9 +13,9 @@ import logging
 from dynaplan.gateway import timing
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.file.owners import LeaseOwners
 from dynaplan.store.instances import Instance
-from dynaplan.store.port import LeaseKeeper
+from dynaplan.store.lease_owners import OwnerWatcher
+from dynaplan.store.port import LeaseStore
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -28,12 +28,12 @@ class UnmanagedWorkers:
     A managed worker is left to the fleet plugin, which learns of its end as soon. ``me`` is this process.
     """
 
-    def __init__(self, discovery: Discovery, leases: LeaseKeeper, me: LeaseOwner) -> None:
+    def __init__(self, discovery: Discovery, leases: LeaseStore, me: LeaseOwner) -> None:
         self._discovery = discovery
         self._keeper = leases
         self._boot_id = me.process.boot_id
         self._leases_of: dict[LeaseOwner, dict[int, Instance]] = {}
-        self._watch = LeaseOwners(self._revoke_leases)
+        self._watch = OwnerWatcher(self._revoke_leases)
         self._tasks = BackgroundTasks()
         self._follow()
         self._stop_following = discovery.on_change(self._follow)

@@ -14,7 +14,7 @@ from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts, planner_p
 from dynaplan.fleet.holds import HOLDS
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.kubernetes_client import CONFIG_MAPS, KubernetesClient, Object
-from dynaplan.store.kubernetes_objects import intent_map_name
+from dynaplan.store.kubernetes_names import intent_map_name
 from dynaplan.util.documents import object_field, parse_object, whole_field
 from dynaplan.util.errors import ClusterConflict, ClusterNotFound
 

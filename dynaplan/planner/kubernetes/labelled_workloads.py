@@ -23,7 +23,7 @@ from dynaplan.planner.kubernetes.workloads import (
     value_at,
 )
 from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
-from dynaplan.store.kubernetes_objects import NAMESPACE_LABEL, ROLE_LABEL
+from dynaplan.store.kubernetes_names import NAMESPACE_LABEL, ROLE_LABEL
 from dynaplan.util.errors import ClusterForbidden, ClusterNotFound
 
 log = logging.getLogger(__name__)

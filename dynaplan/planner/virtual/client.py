@@ -26,9 +26,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.store.coordination.kept_lease import KeptLease
+from dynaplan.store.locks import RenewedLease
 from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction
-from dynaplan.worker.membership.runtime import Runtime
+from dynaplan.worker.distributed_runtime import Runtime
 
 if TYPE_CHECKING:
     from dynaplan.fleet.counts import FleetCounts
@@ -48,7 +48,7 @@ class VirtualConnectorClient:
         self._runtime = runtime
         self._namespace = namespace or self._runtime.own_namespace
         self._prefix = planner_prefix(self._namespace)
-        self._lease: KeptLease | None = None
+        self._lease: RenewedLease | None = None
 
     async def wait(self) -> None:
         """Return when there is a decision that nobody has acknowledged: at once when there is one already."""
@@ -103,10 +103,10 @@ class VirtualConnectorClient:
             await self._lease.end()
             self._lease = None
 
-    async def _kept_lease(self) -> KeptLease:
+    async def _kept_lease(self) -> RenewedLease:
         if self._lease is None or not self._lease.is_alive:
             runtime = self._runtime
-            self._lease = await KeptLease.granted(runtime.leases, runtime.clock, runtime.lease_ttl_s)
+            self._lease = await RenewedLease.grant(runtime.leases, runtime.clock, runtime.lease_ttl_s)
         return self._lease
 
     async def _items(self) -> dict[str, KeyValue]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from dynaplan.config.service_config import ServiceConfig, section_options
-from dynaplan.events.messaging_port import Messenger
+from dynaplan.events.port import Messenger
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims
@@ -28,12 +28,12 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.discovery import Discovery
-from dynaplan.worker import named_requests
-from dynaplan.worker.engine_worker.prefill_puller import PrefillPuller
-from dynaplan.worker.engine_worker.service import start_decode_worker, start_prefill_worker
-from dynaplan.worker.life import HostedService, WorkerLife
-from dynaplan.worker.process import WorkerRuntime
+from dynaplan.worker import request_ids
+from dynaplan.worker.engine_worker import start_decode_worker, start_prefill_worker
+from dynaplan.worker.lifecycle import HostedService, WorkerLifecycle
+from dynaplan.worker.prefill_puller import PrefillPuller
 from dynaplan.worker.server import WorkerServer
+from dynaplan.worker.worker_runtime import WorkerRuntime
 from tests.chaos.history import answers
 from tests.chaos.schedules.engines import ServedEngine
 from tests.chaos.schedules.lines import MessengerLine, StoreLine
@@ -168,11 +168,11 @@ class WorkerProgram:
         self.runtime = runtime = self._runtime(process, server.url, discovery)
         if self.leave_why:
             return -15
-        runtime.spawn(discovery.failed(), "discovery")
+        runtime.spawn(discovery.wait_failed(), "discovery")
         deadline_s = float(runtime.settings.get("drain-deadline", LEAVE_S))
-        life = WorkerLife(runtime, server, lambda: server, deadline_s, has_signals=False)
+        lifecycle = WorkerLifecycle(runtime, server, lambda: server, deadline_s, has_signals=False)
         try:
-            return await life.live(self._prepare)
+            return await lifecycle.run(self._prepare)
         finally:
             await runtime.close()
             await discovery.close()
@@ -242,7 +242,7 @@ def installed(machine: Machine, config: dict[str, dict[str, Any]]) -> Iterator[N
 
     with ExitStack() as stack:
         stack.enter_context(machine.network.installed())
-        stack.enter_context(patch("dynaplan.worker.life.os.getpid", own_pid))
+        stack.enter_context(patch("dynaplan.worker.lifecycle.os.getpid", own_pid))
         stack.enter_context(patch("time.time", wall_now))
         stack.enter_context(patch("os.urandom", machine.dice.randbytes))
         if machine.dice.random() < 0.5:
@@ -250,7 +250,7 @@ def installed(machine: Machine, config: dict[str, dict[str, Any]]) -> Iterator[N
             stack.enter_context(
                 patch("dynaplan.engines.registry.make_engine", lambda name, *arguments: make(*arguments))
             )
-        stack.enter_context(patch.object(named_requests, "_RANDOM", Random(first)))
+        stack.enter_context(patch.object(request_ids, "_RANDOM", Random(first)))
         stack.enter_context(
             patch("dynaplan.gateway.routing.worker_router.Random", lambda: Random(first + next(seeds)))
         )

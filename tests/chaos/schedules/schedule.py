@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from dynaplan.events.messaging_port import LONGEST_IN_QUEUE_S
+from dynaplan.events.timing import QUEUE_MAX_AGE_S
 from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.rules.statefile import fleet_of
@@ -163,7 +163,7 @@ class Schedule(Faults):
         machine = self.machine
         queue = await machine.messenger.queue(f"{NAMESPACE}_prefill_queue")
         # A frontend that is killed takes nothing back; without a prefill worker its prompts grow too old.
-        within_s = ANSWERED_WITHIN_S if machine.of("PrefillWorker") else LONGEST_IN_QUEUE_S
+        within_s = ANSWERED_WITHIN_S if machine.of("PrefillWorker") else QUEUE_MAX_AGE_S
         if not await self.becomes(lambda: not queue._counted(), within_s):
             machine.wrong.append(f"{len(queue._counted())} prompts are left in the queue")
         machine.plugin.process.ends.clear()

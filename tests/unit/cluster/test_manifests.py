@@ -21,7 +21,7 @@ from dynaplan.cluster.manifests import (
     too_large,
 )
 from dynaplan.cluster.templates import documents as filled
-from dynaplan.store.kubernetes_kv.documents import WORKER_METADATA, PodIdentity, PodRecord, worker_metadata
+from dynaplan.store.kubernetes_documents import WORKER_METADATA, PodIdentity, PodRecord, worker_metadata
 from tests.unit.cluster.deployments import DECODE, FRONTEND, deployment, found, of_kind
 
 GRAPH_DEPLOYMENTS = Path(__file__).parents[2] / "fixtures" / "kubernetes" / "crd_dgd_reduced.json"

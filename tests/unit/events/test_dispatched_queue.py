@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.events.dispatched_queue import LATE_LANE, LOOK_S, DispatchedQueue
-from dynaplan.events.messaging_port import WorkQueue
+from dynaplan.events.dispatched_queue import LATE_LANE, LATE_LANE_POLL_S, DispatchedQueue
+from dynaplan.events.port import WorkQueue
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import QueueUnavailable
 from tests.fakes.clock import LoopClock
@@ -172,12 +172,12 @@ async def test_an_outage_of_the_lane_is_waited_out(setup: Setup) -> None:
     await setup.put("in time", 60.0)
     assert await next_name(worker) == "in time"
     setup.messenger.is_available = False
-    await asyncio.sleep(3 * LOOK_S)
+    await asyncio.sleep(3 * LATE_LANE_POLL_S)
     with pytest.raises(QueueUnavailable):
         for _ in range(3):
             await worker.get(0.1)
     setup.messenger.is_available = True
-    await asyncio.sleep(5 * LOOK_S)
+    await asyncio.sleep(5 * LATE_LANE_POLL_S)
 
     assert await all_names(worker) == ["late"]
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 
 from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
-from dynaplan.store.dynamo_keys import dynamo_keys
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import Instance, dynamo_keys
 from dynaplan.store.model import KeyValue
 
 OURS = Instance("ns", "VllmWorker", "generate", 1, "http://127.0.0.1:1")

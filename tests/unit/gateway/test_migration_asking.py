@@ -132,7 +132,7 @@ def test_what_is_no_stream_and_what_the_engine_cannot_do_does_not_migrate() -> N
 
 
 def test_a_body_beyond_the_bound_does_not_migrate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration, "LARGEST_BODY_BYTES", 10)
+    monkeypatch.setattr(migration, "MAX_BODY_BYTES", 10)
     assert "bytes" in find_obstacle(chat(), partial("a"), 1, API)
 
 

@@ -12,15 +12,15 @@ from dynaplan.gateway.body_reader_main import DOCUMENT_BYTES
 from dynaplan.gateway.openai_api import MAX_TEXTS
 from dynaplan.gateway.request_bodies import LARGE_BODY_BYTES, UNCOUNTED_BYTES
 from dynaplan.gateway.timing import BODY_READER_TIMEOUT_S
-from dynaplan.worker.http_server.acceptor import BACKLOG
-from dynaplan.worker.http_server.connections import (
-    LARGEST_HEAD_BYTES,
-    LARGEST_LINE_BYTES,
-    MOST_CONNECTIONS,
-    MOST_HEADERS,
+from dynaplan.worker.http_server import (
+    BACKLOG,
+    MAX_CONNECTIONS,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_LINE_BYTES,
     ConnectionLimits,
 )
-from dynaplan.worker.server import LARGEST_BODY_BYTES, WORKERS_LIMITS
+from dynaplan.worker.server import MAX_BODY_BYTES, WORKER_LIMITS
 from tests.unit.house.source import REPOSITORY
 
 PAGE = Path(REPOSITORY) / "docs" / "security.md"
@@ -30,9 +30,9 @@ FIXED = {
     "time to read a large body": BODY_READER_TIMEOUT_S,
     "fields of a large body without prompt": DOCUMENT_BYTES,
     "texts in a list of prompts, inputs or documents": MAX_TEXTS,
-    "request line, one header": LARGEST_LINE_BYTES,
-    "line and headers together": LARGEST_HEAD_BYTES,
-    "headers": MOST_HEADERS,
+    "request line, one header": MAX_LINE_BYTES,
+    "line and headers together": MAX_HEAD_BYTES,
+    "headers": MAX_HEADERS,
     "connections that wait to be accepted": BACKLOG,
 }
 
@@ -80,13 +80,13 @@ def test_the_fixed_limits_stand_there_with_their_values() -> None:
     assert fixed == {limit: shown(limit, value) for limit, value in FIXED.items()}
     text = PAGE.read_text()
     assert f"all bodies of more than {UNCOUNTED_BYTES // 1024} KiB" in text
-    assert f"at most {MOST_CONNECTIONS}" in text
+    assert f"at most {MAX_CONNECTIONS}" in text
 
 
 def test_the_limits_of_other_servers_stand_there_with_their_values() -> None:
     limits = rows(elsewhere=True)
-    assert limits["one body"][1].startswith(f"{shown('bytes', LARGEST_BODY_BYTES)};")
+    assert limits["one body"][1].startswith(f"{shown('bytes', MAX_BODY_BYTES)};")
     public = f"{ConnectionLimits().write_s:g} s; "
     assert limits["time without reading an answer"][1].startswith(public + "none at a worker's own server")
-    assert WORKERS_LIMITS.write_s == math.inf
-    assert replace(WORKERS_LIMITS, write_s=ConnectionLimits().write_s) == ConnectionLimits(option="ulimit -n")
+    assert WORKER_LIMITS.write_s == math.inf
+    assert replace(WORKER_LIMITS, write_s=ConnectionLimits().write_s) == ConnectionLimits(option="ulimit -n")

@@ -50,7 +50,7 @@ async def no_messenger() -> Any:
 
 
 class Runtime(SimpleNamespace):
-    """What a service is given, as ``dynaplan.worker.process.WorkerRuntime`` gives it."""
+    """What a service is given, as ``dynaplan.worker.worker_runtime.WorkerRuntime`` gives it."""
 
     def __init__(self, **settings: object) -> None:
         clock = SystemClock()

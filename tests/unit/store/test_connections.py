@@ -8,7 +8,8 @@ import pytest
 
 from dynaplan.events.event_connections import connect_events, connect_messenger
 from dynaplan.gateway.tracing import open_tracer
-from dynaplan.store.connections import connect_store, empty_store, memory_store
+from dynaplan.store.connections import connect_store
+from dynaplan.store.memory import process_store
 from dynaplan.util.errors import ConfigError, QueueUnavailable
 
 NOWHERE = "http://127.0.0.1:9"
@@ -44,8 +45,7 @@ def test_a_store_in_memory_is_nobody_else_s_and_another_one_is_named() -> None:
     with pytest.raises(ConfigError, match="that store lives in one process") as caught:
         connect_store({"DYN_DISCOVERY_BACKEND": "mem"})
     assert "Use file" in caught.value.hint
-    assert memory_store() is memory_store()
-    assert empty_store() is not empty_store()
+    assert process_store() is process_store()
 
 
 async def test_a_deployment_without_nats_says_so_instead_of_trying() -> None:

@@ -29,17 +29,17 @@ async def test_a_watch_waits_until_the_keys_are_known() -> None:
 
 
 async def test_a_watch_gets_the_changes_under_its_prefix_in_order() -> None:
-    hub = WatchHub(is_known=True)
+    hub = WatchHub(has_synced=True)
     events = hub.watch("a/")
     assert await anext(events) == Snapshot(())
     changes: list[Put | Deleted] = [Put(item("a/1")), Put(item("b/1")), Deleted("a/1"), Put(item("a/1", "w"))]
     hub.apply(changes)
     assert [await anext(events) for _ in range(3)] == [changes[0], *changes[2:]]
-    assert [each.key for each in hub.under("")] == ["a/1", "b/1"]
+    assert [each.key for each in hub.list("")] == ["a/1", "b/1"]
 
 
 async def test_a_watch_waits_for_the_version_that_it_asks_for() -> None:
-    hub = WatchHub(is_known=True)
+    hub = WatchHub(has_synced=True)
     first = await begin(hub.watch("", since=2))
     hub.apply([Put(item("a"))], 1)
     assert not first.done()
@@ -48,12 +48,12 @@ async def test_a_watch_waits_for_the_version_that_it_asks_for() -> None:
 
 
 async def test_a_new_beginning_is_a_new_snapshot_and_needs_no_older_version() -> None:
-    hub = WatchHub(is_known=True)
+    hub = WatchHub(has_synced=True)
     hub.apply([Put(item("a"))], 7)
     events = hub.watch("")
     await anext(events)
     waiting = await begin(hub.watch("", since=9))
-    hub.forget()
+    hub.invalidate()
     hub.replace([item("b")], 1)
     assert await anext(events) == Snapshot((item("b"),))
     assert await waiting == Snapshot((item("b"),))
@@ -71,7 +71,7 @@ async def test_an_update_tells_the_differences_alone() -> None:
 
 
 async def test_a_watch_that_is_left_is_forgotten() -> None:
-    hub = WatchHub(is_known=True)
+    hub = WatchHub(has_synced=True)
     events = hub.watch("")
     await anext(events)
     assert len(hub) == 1
@@ -80,7 +80,7 @@ async def test_a_watch_that_is_left_is_forgotten() -> None:
 
 
 async def test_an_error_ends_the_watches_there_are_and_later_ones_begin() -> None:
-    hub = WatchHub(is_known=True)
+    hub = WatchHub(has_synced=True)
     events = hub.watch("")
     await anext(events)
     hub.fail(ValueError("broken"))
@@ -90,7 +90,7 @@ async def test_an_error_ends_the_watches_there_are_and_later_ones_begin() -> Non
 
 
 async def test_closing_ends_watches_after_what_they_have_got() -> None:
-    hub = WatchHub(is_known=True)
+    hub = WatchHub(has_synced=True)
     events = hub.watch("")
     hub.apply([Put(item("a"))])
     await anext(events)

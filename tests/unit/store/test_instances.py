@@ -1,12 +1,28 @@
+"""What is said of instances is read from keys that anybody may have written."""
+
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dynaplan.graph.lifecycle import Role
 from dynaplan.process.identity import LeaseOwner, ProcessIdentity
-from dynaplan.store.instances import PUBLIC_URL, Instance, host_of, is_loopback, public_urls
+from dynaplan.store.instances import (
+    ASLEEP,
+    PUBLIC_URL,
+    Instance,
+    dynamo_keys,
+    host_of,
+    is_loopback,
+    not_callable,
+    public_urls,
+)
+from dynaplan.util.documents import LARGEST_WHOLE
 
 WORKER = Instance(
     "ns", "VllmWorker", "generate", 31, "http://127.0.0.1:1", "ns_VllmWorker", 7, {"model": "m"}
@@ -62,7 +78,7 @@ def test_an_unmanaged_worker_and_its_host_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "network", "is_within_reach"),
+    ("url", "network", "is_reachable_from"),
     [
         ("http://127.0.0.1:1", "boot/4", True),
         ("http://127.0.0.1:1", "boot/5", False),
@@ -74,10 +90,10 @@ def test_an_unmanaged_worker_and_its_host_are_told() -> None:
         ("", "boot/5", True),
     ],
 )
-def test_loopback_leads_to_the_own_host_only(url: str, network: str, is_within_reach: bool) -> None:
+def test_loopback_leads_to_the_own_host_only(url: str, network: str, is_reachable_from: bool) -> None:
     worker = replace(WORKER, url=url, network="boot/4")
-    assert worker.is_within_reach(network) is is_within_reach
-    assert replace(worker, network="").is_within_reach(network)
+    assert worker.is_reachable_from(network) is is_reachable_from
+    assert replace(worker, network="").is_reachable_from(network)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +128,105 @@ def test_kv_entries_move_on_one_host_or_over_a_network_that_both_have_opened(
     prefill: dict[str, Any], decode: dict[str, Any], can: bool
 ) -> None:
     assert replace(WORKER, **prefill).can_hand_over_to(replace(WORKER, **decode)) is can
+
+
+@given(st.sets(st.integers(1, LARGEST_WHOLE), max_size=5))
+def test_what_is_written_is_read(instances: set[int]) -> None:
+    keys = [ASLEEP.key("ns", instance_id) for instance_id in instances]
+    assert ASLEEP.instances("ns", keys) == instances
+
+
+@given(st.text(max_size=20))
+def test_a_key_that_ends_in_no_instance_id_is_left_out(end: str) -> None:
+    for instance_id in ASLEEP.instances("ns", [ASLEEP.prefix("ns") + end]):
+        assert 0 < instance_id <= LARGEST_WHOLE
+
+
+def test_signs_words_and_numbers_beyond_a_lease_are_no_instance_ids() -> None:
+    ends = ("", "-5", "+5", "0x5", "A", "5_5", "\u0663", "f" * 16, "f" * 5000, "word", "0", " 7")
+    assert ASLEEP.instances("ns", [ASLEEP.prefix("ns") + end for end in ends]) == frozenset()
+
+
+CARD = {"model": "meta-llama/Llama-3.1-8B", "context_tokens": 4096, "kv_block_tokens": 16}
+
+
+def instance(component: str = "VllmWorker", **more: object) -> Instance:
+    return Instance("ns", component, "generate", 0xA1, "http://127.0.0.1:4000", **more)  # type: ignore[arg-type]
+
+
+def test_an_instance_is_there_under_its_own_component_and_under_the_one_of_its_role() -> None:
+    assert {key: json.loads(value) for key, value in dynamo_keys(instance(), Role.DECODE).items()} == {
+        f"v1/instances/ns/{component}/generate/a1": {
+            "type": "Endpoint",
+            "namespace": "ns",
+            "component": component,
+            "endpoint": "generate",
+            "instance_id": 0xA1,
+            "transport": {"tcp": "http://127.0.0.1:4000"},
+        }
+        for component in ("VllmWorker", "backend")
+    }
+
+
+@pytest.mark.parametrize(
+    ("component", "role", "components"),
+    [
+        ("PrefillWorker", Role.PREFILL, ["PrefillWorker", "prefill"]),
+        ("prefill", Role.PREFILL, ["prefill"]),
+        ("Frontend", Role.FRONTEND, ["Frontend"]),
+        ("mine", None, ["mine"]),
+    ],
+)
+def test_only_the_roles_that_are_counted_have_a_component_of_their_own(
+    component: str, role: Role | None, components: list[str]
+) -> None:
+    keys = [f"v1/instances/ns/{each}/generate/a1" for each in components]
+    assert list(dynamo_keys(instance(component), role)) == keys
+
+
+@pytest.mark.parametrize(
+    ("role", "component", "model_type", "worker_type"),
+    [
+        (Role.DECODE, "backend", "Chat | Completions", "aggregated"),
+        (Role.PREFILL, "prefill", "Prefill", "prefill"),
+    ],
+)
+def test_the_card_of_a_model_has_what_dynamos_reader_asks_for(
+    role: Role, component: str, model_type: str, worker_type: str
+) -> None:
+    keys = dynamo_keys(instance(card=CARD), role)
+    (card,) = (json.loads(value) for key, value in keys.items() if key.startswith("v1/mdc/"))
+    assert f"v1/mdc/ns/{component}/generate/a1" in keys
+    assert (card["type"], card["component"], card["instance_id"]) == ("Model", component, 0xA1)
+    assert card["card_json"] == {
+        "display_name": "meta-llama/Llama-3.1-8B",
+        "slug": "meta-llama_llama-3_1-8b",
+        "source_path": "meta-llama/Llama-3.1-8B",
+        "context_length": 4096,
+        "kv_cache_block_size": 16,
+        "migration_limit": 0,
+        "model_type": model_type,
+        "model_input": "Text",
+        "worker_type": worker_type,
+    }
+
+
+@pytest.mark.parametrize(
+    ("transport", "reached"),
+    [
+        ({"tcp": "10.0.0.7:4000/a1/ns/backend/generate"}, "tcp 10.0.0.7:4000/a1/ns/backend/generate"),
+        ({"nats_tcp": "subject"}, "nats_tcp subject"),
+        ({"a": 1, "b": "x"}, "a 1, b x"),
+        ({}, "nothing"),
+        ({"tcp": "http://127.0.0.1:4000"}, ""),
+        ({"http": "https://box:4000"}, ""),
+    ],
+)
+def test_what_is_not_reached_over_http_cannot_be_called(transport: dict[str, object], reached: str) -> None:
+    assert not_callable(json.dumps({"transport": transport})) == reached
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"transport": "tcp"}'])
+def test_what_is_no_instance_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|Expecting"):
+        not_callable(text)

@@ -29,7 +29,7 @@ async def registration(store: FakeStore, clock: Any) -> AsyncIterator[Registrati
     made = Registration(store, store, clock, discovery, instances, role=Role.DECODE)
     yield made
     store.is_away = store.is_frozen = False
-    await made.withdraw()
+    await made.deregister()
     await discovery.close()
 
 
@@ -102,7 +102,7 @@ async def test_a_lease_that_lapsed_while_this_process_stood_still_is_replaced(
         return await store.keep_alive(lease)
 
     monkeypatch.setattr(store, "keep_alive", stand_still)
-    monkeypatch.setattr("dynaplan.store.registration.STORE_ANSWER_S", 3600)
+    monkeypatch.setattr("dynaplan.store.registration.STORE_CALL_TIMEOUT_S", 3600)
     await within(40, lambda: registered(store) == {1002})
     assert not registration.revoked.is_set()
     assert registration.instance_id == 1002
@@ -198,7 +198,7 @@ async def test_withdrawing_revokes_the_lease_and_is_not_taken_for_a_revocation_b
     registration: Registration, store: FakeStore
 ) -> None:
     await registration.start()
-    await registration.withdraw()
+    await registration.deregister()
     await asyncio.sleep(30)
     assert store.items == {}
     assert not registration.revoked.is_set()
@@ -210,5 +210,5 @@ async def test_withdrawing_is_bounded_while_the_store_is_away(
     await registration.start()
     store.is_frozen = True
     begun_s = clock.now_s()
-    await registration.withdraw(timeout_s=2.0)
+    await registration.deregister(timeout_s=2.0)
     assert clock.now_s() - begun_s <= 2.1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.util.errors import UserError
-from dynaplan.worker.endpoints import ServedEndpoint, items_of
+from dynaplan.worker.endpoints import ServedEndpoint, call_endpoint
 
 
 async def generate(request: dict[str, Any]) -> Any:
@@ -19,7 +19,7 @@ async def generate(request: dict[str, Any]) -> Any:
 
 
 async def collected(endpoint: ServedEndpoint, request: Any) -> list[Any]:
-    return [item async for item in items_of(endpoint, request)]
+    return [item async for item in call_endpoint(endpoint, request)]
 
 
 async def test_a_missing_field_is_answered_with_its_name_and_the_signature() -> None:

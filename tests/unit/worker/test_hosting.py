@@ -6,8 +6,7 @@ from typing import Any
 
 from dynaplan.graph.endpoints import async_on_start, endpoint, on_shutdown, readiness
 from dynaplan.graph.service import depends, service
-from dynaplan.worker.client import DependencyClient, LocalClient
-from dynaplan.worker.hosting import Host, registered_names
+from dynaplan.worker.hosting import DependencyClient, Host, LocalClient, registered_names
 
 events: list[str] = []
 

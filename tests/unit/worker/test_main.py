@@ -14,7 +14,7 @@ from dynaplan.util.errors import (
     WorkerStartFailed,
 )
 from dynaplan.worker import main as child
-from dynaplan.worker.process import EXIT_CRASHED
+from dynaplan.worker.worker_runtime import EXIT_CRASHED
 
 ARGUMENTS = ("graphs.agg:Frontend", "--service-name", "VllmWorker")
 
@@ -25,10 +25,10 @@ def its_own_process_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exit_code_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
-    async def live(*_: object) -> int:
+    async def run(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(child, "_live", live)
+    monkeypatch.setattr(child, "_run_worker", run)
     return child.main(ARGUMENTS)
 
 

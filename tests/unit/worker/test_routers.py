@@ -11,8 +11,8 @@ from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import TemporaryError
-from dynaplan.worker.process import WorkerRuntime
-from dynaplan.worker.routers import SILENT_S, RoutedRequests, RoutersWatch
+from dynaplan.worker.routers import ROUTER_SILENT_S, RoutedRequests, RouterPresence
+from dynaplan.worker.worker_runtime import WorkerRuntime
 from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -27,7 +27,7 @@ class Routed(RoutedRequests):
     answers: dict[str, int | None]
     asked = 0
 
-    async def _left_with(self, session: aiohttp.ClientSession, url: str) -> int | None:
+    async def _notify_router(self, session: aiohttp.ClientSession, url: str) -> int | None:
         self.asked += 1
         return self.answers[url]
 
@@ -73,7 +73,7 @@ class Stage:
         """How long it takes until nothing is here any more."""
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
-        await asyncio.wait_for(self.routed.gone(), within_s)
+        await asyncio.wait_for(self.routed.wait_gone(), within_s)
         return loop.time() - begin_s
 
 
@@ -115,7 +115,7 @@ async def test_the_engine_must_be_empty_twice(stage: Stage) -> None:
         return next(readings)
 
     routed = RoutedRequests(stage.runtime, requests, WorkerLoad)
-    await asyncio.wait_for(routed.gone(), 5)
+    await asyncio.wait_for(routed.wait_gone(), 5)
     assert next(readings, None) is None
 
 
@@ -125,7 +125,7 @@ async def test_a_router_that_does_not_answer_is_waited_for_until_the_engine_was_
     await stage.router(HOME, None)
     stage.in_engine = 1
     later(5, lambda: setattr(stage, "in_engine", 0))
-    assert 5 + SILENT_S <= await stage.waited_s() < 5 + SILENT_S + 1.5
+    assert 5 + ROUTER_SILENT_S <= await stage.waited_s() < 5 + ROUTER_SILENT_S + 1.5
 
 
 async def test_a_router_that_is_gone_from_discovery_is_not_waited_for(stage: Stage) -> None:
@@ -152,8 +152,8 @@ async def test_an_engine_that_does_not_tell_is_believed_to_be_empty_when_no_rout
     stage.in_engine = None
     key = await stage.router(HOME, None)
     later(3, lambda: asyncio.ensure_future(stage.store.delete(key)))
-    assert 3 <= await stage.waited_s() < 3 + SILENT_S
-    assert SILENT_S <= await stage.waited_s() < SILENT_S + 1.5
+    assert 3 <= await stage.waited_s() < 3 + ROUTER_SILENT_S
+    assert ROUTER_SILENT_S <= await stage.waited_s() < ROUTER_SILENT_S + 1.5
 
 
 async def test_without_any_word_of_a_router_that_is_there_it_does_not_end(stage: Stage) -> None:
@@ -174,20 +174,20 @@ async def test_what_is_held_is_counted_once(stage: Stage) -> None:
     await stage.router(HOME, 2)
     await stage.router(AWAY, 1)
     stage.in_engine = 3
-    await stage.routed.look()
+    await stage.routed.refresh()
     assert stage.routed.held == 3
     stage.routed.answers[AWAY] = None
-    await stage.routed.look()
+    await stage.routed.refresh()
     assert stage.routed.held == 3
     stage.in_engine = None
-    await stage.routed.look()
+    await stage.routed.refresh()
     assert stage.routed.held == 2
 
 
 async def test_routers_are_gone_once_there_were_some_and_for_a_while_there_are_none(stage: Stage) -> None:
-    watch = RoutersWatch(stage.runtime)
+    watch = RouterPresence(stage.runtime)
     loop = asyncio.get_running_loop()
-    gone = asyncio.create_task(watch.gone())
+    gone = asyncio.create_task(watch.wait_gone())
     await asyncio.sleep(10)
     assert not gone.done()  # nobody has been there yet: a graph without our Frontend
     key = await stage.router(HOME, 0, routes_to="OtherWorker")
@@ -196,4 +196,4 @@ async def test_routers_are_gone_once_there_were_some_and_for_a_while_there_are_n
     await stage.store.delete(key)
     begin_s = loop.time()
     await asyncio.wait_for(gone, 10)
-    assert SILENT_S <= loop.time() - begin_s <= SILENT_S + 1
+    assert ROUTER_SILENT_S <= loop.time() - begin_s <= ROUTER_SILENT_S + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dynaplan.fleet.joining.connecting import join
 from dynaplan.runtime import VirtualConnectorClient
-from dynaplan.worker.membership.runtime import Runtime
+from dynaplan.worker.distributed_runtime import Runtime
 
 __all__ = ["DistributedRuntime", "VirtualConnectorClient"]
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dynaplan.cli.main import group
-from dynaplan.store.file.store import FileStore
+from dynaplan.store.file_store import FileStore
 from tests.unit.cli.scaling.test_scale import FLEET
 
 

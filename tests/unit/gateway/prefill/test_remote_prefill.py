@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings
-from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
+from dynaplan.events.port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
@@ -23,8 +23,7 @@ from dynaplan.gateway.prefill.prefill_queue import PrefillRouter, RoutedPrompt
 from dynaplan.gateway.prefill.remote_prefill import HandOff, RemotePrefill
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instance_keys import ASLEEP, WAKE
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import ASLEEP, WAKE, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.tasks import BackgroundTasks

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
-from dynaplan.store.instance_keys import ASLEEP
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import ASLEEP, Instance
 
 
 def sleeping() -> SleepingWorkers:

@@ -1,1 +1,0 @@
-"""Messages and the work queue on NATS."""

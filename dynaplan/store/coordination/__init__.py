@@ -1,1 +1,0 @@
-"""Coordination through the key-value store: watched prefixes, buckets, locks."""

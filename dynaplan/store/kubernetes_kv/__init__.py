@@ -1,1 +1,0 @@
-"""The key-value store in a cluster's own API: ``DynamoWorkerMetadata``, one ConfigMap, and readiness."""

@@ -1,1 +1,0 @@
-"""The key-value store and its leases in one bucket of JetStream."""

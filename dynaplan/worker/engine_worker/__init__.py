@@ -1,1 +1,0 @@
-"""Workers that run an inference engine."""

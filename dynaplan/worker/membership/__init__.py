@@ -1,1 +1,0 @@
-"""Membership: a process's part in a deployment, whether or not it runs a graph."""
