@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.service_options import OverridingCommand
 from dynaplan.util import screen
 from dynaplan.util.tables import folded
 

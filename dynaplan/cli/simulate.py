@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.service_options import OverridingCommand
 from dynaplan.lab.simulate.graph_file import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.util import screen, tables

@@ -8,7 +8,7 @@ import time
 
 import click
 
-from dynaplan.cli.deployment import namespace_argument
+from dynaplan.cli.options import namespace_argument
 
 POLL_S = 0.1
 """Time between two looks whether the deployment has ended."""

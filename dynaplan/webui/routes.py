@@ -19,11 +19,10 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
-from dynaplan.webui.commands import arguments_of, called
-from dynaplan.webui.live_charts import ChartsAsked
-from dynaplan.webui.log_reading import log_part
+from dynaplan.webui.actions import arguments_of, called, log_part
+from dynaplan.webui.charts import ChartsAsked
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
-from dynaplan.webui.viewers import Feed, Viewers
+from dynaplan.webui.sse_clients import Feed, SseClients
 from dynaplan.worker.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ HEADERS = {
 }
 """The headers of every answer below ``/ui``."""
 
-FEED = "dynaplan.cli.ui.feed"
+FEED = "dynaplan.cli.page_feed"
 """The module that looks at the deployment, in a process of its own."""
 
 FEED_ANSWER_S = 60.0
@@ -94,7 +93,7 @@ class PageRoutes:
         self._chat = chat
         self._call = call
         self._guard = PageGuard(place.secret, place.host, is_tls=place.is_tls)
-        self._viewers = Viewers(feed or make_feed(place.namespace))
+        self._clients = SseClients(feed or make_feed(place.namespace))
         self._running = 0
         self._handlers: Mapping[tuple[str, str], Handler] = {
             ("GET", ""): self._shell,
@@ -121,7 +120,7 @@ class PageRoutes:
 
     async def close(self) -> None:
         """End the open pages, and the process that looks for them."""
-        await self._viewers.close()
+        await self._clients.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.removeprefix(PAGE_PATH).rstrip("/")
@@ -160,11 +159,11 @@ class PageRoutes:
         """Stream what is seen, as server-sent events, for as long as the page is open."""
         self._guard.check_key(request)
         asked = _asked(request)
-        if self._viewers.is_full:
+        if self._clients.is_full:
             raise PageRefusal(503, "This page is open too often.")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
-        events = self._viewers.watch(asked)
+        events = self._clients.watch(asked)
         try:
             async for name, text in events:
                 # Drawings are fetched: a browser's parser makes documents of them, no script does.
@@ -179,7 +178,7 @@ class PageRoutes:
 
     async def _charts(self, request: web.BaseRequest) -> web.Response:
         self._guard.check_key(request)
-        drawing = self._viewers.charts(_asked(request))
+        drawing = self._clients.charts(_asked(request))
         if drawing is None:
             raise PageRefusal(404, "These charts are not drawn.")
         return web.Response(text=drawing, content_type="image/svg+xml")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from dynaplan.cli.bench.measurement import MeasuredService, OfferedLoad, measure
+from dynaplan.cli.bench_measurement import MeasuredService, OfferedLoad, measure
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Slo
 from tests.fakes.frontend_runtime import stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaplan.cluster.describing import ClusterOptions, cautions, describe
+from dynaplan.cluster.description import ClusterOptions, cautions, describe
 from dynaplan.cluster.manifests import (
     NATS_TOKEN,
     NONE,

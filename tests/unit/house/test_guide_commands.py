@@ -14,9 +14,8 @@ import click
 import pytest
 import yaml
 
-from dynaplan.cli.components.flags import FLAGS, ComponentCommand
 from dynaplan.cli.main import group
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.service_options import FLAGS, ComponentCommand, OverridingCommand
 from dynaplan.config.overrides import Sections, merge_sections, parse_overrides, split_overrides
 from dynaplan.config.yaml_file import read_sections
 from dynaplan.graph.config import find_config_file, read_config
