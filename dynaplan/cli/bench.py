@@ -19,7 +19,7 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
-from dynaplan.cli.scale_counts import held_in, planner_settings
+from dynaplan.cli.scale_counts import planner_settings, statefile_holds
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
 from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import SIMULATED, engine_of
@@ -47,10 +47,10 @@ CLIENTS, FOR_S = 12, 60.0
 MEASURED_ROW, SIMULATED_ROW = "measured", "simulated"
 """The names of the two rows, in the first column."""
 
-BUSY_CLIENT = 0.7
+MAX_CLIENT_LOAD = 0.7
 """The part of a core from which on a client may read tokens later than they came."""
 
-LATE_S = 0.02
+MAX_LATE_S = 0.02
 """Seconds by which a request may be sent after it was due before that is reported."""
 
 
@@ -103,9 +103,9 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
         check_writable("--json", Path(json_path))
     load = _load(given)
     found = None if url else connect(namespace)
-    prediction, reasons = _prediction(found, given)
-    measured, fleet = _measured(_service(found, url, given), load, _slo(found, given), given["seed"], found)
-    predicted, why = _predicted(prediction, load, measured)
+    prediction, reasons = _predict(found, given)
+    measured, fleet = _measure(_service(found, url, given), load, _slo(found, given), given["seed"], found)
+    predicted, why = _simulate(prediction, load, measured)
     compared = table(measured, fleet, predicted)
     asked = (given["isl"], given["osl"]) if load.clients else None
     lines = [*notes(measured, asked), *(why or reasons)]
@@ -115,7 +115,7 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
         write("--json", json_path, json.dumps(compared, indent=2) + "\n")
     if measured.is_interrupted:
         return EXIT_INTERRUPTED
-    return 0 if measured.tally.outcome.requests else 1
+    return 0 if measured.counters.outcome.requests else 1
 
 
 def _load(given: Mapping[str, Any]) -> OfferedLoad:
@@ -135,7 +135,7 @@ def _load(given: Mapping[str, Any]) -> OfferedLoad:
     return OfferedLoad(0, request, trace, min(length_s, given["for_s"] or length_s))
 
 
-def _prediction(
+def _predict(
     found: RunningDeployment | None, given: Mapping[str, Any]
 ) -> tuple[Prediction | None, tuple[str, ...]]:
     """Return the simulation of the deployment as it is before the load, and its notes, or why there is
@@ -150,13 +150,13 @@ def _prediction(
     return prediction, prediction.notes
 
 
-def _predicted(
+def _simulate(
     prediction: Prediction | None, load: OfferedLoad, measured: Measured
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
     from dynaplan.simulation.run import ClosedLoop
 
-    if prediction is None or not measured.tally.requests_sent:
+    if prediction is None or not measured.counters.requests_sent:
         return None, ()
     try:
         if load.clients:
@@ -199,7 +199,7 @@ def _is_simulated(found: RunningDeployment) -> bool:
     return worker.engine_of(graph_of(found).sections[DECODE_COMPONENT]) == worker.SIMULATED
 
 
-def _measured(
+def _measure(
     service: MeasuredService, load: OfferedLoad, slo: Slo, seed: int, found: RunningDeployment | None
 ) -> tuple[Measured, FleetMonitor | None]:
     import uvloop
@@ -215,11 +215,11 @@ def table(measured: Measured, fleet: FleetMonitor | None, predicted: Result | No
     from dynaplan.lab.simulate.table import rows
     from dynaplan.simulation.run import Result
 
-    tally = measured.tally
+    counters = measured.counters
     changes = fleet.changes() if fleet else None
     result = Result(
         MEASURED_ROW,
-        tally.outcome,
+        counters.outcome,
         fleet.gpu_s / 3600 if fleet else 0.0,
         measured.sending_s,
         measured.sending_s,
@@ -228,9 +228,9 @@ def table(measured: Measured, fleet: FleetMonitor | None, predicted: Result | No
     )
     first, *others = rows([result, predicted] if predicted else [result])
     unseen = ["queued_p95_ms", "imbalance", *([] if fleet else ["gpu_hours", "scale_events", "flaps"])]
-    first |= dict.fromkeys(unseen) | {"model": measured.model, **tally.document()}
+    first |= dict.fromkeys(unseen) | {"model": measured.model, **counters.document()}
     # A decode worker counts what a prefill worker has handed over as cached: that is no hit.
-    if fleet is None or fleet.is_disaggregated or not tally.outcome.cached_tokens:
+    if fleet is None or fleet.is_disaggregated or not counters.outcome.cached_tokens:
         first["hit_rate"] = None
     return [
         first,
@@ -243,26 +243,26 @@ def notes(measured: Measured, asked: tuple[int, int] | None) -> Iterator[str]:
 
     ``asked`` are the tokens of each prompt and answer, None for a trace.
     """
-    tally = measured.tally
-    for kind, number in tally.failures.most_common():
-        yield f"failed: {number} x {kind}: {tally.examples[kind]}"
-    if tally.open:
-        yield f"{len(tally.open)} requests were open when it was ended, and are not counted."
-    if tally.other_answers:
+    counters = measured.counters
+    for kind, number in counters.failures.most_common():
+        yield f"failed: {number} x {kind}: {counters.examples[kind]}"
+    if counters.open:
+        yield f"{len(counters.open)} requests were open when it was ended, and are not counted."
+    if counters.other_answers:
         yield (
-            f"{tally.other_answers} answers had another number of tokens than was asked for: this engine "
+            f"{counters.other_answers} answers had another number of tokens than was asked for: this engine "
             "does not heed ignore_eos, so that they compare badly with the simulation."
         )
-    if tally.other_prompts and asked:
-        yield f"{tally.other_prompts} prompts count as another number of tokens than {asked[0]} there."
-    if measured.client_load > BUSY_CLIENT:
+    if counters.other_prompts and asked:
+        yield f"{counters.other_prompts} prompts count as another number of tokens than {asked[0]} there."
+    if measured.client_load > MAX_CLIENT_LOAD:
         yield (
             f"This client took {measured.client_load:.0%} of a core: its times may be longer than they were. "
             "Send less, or measure from several clients."
         )
-    if tally.late_s > LATE_S:
+    if counters.late_s > MAX_LATE_S:
         yield (
-            f"A request was sent {tally.late_s * 1000:.0f} ms after it was due; its latency counts "
+            f"A request was sent {counters.late_s * 1000:.0f} ms after it was due; its latency counts "
             "from when it was due."
         )
 
@@ -357,7 +357,7 @@ def _profile(graph: SimulatedGraph) -> str | None:
 def _policy(found: RunningDeployment) -> str:
     """Return the policy of the deployment's planner; static without one, or while something is held."""
     settings = planner_settings(found)
-    return settings.policy if settings and not held_in(found.document).by_role else STATIC
+    return settings.policy if settings and not statefile_holds(found.document).by_role else STATIC
 
 
 def _present(found: RunningDeployment, role: Role) -> int:

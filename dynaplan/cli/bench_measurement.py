@@ -33,13 +33,13 @@ from dynaplan.util.tls.client import ClientTls
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
 
-TICK_S = 0.5
+LINE_POLL_S = 0.5
 """Seconds between two drawings of the live line."""
 
-RECENT_S = 5.0
+RATE_WINDOW_S = 5.0
 """Seconds over which the rates of the live line are taken."""
 
-MOST_RECORDS = 10_000
+MAX_RECORDS = 10_000
 """The planner's last records that are searched for changes."""
 
 
@@ -81,7 +81,7 @@ class MeasuredService:
     is_text: bool = False
 
 
-class Tally:
+class RequestCounters:
     """Counts answers and failures of one measurement that began at ``began_s`` (``time.perf_counter``)."""
 
     def __init__(self, slo: Slo, began_s: float) -> None:
@@ -133,7 +133,7 @@ class Tally:
         outcome, passed_s = self.outcome, now_s - self.began_s
         tokens = self._whole_tokens + sum(stream.tokens for stream in self.open)
         self._recent.append((now_s, outcome.requests, tokens))
-        while len(self._recent) > 2 and now_s - self._recent[0][0] > RECENT_S:
+        while len(self._recent) > 2 and now_s - self._recent[0][0] > RATE_WINDOW_S:
             self._recent.popleft()
         before_s, requests, counted = self._recent[0]
         span_s = max(now_s - before_s, 1e-9)
@@ -183,7 +183,7 @@ class FleetMonitor:
     def changes(self) -> ChangeCount:
         """Return the planner's changes since the beginning."""
         counted = ChangeCount()
-        for document in factory.recent_decisions(self._found.log_dir / "planner", MOST_RECORDS):
+        for document in factory.recent_decisions(self._found.log_dir / "planner", MAX_RECORDS):
             try:
                 record = DecisionRecord.from_json(document)
                 at = datetime.fromisoformat(record.wall_time)
@@ -208,7 +208,7 @@ class Measured:
     ``client_load`` is the part of a core that this client took.
     """
 
-    tally: Tally
+    counters: RequestCounters
     model: str
     sending_s: float
     client_load: float
@@ -227,14 +227,14 @@ async def measure(
     async with open_session(service.api_key, service.tls) as session:
         model = service.model or await served_model(session, service.url)
         began_s, cpu_s = time.perf_counter(), time.process_time()
-        tally = Tally(slo, began_s)
-        generator = LoadGenerator(CompletionClient(session, service.url, model), prompts, tally)
+        counters = RequestCounters(slo, began_s)
+        generator = LoadGenerator(CompletionClient(session, service.url, model), prompts, counters)
         work = asyncio.create_task(load.send(generator, began_s))
-        is_whole = await _follow(work, generator, tally, load.duration_s, fleet)
+        is_whole = await _follow(work, generator, counters, load.duration_s, fleet)
         passed_s = time.perf_counter() - began_s
         used_s = time.process_time() - cpu_s
     return Measured(
-        tally,
+        counters,
         model,
         min(passed_s, load.duration_s),
         used_s / max(passed_s, 1e-9),
@@ -245,23 +245,25 @@ async def measure(
 async def _follow(
     work: asyncio.Task[None],
     generator: LoadGenerator,
-    tally: Tally,
+    counters: RequestCounters,
     duration_s: float,
     fleet: FleetMonitor | None,
 ) -> bool:
     """Show the live line until the work is done; return False when a signal has ended it."""
-    until_s = tally.began_s + duration_s
+    until_s = counters.began_s + duration_s
     with on_signals(lambda _: _cancel(work)), ProgressLine() as line:
         while not work.done():
             now_s = time.perf_counter()
             is_sending = now_s < until_s
-            await asyncio.wait({work}, timeout=min(TICK_S, until_s - now_s) if is_sending else TICK_S)
+            await asyncio.wait(
+                {work}, timeout=min(LINE_POLL_S, until_s - now_s) if is_sending else LINE_POLL_S
+            )
             now_s = time.perf_counter()
             if now_s >= until_s:
                 generator.stop()
             if fleet:
                 fleet.sample(min(now_s, until_s))
-            line.show(tally.line(now_s, until_s if now_s < until_s else None))
+            line.show(counters.line(now_s, until_s if now_s < until_s else None))
     if work.cancelled():
         return False
     work.result()

@@ -64,7 +64,7 @@ TOKEN_CHECK_TIMEOUT_S = 2.0
 
 TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
 
-OF_SERVE_ALONE = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_LOG_DIR", "DYNAPLAN_PARENT_PID", "DYNAPLAN_WORKER_NAME")
+SERVE_VARIABLES = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_LOG_DIR", "DYNAPLAN_PARENT_PID", "DYNAPLAN_WORKER_NAME")
 """Variables that a component must not have: they are for the processes that ``serve`` starts."""
 
 
@@ -108,7 +108,7 @@ def join(namespace: str | None, token_file: Path | None) -> Joined:
     environment |= {name: os.environ[name] for name in (CA_VARIABLE,) if os.environ.get(name)}
     token = _token(namespace, token_file, environment.get(TOKEN_VARIABLE, ""))
     os.environ.update({**environment, TOKEN_VARIABLE: token, "DYN_NAMESPACE": namespace})
-    for name in OF_SERVE_ALONE:
+    for name in SERVE_VARIABLES:
         os.environ.pop(name, None)
     instances = asyncio.run(_registered(namespace, token))
     config = _config_of(deployment) if deployment else {}
@@ -245,7 +245,7 @@ def config_for(file: str | None, overrides: Sequence[str], joined: Joined) -> Se
     return merge_sections(joined.config, read_config(path, overrides))
 
 
-def checked(name: str, config: Sections, section: Mapping[str, Any], namespace: str) -> Component:
+def check_component(name: str, config: Sections, section: Mapping[str, Any], namespace: str) -> Component:
     """Return the service, once its options are checked as its own process would; raises a UserError.
 
     ``section`` are the flags, which come over everything in ``config``. Sections of services that are none of

@@ -88,23 +88,23 @@ def frontend(
     from dynaplan.cli.component import (
         ComponentSockets,
         advertised_address,
-        checked,
+        check_component,
         config_for,
         held_port,
         join,
         run,
     )
-    from dynaplan.cli.serve import exposed, warn
+    from dynaplan.cli.serve import exposure_warnings, warn
 
     flags = known_flags(ctx)
     address = advertised_address(advertise_host, advertise_port, token_file)
     joined = join(namespace, token_file)
     config = config_for(config_file, ctx.obj, joined)
-    component = checked(FRONTEND, config, flags, joined.namespace)
+    component = check_component(FRONTEND, config, flags, joined.namespace)
     section = component.config.get(FRONTEND, {})
     host = host or str(section.get("host") or FrontendSettings.host)
     port = next(each for each in (port, section.get("port"), FrontendSettings.port) if each is not None)
-    warn(exposed(host, api_key, section))
+    warn(exposure_warnings(host, api_key, section))
     with held_port(host, port, share_port) as held:
         return run(component, joined, ComponentSockets(address, held, host))
 
@@ -154,7 +154,7 @@ def worker(
     from dynaplan.cli.component import (
         ComponentSockets,
         advertised_address,
-        checked,
+        check_component,
         config_for,
         join,
         refuse_another_model,
@@ -171,7 +171,7 @@ def worker(
         section["ServiceArgs"] = {"resources": {"gpu": gpus}}
     if engine_of(merge_sections(config, {name: section}).get(name, {})) == SIMULATED:
         known_flags(ctx)
-    component = checked(name, config, section, joined.namespace)
+    component = check_component(name, config, section, joined.namespace)
     refuse_another_model(component, joined)
     if role == "prefill":
         require_queue()

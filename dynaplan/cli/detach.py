@@ -29,10 +29,10 @@ LOG_FILE = "serve.log"
 LAST_LINES = 15
 """The number of lines of that log that a failure shows."""
 
-LOOK_S = 0.1
+NOTICE_POLL_S = 0.1
 """Seconds between two looks whether it has ended."""
 
-LONGEST_ADDRESS = 100
+MAX_SOCKET_PATH = 100
 """The bytes that the path of a socket may have, with some to spare (unix(7) has 108)."""
 
 EXIT_INTERRUPTED, EXIT_OF_INPUT = 130, 2
@@ -67,7 +67,7 @@ class Detached:
             return []
 
 
-def detached(arguments: Sequence[str], directory: Path, namespace: str) -> int:
+def serve_detached(arguments: Sequence[str], directory: Path, namespace: str) -> int:
     """Start ``serve`` with these arguments in that directory; return the exit code of the command.
 
     0 when it is ready, else the code with which it ended. Ctrl-C meanwhile ends it in order.
@@ -140,13 +140,13 @@ def _start(
 def _notices() -> Iterator[socket.socket]:
     """Make the socket at which ``serve`` tells that it is ready, as it would tell systemd."""
     usual = tempfile.gettempdir()
-    place = usual if len(usual) < LONGEST_ADDRESS - 30 else "/tmp"
+    place = usual if len(usual) < MAX_SOCKET_PATH - 30 else "/tmp"
     with (
         tempfile.TemporaryDirectory(prefix="dynaplan-", dir=place) as private,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices,
     ):
         notices.bind(f"{private}/ready")
-        notices.settimeout(LOOK_S)
+        notices.settimeout(NOTICE_POLL_S)
         yield notices
 
 

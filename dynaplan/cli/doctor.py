@@ -85,17 +85,17 @@ class Finding:
     advice: str = ""
 
 
-LEAST_SHARED_BYTES = 1 << 30
+MIN_SHARED_MEMORY_BYTES = 1 << 30
 """Memory in /dev/shm below which engines of several GPUs fail: NCCL and torch keep their buffers there, and a
 container has 64 MiB unless told otherwise."""
 
-LEAST_FILES = 8192
+MIN_OPEN_FILES = 8192
 """Open files that a busy box needs: each stream takes two descriptors of a frontend."""
 
-LEAST_DISK_BYTES = 2 * 10**9
+MIN_DISK_BYTES = 2 * 10**9
 """Free bytes that logs and state should have."""
 
-LEAST_MEMORY_BYTES = 2 * 10**9
+MIN_MEMORY_BYTES = 2 * 10**9
 """Memory that a deployment without a real engine needs with some to spare."""
 
 
@@ -242,7 +242,7 @@ def shared_memory() -> Iterator[Finding]:
         yield Finding(
             Level.WARNING, "shared memory", f"{place} is not writable", "Give write permission there."
         )
-    elif size.free < LEAST_SHARED_BYTES:
+    elif size.free < MIN_SHARED_MEMORY_BYTES:
         advice = (
             "Engines of several GPUs need more: in a container --shm-size=8g or --ipc=host; else free some."
         )
@@ -255,7 +255,7 @@ def limits() -> Iterator[Finding]:
     """Look at the limits of this shell's processes."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     shown = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}"
-    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+    if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
         advice = "Raise it: `ulimit -Hn`, /etc/security/limits.conf, or LimitNOFILE= of the unit."
         yield Finding(Level.WARNING, "open files", f"the hard limit is {shown}", advice)
     else:
@@ -273,7 +273,7 @@ def memory() -> Iterator[Finding]:
     box = registry.box_memory()
     available, total = box.available_bytes / GB, box.total_bytes / GB
     says = f"{available:.1f} of {total:.1f} GB available, {psutil.cpu_count()} CPUs"
-    if box.available_bytes < LEAST_MEMORY_BYTES:
+    if box.available_bytes < MIN_MEMORY_BYTES:
         advice = "Free some, or raise the container's limit: the kernel ends what asks for too much."
         yield Finding(Level.WARNING, "memory", says, advice)
     else:
@@ -296,7 +296,7 @@ def directories() -> Iterator[Finding]:
             continue
         free = shutil.disk_usage(there).free
         says = f"{place}, {free / GB:.1f} GB free"
-        if free < LEAST_DISK_BYTES:
+        if free < MIN_DISK_BYTES:
             advice = f"Free some space, or set {variable} to another disk."
             yield Finding(Level.WARNING, topic, says, advice)
         else:

@@ -21,7 +21,7 @@ from dynaplan.cli.options import (
     namespace_option,
     token_file_option,
 )
-from dynaplan.cli.service_options import OverridingCommand
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cluster.manifests import NONE, OPERATORS
 from dynaplan.config.settings.servers import KUBERNETES, NATS
 from dynaplan.util.errors import ConfigError, DeploymentError
@@ -52,7 +52,7 @@ def command() -> None:
 
 
 @click.command(
-    cls=OverridingCommand, name="kubernetes", epilog="Any option of a service: --Service.key=value"
+    cls=ServiceOptionsCommand, name="kubernetes", epilog="Any option of a service: --Service.key=value"
 )
 @click.argument("graph", required=False)
 @config_file_option
@@ -116,7 +116,7 @@ def kubernetes(
     from dynaplan.cli.serve import warn
     from dynaplan.cluster.description import ClusterOptions, cautions, describe
     from dynaplan.cluster.manifests import manifests, too_large
-    from dynaplan.cluster.sources import of_graph, of_running
+    from dynaplan.cluster.sources import graph_source, running_source
 
     if not options["image"]:
         raise ConfigError(
@@ -125,7 +125,9 @@ def kubernetes(
             "    podman build -t REGISTRY/dynaplan:1 --build-arg EXTRAS=vllm,kubernetes -f Containerfile .\n"
             "  Push it where the cluster reaches it, and name it: --image REGISTRY/dynaplan:1",
         )
-    source = of_graph(graph, config_file, namespace, ctx.obj) if graph else of_running(namespace, ctx.obj)
+    source = (
+        graph_source(graph, config_file, namespace, ctx.obj) if graph else running_source(namespace, ctx.obj)
+    )
     deployment = describe(source, ClusterOptions(**options))
     documents = manifests(deployment, operator)
     warn([*source.warnings, *cautions(source, deployment)])

@@ -12,7 +12,7 @@ import click
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
 
-FOLLOW_S = 0.2
+LOG_POLL_S = 0.2
 """Time between two looks for new lines with ``--follow``."""
 
 
@@ -52,7 +52,7 @@ def _follow(paths: Sequence[Path]) -> None:
         for path, log in followed.items():
             for line in log.new_lines():
                 click.echo(f"{path.stem}: {line}" if len(followed) > 1 else line)
-        time.sleep(FOLLOW_S)
+        time.sleep(LOG_POLL_S)
 
 
 class _Followed:

@@ -14,38 +14,38 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from dynaplan.cli.status_poller import Following
+from dynaplan.cli.status_poller import StatusPoller
 from dynaplan.cli.status_view import view_of
 from dynaplan.planner.rules.explaining import explain, in_one_line, is_change
 from dynaplan.process.helper_main import Channel, become_helper
 from dynaplan.util.errors import DynaplanError
 from dynaplan.webui.charts import (
-    ChartsAsked,
-    ChartsLimits,
+    ChartLimits,
+    ChartsRequest,
     DeploymentSample,
     TimedChange,
     live_svg,
-    sample_of_look,
+    record_time_s,
+    sample_of_status,
     samples_of_log,
-    time_of,
 )
 
-LOOK_S = 2.5
+DEPLOYMENT_POLL_S = 2.5
 """Shortest time between two looks, in seconds; a question that follows sooner may be drawn for."""
 
 DRAW_S = 10.0
 """Time between two drawings of the same charts, and two looks at the planner's log, in seconds."""
 
-KEPT_S = 6 * 3600.0
+HISTORY_S = 6 * 3600.0
 """The time of which samples are kept, in seconds: that of the longest charts."""
 
-MOST_RECORDS = 5000
+MAX_RECORDS = 5000
 """The most records that are read of the planner's log at first."""
 
 HISTORY_BYTES = 32 << 20
 """The bytes at the end of a planner's log that are read at first."""
 
-NEWEST = 12
+RECENT_RECORDS = 12
 """Records that are read again and again; a planner decides less often than that."""
 
 SHOWN_CHANGES, SHOWN_LAST = 30, 3
@@ -67,12 +67,12 @@ class DecisionHistory:
         self.changes: list[TimedChange] = []
         self.listed: list[dict[str, Any]] = []
 
-    def look(self, now_s: float) -> bool:
+    def poll(self, now_s: float) -> bool:
         """Read what is new; tell whether there was anything."""
         is_first = self._newest_s == float("-inf")
-        found = self._read(*((MOST_RECORDS, HISTORY_BYTES) if is_first else (NEWEST, 1 << 20)))
-        timed = [(at_s, record) for record in found if (at_s := time_of(record)) is not None]
-        begin_s = now_s - KEPT_S
+        found = self._read(*((MAX_RECORDS, HISTORY_BYTES) if is_first else (RECENT_RECORDS, 1 << 20)))
+        timed = [(at_s, record) for record in found if (at_s := record_time_s(record)) is not None]
+        begin_s = now_s - HISTORY_S
         new = [record for at_s, record in timed if at_s > max(self._newest_s, begin_s)]
         if not new:
             return False
@@ -93,14 +93,14 @@ class DecisionHistory:
 
 
 def _change(record: Record) -> TimedChange:
-    return TimedChange(time_of(record) or 0.0, in_one_line(record).partition("  ")[2])
+    return TimedChange(record_time_s(record) or 0.0, in_one_line(record).partition("  ")[2])
 
 
 def _listed(record: Record) -> dict[str, Any]:
     """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` says."""
     clock, _, text = in_one_line(record).partition("  ")
     return {
-        "at_s": time_of(record),
+        "at_s": record_time_s(record),
         "time": clock,
         "text": text,
         "why": explain(record),
@@ -109,22 +109,22 @@ def _listed(record: Record) -> dict[str, Any]:
 
 
 class PageFeed:
-    """Looks and draws: one process's work."""
+    """Polls and draws: one process's work."""
 
-    def __init__(self, following: Following, read: Callable[[int, int], Sequence[Record]]) -> None:
-        self._following = following
+    def __init__(self, poller: StatusPoller, read: Callable[[int, int], Sequence[Record]]) -> None:
+        self._poller = poller
         self._history = DecisionHistory(read)
         self._seen: list[DeploymentSample] = []
-        self._drawn_s: dict[ChartsAsked, float] = {}
+        self._drawn_s: dict[ChartsRequest, float] = {}
         self._looked_at_s = self._drawn_at_s = float("-inf")
         self._document: dict[str, Any] = {}
 
-    async def events(self, shown: Sequence[ChartsAsked]) -> list[tuple[str, str]]:
+    async def events(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
         """Return what is new for pages with these charts. Raises DeploymentError when the deployment ends."""
         begun_s, found = time.monotonic(), []
-        if begun_s - self._looked_at_s >= LOOK_S:
+        if begun_s - self._looked_at_s >= DEPLOYMENT_POLL_S:
             self._looked_at_s = begun_s
-            self._document = await self._following.look()
+            self._document = await self._poller.poll()
             notes = view_of(self._document, time.time()).notes
             found.append(("look", json.dumps({**self._document, "notes": notes}, separators=(",", ":"))))
             if begun_s - self._drawn_at_s >= DRAW_S:
@@ -134,22 +134,22 @@ class PageFeed:
 
     def _sampled(self, now_s: float) -> list[tuple[str, str]]:
         """Take a sample of what was seen, and read the planner's log; return its decisions if any are new."""
-        self._seen = [each for each in self._seen if each.at_s >= now_s - KEPT_S]
-        self._seen.append(sample_of_look(self._document, now_s, DRAW_S))
-        if not self._history.look(now_s):
+        self._seen = [each for each in self._seen if each.at_s >= now_s - HISTORY_S]
+        self._seen.append(sample_of_status(self._document, now_s, DRAW_S))
+        if not self._history.poll(now_s):
             return []
         return [("decisions", json.dumps(self._history.listed[::-1], separators=(",", ":")))]
 
-    def _drawn(self, shown: Sequence[ChartsAsked]) -> list[tuple[str, str]]:
+    def _drawn(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
         """Draw the charts that are shown and are not newer than the samples."""
         self._drawn_s = {each: drawn_s for each, drawn_s in self._drawn_s.items() if each in shown}
         due = [each for each in shown if self._drawn_s.get(each, float("-inf")) < self._drawn_at_s]
         self._drawn_s |= dict.fromkeys(due, self._drawn_at_s)
         return [(each.name, self._drawing(each)) for each in due]
 
-    def _drawing(self, asked: ChartsAsked) -> str:
+    def _drawing(self, asked: ChartsRequest) -> str:
         document, now = self._document, datetime.now().astimezone()
-        limits = ChartsLimits(
+        limits = ChartLimits(
             document.get("targets") or {},
             len(document.get("gpus", ())),
             any(row["role"] == "prefill" for row in document["workers"]),
@@ -168,17 +168,15 @@ class PageFeed:
 async def _run(namespace: str, channel: Channel) -> None:
     from dynaplan.planner import factory
 
-    following = Following(namespace)
-    planner_dir = following.found.log_dir / "planner"
-    feed = PageFeed(
-        following, lambda last, tail_bytes: factory.recent_decisions(planner_dir, last, tail_bytes)
-    )
+    poller = StatusPoller(namespace)
+    planner_dir = poller.found.log_dir / "planner"
+    feed = PageFeed(poller, lambda last, tail_bytes: factory.recent_decisions(planner_dir, last, tail_bytes))
     try:
         while question := await asyncio.to_thread(channel.read):
-            shown = [ChartsAsked(int(span_s), int(width)) for span_s, width in question[0]["charts"]]
+            shown = [ChartsRequest(int(span_s), int(width)) for span_s, width in question[0]["charts"]]
             channel.answer({"events": await feed.events(shown)})
     finally:
-        await following.close()
+        await poller.close()
 
 
 def main(arguments: Sequence[str]) -> int:

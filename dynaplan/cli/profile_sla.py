@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.service_options import OverridingCommand
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ log = logging.getLogger("dynaplan.profile_sla")
 
 
 @click.command(
-    cls=OverridingCommand,
+    cls=ServiceOptionsCommand,
     name="profile-sla",
     epilog="Any option of a service: --Service.key=value",
 )

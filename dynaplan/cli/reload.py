@@ -21,9 +21,15 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option, step_timeout_option
-from dynaplan.cli.restart import FREED_WITHIN_S, POLL_S, WorkerRestart, restart_process, tell_to_replace
-from dynaplan.cli.scale_counts import times_of
-from dynaplan.cli.service_options import OverridingCommand
+from dynaplan.cli.restart import (
+    GPU_FREE_TIMEOUT_S,
+    WORKERS_POLL_S,
+    WorkerRestart,
+    request_replacement,
+    restart_process,
+)
+from dynaplan.cli.scale_counts import expected_times
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_settings_prefix
 from dynaplan.fleet.rules.reloading import (
@@ -51,17 +57,19 @@ if TYPE_CHECKING:
 LIVE_KEYS = {name.replace("_", "-"): name for name in LIVE_SETTINGS}
 """The options that change while requests flow, with the names of their keys in the store."""
 
-ANY_QUEUE = 1_000_000
+UNLIMITED_QUEUE = 1_000_000
 """A limit of the prefill queue that is none."""
 
 PLANNER = "Planner"
 
-LONGEST_VALUE = 40
+MAX_VALUE_CHARS = 40
 """Characters of a value in the table of the difference."""
 
 
 @click.command(
-    cls=OverridingCommand, name="reload", epilog="Any option of a service: --Service.key=value, from now on"
+    cls=ServiceOptionsCommand,
+    name="reload",
+    epilog="Any option of a service: --Service.key=value, from now on",
 )
 @namespace_option
 @click.option(
@@ -85,8 +93,8 @@ def command(
     drained, one after another. When a new worker fails everything goes back to the settings of before.
     """
     found = connect(namespace)
-    launch, unfinished = _launch_of(found)
-    new = _read_again(launch, config_file, ctx.obj)
+    launch, unfinished = _read_launch(found)
+    new = _read_config(launch, config_file, ctx.obj)
     before = launch.config if unfinished is None else unfinished
     changes = _changes(launch, before, new)
     if unfinished is not None:
@@ -95,12 +103,12 @@ def command(
         click.echo(f"nothing has changed in {new.config_file or 'the settings'}")
         return
     click.echo(difference(changes))
-    _refuse_what_serve_fixed(changes)
+    _refuse_fixed_settings(changes)
     if dry_run:
         return
-    _ask(yes)
+    _confirm(yes)
 
-    reloading = Reloading(found, launch.graph, replace(new, before=before), timeout)
+    reloading = ReloadRun(found, launch.graph, replace(new, before=before), timeout)
     asyncio.run(reloading.run(live_keys(changes, new.config), restarted(changes, launch.graph)))
 
 
@@ -108,7 +116,12 @@ def difference(changes: Sequence[SettingChange]) -> str:
     """Return the table of the changed settings: each with its old and new value, and what it takes."""
     rows = [("SETTING", "OLD", "NEW", "TAKES")]
     rows += [
-        (f"{each.service}.{each.key}", _shown(each, each.before), _shown(each, each.after), each.words)
+        (
+            f"{each.service}.{each.key}",
+            _format_value(each, each.before),
+            _format_value(each, each.after),
+            each.words,
+        )
         for each in changes
     ]
     return text_table(rows)
@@ -124,14 +137,14 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
 
     usual: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
     unsaid = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
-    usual["max-prefill-queue-size"] = int(min(unsaid.most_queued, ANY_QUEUE))
+    usual["max-prefill-queue-size"] = int(min(unsaid.most_queued, UNLIMITED_QUEUE))
     usual["max-local-prefill-length"] = unsaid.longest_local_tokens
     live = [each for each in changes if each.taking is Taking.LIVE]
     values = {each.key: usual[each.key] if each.is_removed else each.after for each in live}
     return {LIVE_KEYS[key]: str(value) for key, value in values.items()}
 
 
-def _launch_of(found: RunningDeployment) -> tuple[Launch, Sections | None]:
+def _read_launch(found: RunningDeployment) -> tuple[Launch, Sections | None]:
     """Return the launch as it is now, and the settings before a reload that was killed, if one was."""
     from dynaplan.fleet.launch import last_reload, read_launch
 
@@ -146,9 +159,9 @@ def _launch_of(found: RunningDeployment) -> tuple[Launch, Sections | None]:
     return launch, last.before if last else None
 
 
-def _read_again(launch: Launch, config_file: str | None, overrides: Sequence[str]) -> Reload:
+def _read_config(launch: Launch, config_file: str | None, overrides: Sequence[str]) -> Reload:
     """Return the settings as a ``serve`` of now would read them; ConfigError with the key that is wrong."""
-    from dynaplan.cli.serve import described, found_file, warn
+    from dynaplan.cli.serve import find_config, load_deployment, warn
     from dynaplan.cli.serve_checks import check_settings
     from dynaplan.fleet.launch import Reload
     from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
@@ -165,11 +178,11 @@ def _read_again(launch: Launch, config_file: str | None, overrides: Sequence[str
         )
     os.chdir(directory)
     all_overrides = (*launch.overrides, *overrides)
-    graph, config, spec, warnings = described(
+    graph, config, spec, warnings = load_deployment(
         launch.graph.identifier, name, directory, launch.namespace, all_overrides
     )
     warn(warnings + check_settings(graph, spec, config))
-    file = found_file(name, directory, load_graph(launch.graph.identifier, directory))
+    file = find_config(name, directory, load_graph(launch.graph.identifier, directory))
     _check_same_services(launch.graph, spec)
     return Reload(config, str(file or ""), all_overrides)
 
@@ -208,17 +221,17 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
         gpus={service.name: service.gpus for service in resolved.services},
         of_planner=OF_PLANNER if _deadline(before) != _deadline(new.config) else (),
     )
-    old, changed = flattened(graph, before), flattened(graph, new.config)
-    rules = replace(rules, learnt=_learnt(old, changed))
+    old, changed = flatten(graph, before), flatten(graph, new.config)
+    rules = replace(rules, learnt=_planner_inputs(old, changed))
     return setting_changes(graph, old, changed, rules)
 
 
-def _learnt(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
+def _planner_inputs(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
     """Return the service and key of each setting that changes what a Planner knows of the other services.
 
     One does when the Planner would learn otherwise with that one alone, or with all others but that one.
     """
-    known = {id(sections): _known_to_planner(sections) for sections in (old, new)}
+    known = {id(sections): _planner_options(sections) for sections in (old, new)}
     found = set()
     for name in (old.keys() | new.keys()) - {PLANNER}:
         for key in old.get(name, {}).keys() | new.get(name, {}).keys():
@@ -226,12 +239,12 @@ def _learnt(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
                 value = others.get(name, {}).get(key)
                 if sections.get(name, {}).get(key) != value:
                     swapped = {**sections, name: {**sections.get(name, {}), key: value}}
-                    if _known_to_planner(swapped) != known[id(sections)]:
+                    if _planner_options(swapped) != known[id(sections)]:
                         found.add((name, key))
     return frozenset(found)
 
 
-def _known_to_planner(sections: Sections) -> dict[str, Any]:
+def _planner_options(sections: Sections) -> dict[str, Any]:
     """Return the options of the Planner with what it learns; empty where it asks only for thresholds."""
     from dynaplan.config.planner import with_deployed
 
@@ -248,7 +261,7 @@ def _deadline(config: Sections) -> PrefillDeadline:
     return deadline_in(config, section_options(config, "Planner"))
 
 
-def flattened(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def flatten(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return each service's settings as its processes read them, ``ServiceArgs`` as keys of their own.
 
     The frontends read the name of the model from ``Common``, too.
@@ -278,12 +291,12 @@ def _leaves(path: str, value: Any) -> dict[str, Any]:
     }
 
 
-def _shown(change: SettingChange, value: Any) -> str:
+def _format_value(change: SettingChange, value: Any) -> str:
     text = str(mask_secrets({change.key: value})[change.key])
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 1] + "…"
 
 
-def _refuse_what_serve_fixed(changes: Sequence[SettingChange]) -> None:
+def _refuse_fixed_settings(changes: Sequence[SettingChange]) -> None:
     """Raise ConfigError when a setting needs a new serve: half of a file is nobody's wish."""
     fixed = [f"{each.service}.{each.key}" for each in changes if each.taking is Taking.SERVE]
     if fixed:
@@ -294,7 +307,7 @@ def _refuse_what_serve_fixed(changes: Sequence[SettingChange]) -> None:
         )
 
 
-def _ask(yes: bool) -> None:
+def _confirm(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
@@ -305,7 +318,7 @@ def _ask(yes: bool) -> None:
 LOCK_FILE = "reload.lock"
 
 
-class Reloading:
+class ReloadRun:
     """One reload of a deployment. ``new.before`` are the settings to go back to."""
 
     def __init__(
@@ -333,7 +346,7 @@ class Reloading:
         """Apply it; raises PermanentError when a new worker fails, after the way back."""
         from dynaplan.store import connections
 
-        with alone(self._found, "reload or upgrade"):
+        with reload_lock(self._found, "reload or upgrade"):
             store = connections.connect_store()
             try:
                 await self._run(store, live, services)
@@ -361,7 +374,7 @@ class Reloading:
             )
             raise
         except DynaplanError as error:
-            await self._go_back(store, before, services, error)
+            await self._roll_back(store, before, services, error)
         self._write(replace(self._new, before=None))
         click.echo(f"reloaded after {time.monotonic() - begun_s:.1f} s")
 
@@ -376,13 +389,13 @@ class Reloading:
             if service.role in SCALED_ROLES:
                 restart = WorkerRestart(store, self._found.namespace, worker, self._timeout_s)
                 new = await restart.run(patience_s)
-                patience_s = FREED_WITHIN_S if restart.was_beside else 0.0
+                patience_s = GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
             else:
                 new = await restart_process(self._found, worker, self._timeout_s)
             which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
             click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
 
-    async def _go_back(
+    async def _roll_back(
         self,
         store: KeyValueStore,
         live: Mapping[str, str],
@@ -401,10 +414,10 @@ class Reloading:
                         continue
                     if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
                         await WorkerRestart(store, self._found.namespace, worker, self._timeout_s).run(
-                            FREED_WITHIN_S
+                            GPU_FREE_TIMEOUT_S
                         )
                     elif worker.state is not WorkerState.BACKOFF:
-                        await tell_to_replace(self._found, worker)
+                        await request_replacement(self._found, worker)
             await self._all_ready(services)
         except DynaplanError as second:
             raise PermanentError(
@@ -418,9 +431,9 @@ class Reloading:
 
     async def _all_ready(self, services: Sequence[ServiceSpec]) -> None:
         """Return when no worker of these services is on its way; TemporaryError after a while."""
-        longest_s = self._timeout_s or times_of(
+        longest_s = self._timeout_s or expected_times(
             self._found, {service.role: 1 for service in services}
-        ).longest_s(starts=True, leaves=True)
+        ).limit_s(starts=True, leaves=True)
         deadline_s = time.monotonic() + longest_s
         while True:
             states = {each.name: each.state for service in services for each in self._present(service)}
@@ -429,7 +442,7 @@ class Reloading:
                 return
             if time.monotonic() > deadline_s:
                 raise TemporaryError(f"{', '.join(others)} not ready within {longest_s:g} s")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(WORKERS_POLL_S)
 
     def _write(self, settings: Reload) -> None:
         """Put the settings in the place of those before, whole or not at all."""
@@ -470,7 +483,7 @@ class Reloading:
 
 
 @contextmanager
-def alone(found: RunningDeployment, what: str) -> Iterator[None]:
+def reload_lock(found: RunningDeployment, what: str) -> Iterator[None]:
     """Keep other reloads and upgrades of the deployment out; raises DeploymentError while one goes on."""
     descriptor = os.open(found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

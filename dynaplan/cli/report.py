@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DECISIONS = 20
 """The planner's last decisions that are in the report."""
 
-LEAST_SECRET = 4
+MIN_SECRET_CHARS = 4
 """The characters from which on a secret's value is looked for in every line: a shorter one is in any text."""
 
 
@@ -84,7 +84,7 @@ def _secrets(found: RunningDeployment | None) -> list[str]:
         except DeploymentError:
             pass  # another user's: its tokens are not readable, and so not in what is read here
     values = {value for name, value in environment.items() if looks_secret(name)}
-    return sorted((value for value in values if len(value) >= LEAST_SECRET), key=len, reverse=True)
+    return sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)
 
 
 def report(
@@ -131,21 +131,21 @@ def _packages() -> Iterable[str]:
 
 
 def _environment() -> Iterator[str]:
-    from dynaplan.cluster.systemd import KEPT
+    from dynaplan.cluster.systemd import EXPORTED_VARIABLES
 
     for name, value in sorted(os.environ.items()):
-        if KEPT.fullmatch(name):
+        if EXPORTED_VARIABLES.fullmatch(name):
             yield f"{name}={mask_secrets({name: value})[name]}"
 
 
 def _status(found: RunningDeployment) -> Iterable[str]:
     from dynaplan.cli.deployment import connected
-    from dynaplan.cli.status_document import Gathering, document_of
+    from dynaplan.cli.status_document import StatusReader, deployment_document
 
     async def gathered() -> dict[str, Any]:
-        gathering = Gathering(found.namespace)
+        gathering = StatusReader(found.namespace)
         try:
-            return document_of(found, await gathering.answers(), {})
+            return deployment_document(found, await gathering.answers(), {})
         finally:
             await gathering.close()
 

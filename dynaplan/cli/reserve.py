@@ -17,13 +17,13 @@ import click
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import environment_option, namespace_option
 from dynaplan.cli.scale import release_on_cluster
-from dynaplan.cli.scale_args import made_here, now_and_next
+from dynaplan.cli.scale_args import describe_hours, new_hold
 from dynaplan.cli.scale_counts import (
     WrittenCounts,
     change_entries,
+    expected_times,
     planner_settings,
-    planners_part,
-    times_of,
+    preview_decision,
     write_counts,
 )
 from dynaplan.config.settings.planner import KUBERNETES
@@ -45,7 +45,7 @@ GPU = "gpu="
 
 _NAMED = re.compile(r"gpu=\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
 
-FREE_GPU_POLL_S = 0.2
+WORKERS_POLL_S = 0.2
 
 
 @click.command(name="reserve")
@@ -71,26 +71,26 @@ def reserve(
     Other deployments of dynaplan do not get the GPUs either. `dynaplan release gpu=7` gives them back.
     """
     found = connect(namespace)
-    chosen = sorted({index for text in gpus for index in gpus_of(text)})
-    made = made_here(duration, hours)
+    chosen = sorted({index for text in gpus for index in parse_gpus(text)})
+    made = new_hold(duration, hours)
     from dynaplan.fleet.rules.statefile import inventory_of
 
     inventory = inventory_of(found.document)
-    check_reserved(chosen, inventory, found.workers, yes)
+    check_reservation(chosen, inventory, found.workers, yes)
     asyncio.run(_reserve(found, chosen, made))
     for index in chosen:
         click.echo(
             f"GPU {index} is {reserved_words(made)}"
-            + (f": {now_and_next(made, time.time())}" if made.at else "")
+            + (f": {describe_hours(made, time.time())}" if made.at else "")
         )
     if not wait or not made.is_open(time.time(), wall_clock):
         return
-    asyncio.run(_left(found, chosen, timeout))
+    asyncio.run(_wait_until_free(found, chosen, timeout))
     uuids = {gpu.index: gpu.uuid for gpu in inventory}
     click.echo(f"free: CUDA_VISIBLE_DEVICES={','.join(uuids[index] for index in chosen)}")
 
 
-def gpus_of(text: str) -> list[int]:
+def parse_gpus(text: str) -> list[int]:
     """Return the GPUs that an argument names, ``gpu=7`` or ``gpu=4-6,9``; raises ConfigError."""
     if not _NAMED.fullmatch(text):
         raise ConfigError(f"{text}: no GPUs are named so", hint="For example: gpu=7, gpu=6,7 or gpu=4-7.")
@@ -101,7 +101,7 @@ def gpus_of(text: str) -> list[int]:
     return found
 
 
-def check_reserved(
+def check_reservation(
     chosen: Sequence[int], inventory: Sequence[Gpu], workers: Sequence[Worker], yes: bool
 ) -> None:
     """Raise ConfigError for a GPU that is not there, or when no decode worker would have one left."""
@@ -143,13 +143,15 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
         await store.close()
 
 
-async def _left(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
+async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
     """Return when no worker holds any of the GPUs; raises TemporaryError after the time."""
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.plugin.carrying_out import check_alive
 
     roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
-    longest_s = times_of(found, roles).longest_s(starts=True, leaves=True) if timeout_s is None else timeout_s
+    longest_s = (
+        expected_times(found, roles).limit_s(starts=True, leaves=True) if timeout_s is None else timeout_s
+    )
     deadline_s = time.monotonic() + longest_s
     with ProgressLine() as line:
         while holders := _holders(find_deployment(found.namespace).workers, chosen):
@@ -161,7 +163,7 @@ async def _left(found: RunningDeployment, chosen: Sequence[int], timeout_s: floa
                     hint="It goes on; `dynaplan status` shows how far it is.",
                 )
             line.show(f"waiting for {names}", names)
-            await asyncio.sleep(FREE_GPU_POLL_S)
+            await asyncio.sleep(WORKERS_POLL_S)
 
 
 def _holders(workers: Sequence[Worker], gpus: Sequence[int]) -> list[Worker]:
@@ -177,7 +179,7 @@ def release(chosen: Sequence[str], namespace: str | None, environment: str) -> N
 
     Without any, all holds and all reservations end. The numbers of workers stay as they are.
     """
-    roles, gpus = parse_released(chosen)
+    roles, gpus = parse_release(chosen)
     if environment == KUBERNETES:
         _release_on_cluster(namespace or DEFAULT_NAMESPACE, roles, gpus)
         return
@@ -188,7 +190,7 @@ def release(chosen: Sequence[str], namespace: str | None, environment: str) -> N
         _release_roles(found, roles)
 
 
-def parse_released(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
+def parse_release(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
     """Return the roles and the GPUs that are named; raises ConfigError for anything else."""
     known = {role.value: role for role in SCALED_ROLES}
     roles = [known[name] for name in chosen if name in known]
@@ -196,7 +198,7 @@ def parse_released(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
     for name in others:
         if not name.startswith(GPU):
             raise ConfigError(f"release {name}: no such role", hint=nearest(name, [*known, f"{GPU}7"]))
-    return roles, frozenset(index for name in others for index in gpus_of(name))
+    return roles, frozenset(index for name in others for index in parse_gpus(name))
 
 
 def _release_on_cluster(namespace: str, roles: Sequence[Role], gpus: frozenset[int]) -> None:
@@ -206,18 +208,18 @@ def _release_on_cluster(namespace: str, roles: Sequence[Role], gpus: frozenset[i
             hint="Its scheduler gives them to pods.",
         )
     chosen = roles or list(SCALED_ROLES)
-    _say(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)))
+    _echo_ended(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)))
 
 
 def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
     chosen = roles or list(SCALED_ROLES)
-    written = asyncio.run(_released(found, chosen))
+    written = asyncio.run(_end_holds(found, chosen))
     settings = planner_settings(found)
-    if _say(roles, chosen, written) and settings:
-        click.echo(planners_part(found, settings, written.counts, written.holds, is_decision=False))
+    if _echo_ended(roles, chosen, written) and settings:
+        click.echo(preview_decision(found, settings, written.counts, written.holds, is_decision=False))
 
 
-def _say(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
+def _echo_ended(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
     """Say which holds were ended; tell whether any was in force."""
     ended = {role: hold for role in chosen if (hold := written.before.of(role))}
     for role, hold in ended.items():
@@ -251,7 +253,7 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
         )
 
 
-async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
+async def _end_holds(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
     """End the holds of these roles."""
     from dynaplan.store import connections
 

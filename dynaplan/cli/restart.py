@@ -12,15 +12,15 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option, step_timeout_option
-from dynaplan.cli.scale_args import made_here
+from dynaplan.cli.scale_args import new_hold
 from dynaplan.cli.scale_counts import (
-    DRAINED_S,
-    LEAST_S,
+    GPU_RELEASE_S,
+    MIN_WAIT_S,
+    expected_times,
     free_gpus,
-    longest_s,
     planner_settings,
-    times_of,
-    watcher,
+    progress_watcher,
+    wait_limit_s,
     write_counts,
 )
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.store.port import KeyValueStore
 
-HELD_FOR = "1h"
+HOLD_DURATION = "1h"
 """The time for which the planner keeps off the role at most, when this command is killed on the way."""
 
-FREED_WITHIN_S = 10.0
+GPU_FREE_TIMEOUT_S = 10.0
 """Seconds in which the GPU of the worker before is seen to be free, once that worker has left."""
 
-HEEDED_WITHIN_S = 5.0
+DRAIN_START_TIMEOUT_S = 5.0
 """Seconds in which a worker that was told to leave is seen to be draining."""
 
-POLL_S = 0.2
+WORKERS_POLL_S = 0.2
 
 
 @click.command(name="restart")
@@ -83,7 +83,7 @@ async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_
             if worker.role in SCALED_ROLES:
                 restart = WorkerRestart(store, found.namespace, worker, timeout_s)
                 new = await restart.run(patience_s)
-                patience_s = FREED_WITHIN_S if restart.was_beside else 0.0
+                patience_s = GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
             else:
                 new = await restart_process(found, worker, timeout_s)
             which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
@@ -95,7 +95,7 @@ async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_
 class WorkerRestart:
     """One worker's restart. ``timeout_s`` is the time of each step, None for as long as it may well take.
 
-    ``was_beside`` tells whether the new worker was there before the old one left.
+    ``started_beside`` tells whether the new worker was there before the old one left.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class WorkerRestart:
         self._timeout_s = timeout_s
         self._hold: Hold | None = None
         self._decision_id = -1
-        self.was_beside = False
+        self.started_beside = False
 
     async def run(self, patience_s: float = 0.0) -> str:
         """Return the name of the new worker; its GPU may take ``patience_s`` seconds to be free.
@@ -120,8 +120,8 @@ class WorkerRestart:
         found = find_deployment(self._namespace)
         check_alive(found)
         before = {(each.name, each.pid) for each in found.workers}
-        self.was_beside = self._fits_budget(found) and await self._has_room(patience_s)
-        await (self._beside(found) if self.was_beside else self._in_place(found))
+        self.started_beside = self._fits_budget(found) and await self._has_room(patience_s)
+        await (self._start_then_drain(found) if self.started_beside else self._drain_then_start(found))
         role = self._worker.role
         workers = find_deployment(self._namespace).workers
         return next(
@@ -144,75 +144,75 @@ class WorkerRestart:
                 return True
             if time.monotonic() >= deadline_s:
                 return False
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(WORKERS_POLL_S)
 
-    async def _beside(self, found: RunningDeployment) -> None:
+    async def _start_then_drain(self, found: RunningDeployment) -> None:
         """Have one more worker, and then one less: the old one."""
         from dynaplan.fleet.plugin.carrying_out import DecisionOvertaken
 
         name, role = self._worker.name, self._worker.role
-        number = await self._ask(found, +1)
+        number = await self._write_count(found, +1)
         try:
             await self._wait(number)
         except asyncio.CancelledError:
-            await self._ask(found, -1)
+            await self._write_count(found, -1)
             raise
         except DynaplanError as error:
-            await self._ask(found, -1)
+            await self._write_count(found, -1)
             raise PermanentError(
                 f"no new worker took the place of {name}: {error.args[0]}",
                 hint=f"{name} goes on. `dynaplan status` and `dynaplan logs` say more of the new one.",
             ) from error
-        number = await self._ask(found, -1, name)
+        number = await self._write_count(found, -1, name)
         try:
             await self._wait(number)
         except DecisionOvertaken:  # the planner goes on with its own numbers: the old one leaves all the same
-            await self._gone_or_kept()
+            await self._wait_gone()
         if self._is_there():
             raise TemporaryError(
                 f"{name} is still there: somebody else has changed the number of {role.value} workers",
                 hint="Restart it again.",
             )
 
-    async def _in_place(self, found: RunningDeployment) -> None:
+    async def _drain_then_start(self, found: RunningDeployment) -> None:
         """Drain the old one, and have a new one on its GPU."""
         why = "no GPU is free for a second one, or the GPU budget has none"
         click.echo(f"{why}: {self._worker.name} leaves first", err=True)
         present = sum(each.role is self._worker.role for each in found.workers)
-        await tell_to_replace(found, self._worker)
-        times = times_of(found, {self._worker.role: present})
-        longest = self._timeout_s or times.longest_s(starts=True, leaves=True)
+        await request_replacement(found, self._worker)
+        times = expected_times(found, {self._worker.role: present})
+        longest = self._timeout_s or times.limit_s(starts=True, leaves=True)
         try:
             async with asyncio.timeout(longest):
                 while self._is_there():
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(WORKERS_POLL_S)
         except TimeoutError:
             raise TemporaryError(f"{self._worker.name} has not left within {longest:g} s") from None
         await self._wait(present)
 
-    async def _gone_or_kept(self) -> None:
+    async def _wait_gone(self) -> None:
         """Return when the old one has gone, or does not begin to leave, or has had its time."""
-        times, begun_s = times_of(self._found(), {self._worker.role: 1}), time.monotonic()
-        longest = self._timeout_s or times.longest_s(starts=False, leaves=True)
+        times, begun_s = expected_times(self._find(), {self._worker.role: 1}), time.monotonic()
+        longest = self._timeout_s or times.limit_s(starts=False, leaves=True)
         while old := self._old():
-            patience_s = longest if old.state is WorkerState.DRAINING else HEEDED_WITHIN_S
+            patience_s = longest if old.state is WorkerState.DRAINING else DRAIN_START_TIMEOUT_S
             if time.monotonic() - begun_s > patience_s:
                 return
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(WORKERS_POLL_S)
 
     def _old(self) -> Worker | None:
         own = (self._worker.name, self._worker.pid)
-        return next((each for each in self._found().workers if (each.name, each.pid) == own), None)
+        return next((each for each in self._find().workers if (each.name, each.pid) == own), None)
 
     def _is_there(self) -> bool:
         return self._old() is not None
 
-    def _found(self) -> RunningDeployment:
+    def _find(self) -> RunningDeployment:
         from dynaplan.fleet.deployments import find_deployment
 
         return find_deployment(self._namespace)
 
-    async def _ask(self, found: RunningDeployment, step: int, leaving: str = "") -> int:
+    async def _write_count(self, found: RunningDeployment, step: int, leaving: str = "") -> int:
         """Write the role's number, one more or one less, and return it.
 
         One more is held, one less ends that hold: the one of before is there again.
@@ -225,7 +225,7 @@ class WorkerRestart:
             if step < 0:
                 return {role: number}, holds.replaced(role, self._hold)
             self._hold = holds.of(role)
-            held = replace(made_here(HELD_FOR), at_least=number, at_most=number)
+            held = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number)
             return {role: number}, holds.replaced(role, held)
 
         written = await write_counts(self._store, self._namespace, change, leaving)
@@ -238,11 +238,11 @@ class WorkerRestart:
 
         found = find_deployment(self._namespace)
         wanted = {self._worker.role: number}
-        times = times_of(found, wanted)
-        longest = self._timeout_s or longest_s(found, wanted, times)
+        times = expected_times(found, wanted)
+        longest = self._timeout_s or wait_limit_s(found, wanted, times)
         with ProgressLine() as line:
             request = ScaleRequest(self._decision_id, wanted)
-            await carried_out(found, self._store, request, longest, watcher(times, line))
+            await carried_out(found, self._store, request, longest, progress_watcher(times, line))
 
 
 async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: float | None = None) -> str:
@@ -252,9 +252,9 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
     Raises PermanentError when the new one does not start, and TemporaryError after ``timeout_s`` seconds.
     """
     others = [each for each in _present(found.namespace, worker.component) if each.state in COUNTS]
-    await tell_to_replace(found, worker)
+    await request_replacement(found, worker)
     if timeout_s is None:
-        timeout_s = LEAST_S + times_of(found, {worker.role: 1}).leave_s + DRAINED_S
+        timeout_s = MIN_WAIT_S + expected_times(found, {worker.role: 1}).leave_s + GPU_RELEASE_S
     before = {(each.name, each.pid) for each in others}
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -270,10 +270,10 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
             raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
         if time.monotonic() > deadline_s:
             raise TemporaryError(f"nothing has taken the place of {worker.name} within {timeout_s:g} s")
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(WORKERS_POLL_S)
 
 
-async def tell_to_replace(found: RunningDeployment, worker: Worker) -> None:
+async def request_replacement(found: RunningDeployment, worker: Worker) -> None:
     """Have the fleet plugin replace this worker by another."""
     from dynaplan.fleet.circus_client import A_PERSON, CircusClient
 

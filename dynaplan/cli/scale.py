@@ -20,25 +20,25 @@ from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import environment_option, namespace_option, store_option
 from dynaplan.cli.scale_args import (
     ScaleArguments,
-    asked_hold,
     check_budget,
     check_gpus,
     check_leaving,
     check_options,
-    described,
+    describe_hold,
     parse_count,
+    parse_hold,
 )
 from dynaplan.cli.scale_counts import (
     ATTEMPTS,
-    UNKNOWN_START_S,
+    DEFAULT_START_S,
     WrittenCounts,
+    expected_times,
     left_out_gpus,
-    longest_s,
     planner_settings,
-    planners_part,
+    preview_decision,
+    progress_watcher,
     published_fleet,
-    times_of,
-    watcher,
+    wait_limit_s,
     write_counts,
 )
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
@@ -121,9 +121,9 @@ def command(
     For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store. With
     --environment kubernetes the planner there carries it out; it needs rights to the planner's ConfigMap.
     """
-    found = None if environment == KUBERNETES else deployment_here(namespace)
+    found = None if environment == KUBERNETES else find_here(namespace)
     asked = [parse_count(text, _roles(found)) for text in counts]
-    hold = asked_hold(is_held, duration, at_least, at_most, hours)
+    hold = parse_hold(is_held, duration, at_least, at_most, hours)
     check_options(asked, hold)
     if hours is not None and (found is None or planner_settings(found) is None):
         raise ConfigError(
@@ -195,10 +195,10 @@ async def _wait(
     """Wait, and show the progress, for that time; None: as long as it may well take."""
     from dynaplan.fleet.plugin.carrying_out import carried_out
 
-    times = times_of(found, request.wanted)
-    longest = longest_s(found, request.wanted, times) if timeout_s is None else timeout_s
+    times = expected_times(found, request.wanted)
+    longest = wait_limit_s(found, request.wanted, times) if timeout_s is None else timeout_s
     with ProgressLine() as line:
-        await carried_out(found, store, request, longest, watcher(times, line))
+        await carried_out(found, store, request, longest, progress_watcher(times, line))
 
 
 def _echo_hours(roles: Sequence[Role], settings: PlannerSettings, written: WrittenCounts) -> None:
@@ -220,7 +220,7 @@ def _echo_holds(roles: Iterable[Role], written: WrittenCounts) -> None:
     for role in roles:
         before, hold = written.before.of(role), written.holds.of(role)
         if hold:
-            click.echo(described(role, hold, time.time()))
+            click.echo(describe_hold(role, hold, time.time()))
         if before and before != hold:
             click.echo(f"that replaces: {role.value} {before}")
 
@@ -236,13 +236,13 @@ def _echo_written(found: RunningDeployment, settings: PlannerSettings | None, wr
     in_force = written.holds.in_force(time.time(), wall_clock)
     free = [role for role in written.asked if not (hold := in_force.of(role)) or not hold.is_exact]
     if free:
-        click.echo(planners_part(found, settings, written.counts, written.holds))
+        click.echo(preview_decision(found, settings, written.counts, written.holds))
     if free and not any(in_force.of(role) for role in free):
         number = f"{free[0].value}={written.asked[free[0]]}"
         click.echo(f"To keep it: `dynaplan scale {number} --hold`, or --for 2h.")
 
 
-def deployment_here(namespace: str | None) -> RunningDeployment | None:
+def find_here(namespace: str | None) -> RunningDeployment | None:
     """Return the deployment that runs here, and join it; None when the store is named, and none of it does.
 
     Raises DeploymentError when none runs here and no store is named.
@@ -284,13 +284,15 @@ async def _scale_in_store(namespace: str, arguments: ScaleArguments) -> None:
         if arguments.timeout_s != 0.0:
             counts = partial(_counts, store, namespace)
             hint = "It goes on; `dynaplan status` on the host of its `serve` shows how far it is."
-            await acknowledged(counts, written.decision_id, arguments.timeout_s or REMOTE_TIMEOUT_S, hint)
+            await wait_acknowledged(
+                counts, written.decision_id, arguments.timeout_s or REMOTE_TIMEOUT_S, hint
+            )
             click.echo("carried out")
     finally:
         await store.close()
 
 
-async def acknowledged(
+async def wait_acknowledged(
     read: Callable[[], Awaitable[DesiredCounts]], decision_id: int, timeout_s: float, hint: str
 ) -> None:
     """Return when a decision is acknowledged: it is carried out, or as far as it goes.
@@ -328,11 +330,11 @@ async def _scale_on_cluster(namespace: str, arguments: ScaleArguments) -> None:
         _echo_counts(written)
         for role in written.asked:
             if held := written.holds.of(role):
-                click.echo(described(role, held, time.time()))
+                click.echo(describe_hold(role, held, time.time()))
         if arguments.timeout_s != 0.0:
             click.echo(f"waiting for the planner of namespace {namespace} to carry it out")
-            longest_s = arguments.timeout_s or UNKNOWN_START_S
-            await acknowledged(connector.desired, written.decision_id, longest_s, NOT_CARRIED_OUT)
+            longest_s = arguments.timeout_s or DEFAULT_START_S
+            await wait_acknowledged(connector.desired, written.decision_id, longest_s, NOT_CARRIED_OUT)
             click.echo("carried out")
     finally:
         await connector.close()

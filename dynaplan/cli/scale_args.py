@@ -29,7 +29,7 @@ _ARGUMENT = re.compile(r"([+-]?)(\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class AskedCount:
+class CountArgument:
     """One argument: the ``number`` of workers of the role, ``more`` or fewer than now, or only its bounds."""
 
     role: Role
@@ -38,7 +38,7 @@ class AskedCount:
 
 
 @dataclass(frozen=True)
-class AskedHold:
+class HoldArgument:
     """The options that hold what is asked for; ``made`` has its maker and its end.
 
     Without ``at_least`` and ``at_most`` the number itself is held.
@@ -69,8 +69,8 @@ class ScaleArguments:
     worker would be left that answers.
     """
 
-    counts: Sequence[AskedCount]
-    hold: AskedHold | None
+    counts: Sequence[CountArgument]
+    hold: HoldArgument | None
     leaving: str
     timeout_s: float | None
     is_confirmed: bool
@@ -87,13 +87,13 @@ class ScaleArguments:
 
     def resolve(self, now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
         """Return the counts to ask for, and all holds from then on; raises ConfigError."""
-        wanted, after = settled(self.counts, self.hold, now, holds)
+        wanted, after = resolve_counts(self.counts, self.hold, now, holds)
         if not self.is_confirmed:
-            check_answered(wanted, after if self.hold else RoleHolds())
+            check_decode_left(wanted, after if self.hold else RoleHolds())
         return wanted, after
 
 
-def parse_count(text: str, roles: Mapping[str, Role]) -> AskedCount:
+def parse_count(text: str, roles: Mapping[str, Role]) -> CountArgument:
     """Read ``decode=3``, ``decode=+1``, ``decode=-1`` or ``decode``; raises ConfigError."""
     name, equals, number = text.partition("=")
     if name not in roles:
@@ -101,7 +101,7 @@ def parse_count(text: str, roles: Mapping[str, Role]) -> AskedCount:
             f"scale {text}: no role '{name}' here", hint=f"Known: {', '.join(roles) or 'none'}."
         )
     if not equals:
-        return AskedCount(roles[name])
+        return CountArgument(roles[name])
     found = _ARGUMENT.fullmatch(number)
     if not found or int(found[2]) > MOST_WORKERS:
         raise ConfigError(
@@ -109,11 +109,11 @@ def parse_count(text: str, roles: Mapping[str, Role]) -> AskedCount:
             hint=f"For example: {name}=2, or {name}=+1 for one more than now.",
         )
     if found[1]:
-        return AskedCount(roles[name], more=int(number))
-    return AskedCount(roles[name], number=int(number))
+        return CountArgument(roles[name], more=int(number))
+    return CountArgument(roles[name], number=int(number))
 
 
-def check_options(asked: Sequence[AskedCount], hold: AskedHold | None) -> None:
+def check_options(asked: Sequence[CountArgument], hold: HoldArgument | None) -> None:
     """Raise ConfigError for a role that is named twice, or with nothing to do."""
     for count in asked:
         name = count.role.value
@@ -126,7 +126,7 @@ def check_options(asked: Sequence[AskedCount], hold: AskedHold | None) -> None:
             )
 
 
-def check_leaving(name: str, asked: Sequence[AskedCount], workers: Sequence[Worker]) -> None:
+def check_leaving(name: str, asked: Sequence[CountArgument], workers: Sequence[Worker]) -> None:
     """Raise ConfigError unless that is a worker of a role whose number is asked for."""
     roles = {each.role for each in asked}
     known = [worker.name for worker in workers if worker.role in roles]
@@ -138,8 +138,8 @@ def check_leaving(name: str, asked: Sequence[AskedCount], workers: Sequence[Work
         )
 
 
-def settled(
-    asked: Sequence[AskedCount], hold: AskedHold | None, now: DesiredCounts, holds: RoleHolds
+def resolve_counts(
+    asked: Sequence[CountArgument], hold: HoldArgument | None, now: DesiredCounts, holds: RoleHolds
 ) -> tuple[dict[Role, int], RoleHolds]:
     """Return the counts to ask for, and all holds from then on; raises ConfigError.
 
@@ -169,7 +169,7 @@ def settled(
     return counts, holds
 
 
-def _number(asked: AskedCount, now: DesiredCounts) -> int:
+def _number(asked: CountArgument, now: DesiredCounts) -> int:
     if asked.number is not None:
         return asked.number
     name, present = asked.role.value, now.of(asked.role)
@@ -180,7 +180,7 @@ def _number(asked: AskedCount, now: DesiredCounts) -> int:
     return present + (asked.more or 0)
 
 
-def _daily(asked: AskedCount, hold: AskedHold) -> Hold:
+def _daily(asked: CountArgument, hold: HoldArgument) -> Hold:
     """Return the hold with hours of the role; raises ConfigError for a number that depends on that of now."""
     name = asked.role.value
     if asked.more is not None:
@@ -202,7 +202,7 @@ def _check_within(role: Role, workers: int, hold: Hold) -> None:
         )
 
 
-def check_answered(counts: Mapping[Role, int], holds: RoleHolds) -> None:
+def check_decode_left(counts: Mapping[Role, int], holds: RoleHolds) -> None:
     """Raise ConfigError when no decode worker would be left, or none may be."""
     if counts.get(Role.DECODE) == 0 or (holds.decode and holds.decode.at_most == 0):
         raise ConfigError(
@@ -244,13 +244,13 @@ def check_budget(settings: PlannerSettings, fleet: FleetCounts, holds: RoleHolds
         )
 
 
-def asked_hold(
+def parse_hold(
     is_held: bool,
     duration: str | None,
     at_least: int | None,
     at_most: int | None,
     hours: str | None = None,
-) -> AskedHold | None:
+) -> HoldArgument | None:
     """Return the hold that the options ask for; None without any. Raises ConfigError."""
     if not (is_held or duration or hours is not None or at_least is not None or at_most is not None):
         return None
@@ -264,10 +264,10 @@ def asked_hold(
     for bound in (at_least, at_most):
         if bound is not None and bound > MOST_WORKERS:
             raise ConfigError(f"{bound} workers", hint=f"The most is {MOST_WORKERS}.")
-    return AskedHold(made_here(duration, hours), at_least, at_most)
+    return HoldArgument(new_hold(duration, hours), at_least, at_most)
 
 
-def made_here(duration: str | None, hours: str | None = None) -> Hold:
+def new_hold(duration: str | None, hours: str | None = None) -> Hold:
     """Return a hold without bounds: made now, by this process and its user, for that time and these hours."""
     now_s = round(time.time(), 3)
     made = Hold(since_s=now_s, by=_user(), uid=os.getuid(), pid=os.getpid(), host=socket.gethostname()[:100])
@@ -299,7 +299,7 @@ def _within(made: Hold, hours: str) -> Hold:
         raise ConfigError(f"--at: {error}", hint="Set TZ to its name, as in TZ=Europe/Berlin.") from None
 
 
-def now_and_next(made: Hold, now_s: float) -> str:
+def describe_hours(made: Hold, now_s: float) -> str:
     """Return whether its hours are open, and when that changes: ``open now, until Mon 2026-11-23 17:00``."""
     try:
         wall, hours = wall_clock(made.zone), parse_hours(made.at)
@@ -319,12 +319,12 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def described(role: Role, hold: Hold, now_s: float) -> str:
+def describe_hold(role: Role, hold: Hold, now_s: float) -> str:
     """Return a sentence: the role, its bounds, their maker, their end and how to end them."""
     maker = f" by {hold.by} (uid {hold.uid}, pid {hold.pid} on {hold.host})" if hold.by else ""
     release = f"`dynaplan release {role.value}`"
     if hold.at:
-        return f"{role.value} is held {hold.bounds}{maker} {hold.ending}: {now_and_next(hold, now_s)}"
+        return f"{role.value} is held {hold.bounds}{maker} {hold.ending}: {describe_hours(hold, now_s)}"
     left_s = hold.left_s(now_s)
     if left_s is None:
         return f"{role.value} is held {hold.bounds}{maker} until {release}"

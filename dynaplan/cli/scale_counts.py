@@ -84,7 +84,7 @@ async def write_counts(
         items = {item.key: item for item in await store.list(prefix)}
         now = DesiredCounts.from_keys(namespace, {key: item.value for key, item in items.items()})
         text = items[prefix + HOLDS].value if prefix + HOLDS in items else RoleHolds().to_text()
-        before = readable_holds(text)
+        before = current_holds(text)
         asked, holds = change(now, before)
         puts = {prefix + COUNT_KEYS[role]: str(number) for role, number in asked.items()}
         decision_id = now.next_decision_id if asked else now.decision_id
@@ -112,7 +112,7 @@ async def change_entries(
     key = planner_prefix(namespace) + name
     for _ in range(ATTEMPTS):
         item = await store.get(key)
-        before = readable(read, item.value if item else "")
+        before = current_entries(read, item.value if item else "")
         after = change(before)
         expected = {key: item.revision if item else 0}
         if await store.commit(Transaction(expected=expected, puts={key: after.to_text()})):
@@ -120,7 +120,7 @@ async def change_entries(
     raise TemporaryError(f"somebody else changes the {name} all the time", hint="Try again.")
 
 
-def readable(read: Callable[[str], E], text: str) -> E:
+def current_entries(read: Callable[[str], E], text: str) -> E:
     """Return the entries that last, of a key's value; none when it cannot be read."""
     try:
         return read(text).lasting(time.time())
@@ -128,14 +128,14 @@ def readable(read: Callable[[str], E], text: str) -> E:
         return read("")
 
 
-def readable_holds(text: str) -> RoleHolds:
+def current_holds(text: str) -> RoleHolds:
     """Return the holds in force that the key's value says; none when it cannot be read."""
-    return readable(RoleHolds.from_text, text)
+    return current_entries(RoleHolds.from_text, text)
 
 
-def held_in(document: Document) -> RoleHolds:
+def statefile_holds(document: Document) -> RoleHolds:
     """Return the holds in force that the statefile remembers: for when the store does not answer."""
-    return readable_holds(planner_keys_of(document).get(HOLDS, ""))
+    return current_holds(planner_keys_of(document).get(HOLDS, ""))
 
 
 async def published_fleet(store: KeyValueStore, namespace: str) -> FleetCounts | None:
@@ -170,16 +170,16 @@ async def left_out_gpus(store: KeyValueStore, namespace: str) -> tuple[str, ...]
     return tuple(map(str, lines)) if isinstance(lines, list) else ()
 
 
-USUAL_STARTS = 3
+STARTS_WAITED = 3
 """Learnt start-up times that are waited for."""
 
-LEAST_S = 120.0
+MIN_WAIT_S = 120.0
 """Least time that is waited, seconds."""
 
-UNKNOWN_START_S = 600.0
+DEFAULT_START_S = 600.0
 """Time for a start of which nothing was learnt, seconds: a large model comes from a slow disk."""
 
-DRAINED_S = 10.0
+GPU_RELEASE_S = 10.0
 """Time from a drain's end to the release of the GPUs, seconds: the engine ends, and its session."""
 
 
@@ -190,14 +190,14 @@ class ScaleTimes:
     start_s: float | None
     leave_s: float
 
-    def longest_s(self, *, starts: bool, leaves: bool) -> float:
+    def limit_s(self, *, starts: bool, leaves: bool) -> float:
         """Return the longest time to wait for workers that start, and for others that leave."""
-        start_s = UNKNOWN_START_S if self.start_s is None else USUAL_STARTS * self.start_s
-        leave_s = self.leave_s + DRAINED_S if leaves else 0.0
-        return max(LEAST_S, (start_s if starts else 0.0) + leave_s)
+        start_s = DEFAULT_START_S if self.start_s is None else STARTS_WAITED * self.start_s
+        leave_s = self.leave_s + GPU_RELEASE_S if leaves else 0.0
+        return max(MIN_WAIT_S, (start_s if starts else 0.0) + leave_s)
 
 
-def times_of(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
+def expected_times(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
     """Return the learnt and configured times of the wanted roles; the longest of several."""
     from dynaplan.config.settings.worker import ProcessSettings
     from dynaplan.fleet import local_host
@@ -217,17 +217,17 @@ def times_of(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes
     return ScaleTimes(max(usual, default=None), max(leave_s, default=launch.leave_timeout_s))
 
 
-def longest_s(found: RunningDeployment, wanted: Mapping[Role, int], times: ScaleTimes) -> float:
+def wait_limit_s(found: RunningDeployment, wanted: Mapping[Role, int], times: ScaleTimes) -> float:
     """Return the longest time to wait until the wanted numbers are there, by the workers there are now."""
     starts = leaves = False
     for role, number in wanted.items():
         states = [worker.state for worker in found.workers if worker.role is role]
         starts |= states.count(WorkerState.READY) < number
         leaves |= len(states) > number or WorkerState.DRAINING in states
-    return times.longest_s(starts=starts, leaves=leaves)
+    return times.limit_s(starts=starts, leaves=leaves)
 
 
-def watcher(times: ScaleTimes, line: ProgressLine) -> Callable[[ScaleProgress], None]:
+def progress_watcher(times: ScaleTimes, line: ProgressLine) -> Callable[[ScaleProgress], None]:
     """Return the function that shows the progress, with the time that is left, until it is carried out."""
     begun_s = time.monotonic()
 
@@ -263,7 +263,7 @@ def planner_settings(found: RunningDeployment) -> PlannerSettings | None:
     return None if settings.no_operation else settings
 
 
-def planners_part(
+def preview_decision(
     found: RunningDeployment,
     settings: PlannerSettings,
     counts: DesiredCounts,

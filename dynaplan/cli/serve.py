@@ -168,16 +168,16 @@ def command(
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
     if supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS and not (dry_run or detach):
-        link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace)
+        link, code = run_below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace)
         if code is not None:
             return code
     with ended_by_sigint():
         from dynaplan.cli.serve_checks import check_settings
 
         if is_model(graph):
-            graph, config_file = _graph_of(graph, config_file, ctx)
-        directory = _entered(working_dir or default_working_dir(graph))
-        loaded, config, spec, warnings = described(graph, config_file, directory, namespace, ctx.obj)
+            graph, config_file = _model_graph(graph, config_file, ctx)
+        directory = _enter(working_dir or default_working_dir(graph))
+        loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
         from dynaplan.fleet.serve import ServeOptions, serve
 
         if service_name:
@@ -185,27 +185,27 @@ def command(
         # After the checks that raise: a warning about an option would only distract from an error in it.
         frontend = config.get("Frontend", {})
         host, port = _listening(host, port, frontend)
-        warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
+        warn(warnings + check_settings(loaded, spec, config) + exposure_warnings(host, api_key, frontend))
         memory = memory_lines(spec, config, served["gpus"])
     if dry_run:
         click.echo(dry_run_page(spec, config, served["gpus"], served["use_busy_gpus"], show_env, memory))
         return 0
     if detach:
-        from dynaplan.cli.detach import detached
+        from dynaplan.cli.detach import serve_detached
 
-        return detached(ctx.meta[ARGUMENTS], started_in, spec.namespace)
+        return serve_detached(ctx.meta[ARGUMENTS], started_in, spec.namespace)
     options = ServeOptions(
         host=host,
         port=port,
         api_key=api_key or None,
-        config_file=found_file(config_file, directory, loaded),
+        config_file=find_config(config_file, directory, loaded),
         overrides=tuple(ctx.obj),
         **served,
     )
     return serve(spec, config, options, link)
 
 
-def below_holder(
+def run_below_holder(
     arguments: Sequence[str], grace_s: float, drain_timeout_s: float, namespace: str | None
 ) -> tuple[HolderLink, int | None]:
     """Go on in a process below a holder; return the link to it.
@@ -222,16 +222,16 @@ def below_holder(
         raise_descriptor_limit()  # the holder's children have its limit
         link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
-        _have_workers_forked(link, namespace)
+        _use_fork_server(link, namespace)
         return link, None
     link.arguments = arguments
-    _have_workers_forked(link, namespace)
+    _use_fork_server(link, namespace)
     with ended_by_sigint():
         from dynaplan.fleet.serve import serve_on
     return link, serve_on(link)
 
 
-def _have_workers_forked(link: HolderLink, namespace: str | None) -> None:
+def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
     """Have workers forked from now on, unless the user has asked for executed ones.
 
     The imports go on while this process prepares the rest. ``/proc/PID/environ`` shows for each worker what
@@ -254,7 +254,7 @@ def _listening(host: str | None, port: int | None, frontend: Mapping[str, Any]) 
     return host or str(frontend.get("host") or FrontendSettings.host), chosen
 
 
-def _entered(directory: Path) -> Path:
+def _enter(directory: Path) -> Path:
     """Settle the paths that were given, change to the directory and return it; GraphError without it."""
     from dynaplan.util.errors import GraphError
 
@@ -266,7 +266,7 @@ def _entered(directory: Path) -> Path:
     return directory
 
 
-def described(
+def load_deployment(
     graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
@@ -277,20 +277,20 @@ def described(
     from dynaplan.graph.validation import unused_common, validate_config
 
     loaded = load_graph(graph, directory)
-    config = read_config(found_file(config_file, directory, loaded), overrides)
+    config = read_config(find_config(config_file, directory, loaded), overrides)
     warnings = validate_config(loaded, config) + unused_common(config, overrides)
     config = locate_models(loaded, config, directory)
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
 
 
-def found_file(name: str | None, directory: Path, graph: Graph) -> Path | None:
+def find_config(name: str | None, directory: Path, graph: Graph) -> Path | None:
     """Return the file of ``-f NAME``, which the working directory or the graph's module has; None without."""
     from dynaplan.graph.config import find_config_file
 
     return find_config_file(name, directory, graph) if name else None
 
 
-def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:
+def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:
     """Return the graph and the configuration that serve a model by itself; the overrides name it then."""
     config_file = config_file or file_for(model)
     click.echo(f"{model} is a model. This is: {serve_command(model, config_file)}", err=True)
@@ -330,7 +330,7 @@ def warn(warnings: Sequence[str]) -> None:
         click.echo(f"{screen.warning('Warning:')} {warning}", err=True)
 
 
-def exposed(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:
+def exposure_warnings(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:
     """Return a warning when others can reach the address and no key is asked for."""
     if api_key or frontend.get("api-key") or frontend.get("api_key") or is_loopback(host):
         return []

@@ -165,8 +165,8 @@ def check_memory(
         return [], []
     box = registry.box_memory()
     lines = [_line(each, box) for each in found]
-    warnings = [text for each in found if each.gpu_bytes and (text := _judged(each))]
-    return lines, warnings + _judged_together([each for each in found if not each.gpu_bytes], box)
+    warnings = [text for each in found if each.gpu_bytes and (text := _memory_fault(each))]
+    return lines, warnings + _box_memory_faults([each for each in found if not each.gpu_bytes], box)
 
 
 def _service_memory(
@@ -194,7 +194,7 @@ def _line(memory: ServiceMemory, box: BoxMemory) -> str:
     return f"{memory.service}: {parts} = {_gb(need.total_bytes)} {each}, of {_gb(has)} of {whose}"
 
 
-def _judged(memory: ServiceMemory) -> str:
+def _memory_fault(memory: ServiceMemory) -> str:
     """Return a warning about one worker and its GPUs, or nothing; ConfigError where it is certain."""
     need = memory.need
     if need.total_bytes <= memory.gpu_bytes:
@@ -206,7 +206,7 @@ def _judged(memory: ServiceMemory) -> str:
     return _told(memory.service, fault, fits, is_certain, memory.engine)
 
 
-def _judged_together(services: Sequence[ServiceMemory], box: BoxMemory) -> list[str]:
+def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> list[str]:
     """Judge the workers that share the memory of the box; weights that several map count once."""
     if not services:
         return []

@@ -25,7 +25,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+(?<!\.py)", re.ASCII)
 """``organization/model``, the name of a model on the Hugging Face hub."""
 
 
-class OverridingCommand(click.Command):
+class ServiceOptionsCommand(click.Command):
     """Takes ``--Service.key=value`` out of the arguments into ``obj`` before click sees the rest.
 
     Everything else that click does not know stays an error: a misspelt option must not become an override.
@@ -44,7 +44,7 @@ ARGUMENTS = "dynaplan.arguments"
 """The key of a context's ``meta`` that holds the arguments of ``serve`` as they were typed."""
 
 
-class ServeCommand(OverridingCommand):
+class ServeCommand(ServiceOptionsCommand):
     """Answers an option of a service that has no section with the way to write it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -144,7 +144,7 @@ class Flags:
     others: dict[str, Any] = field(default_factory=dict)
 
 
-class ComponentCommand(OverridingCommand):
+class ComponentCommand(ServiceOptionsCommand):
     """Takes the options of ``table`` as flags into ``ctx.meta[FLAGS]`` before click sees the rest.
 
     ``listed`` are the ones that the help page shows, under ``heading``; ``aliases`` are other names of keys.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.service_options import OverridingCommand
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.lab.simulate.graph_file import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.util import screen, tables
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=OverridingCommand,
+    cls=ServiceOptionsCommand,
     name="simulate",
     epilog="Any option of the graph's sections: --Planner.key=value, --VllmWorker.key=value",
 )

@@ -13,11 +13,11 @@ import click
 from dynaplan.cli.deployment import connected
 from dynaplan.cli.options import json_option, namespace_argument, store_option
 from dynaplan.cli.status_document import (
-    DeploymentAnswers,
-    Gathering,
-    document_of,
-    document_of_store,
+    DeploymentState,
+    StatusReader,
+    deployment_document,
     read_routing,
+    store_document,
 )
 from dynaplan.cli.status_view import render_page, view_of
 from dynaplan.config.settings.planner import PlannerSettings
@@ -27,7 +27,7 @@ from dynaplan.util.errors import DeploymentError
 
 DEFAULT_NAMESPACE = PlannerSettings.namespace
 
-EVERY_S = 1.0
+SCREEN_POLL_S = 1.0
 """Time between two looks with ``--watch``, in seconds."""
 
 
@@ -68,20 +68,20 @@ def _documents(namespace: str | None) -> list[dict[str, Any]]:
         if not is_named and store_backend(os.environ) not in (FILE, KUBERNETES):
             raise
         name = namespace or DEFAULT_NAMESPACE
-        of_store = document_of_store(name, *asyncio.run(_asked(name)))
+        of_store = store_document(name, *asyncio.run(_asked(name)))
         if not is_named and not of_store["workers"] and not of_store["not_callable"]:
             raise  # nothing at the store's usual place: nobody has meant it
         return [of_store]
     documents = []
     for each in found:
         with connected(each):
-            documents.append(document_of(each, *asyncio.run(_asked(each.namespace))))
+            documents.append(deployment_document(each, *asyncio.run(_asked(each.namespace))))
     return documents
 
 
-async def _asked(namespace: str) -> tuple[DeploymentAnswers, dict[str, dict[str, str]]]:
+async def _asked(namespace: str) -> tuple[DeploymentState, dict[str, dict[str, str]]]:
     """Ask the store, the workers and the frontends once."""
-    gathering = Gathering(namespace)
+    gathering = StatusReader(namespace)
     try:
         answers = await gathering.answers()
         return answers, await read_routing(answers.registered)
@@ -91,16 +91,16 @@ async def _asked(namespace: str) -> tuple[DeploymentAnswers, dict[str, dict[str,
 
 async def _watch(namespace: str | None, *, as_json: bool) -> None:
     """Print the render_page again and again, over the last one on a terminal, until Ctrl-C."""
-    from dynaplan.cli.status_poller import Following
+    from dynaplan.cli.status_poller import StatusPoller
 
-    following = Following(namespace)
+    poller = StatusPoller(namespace)
     try:
         while True:
-            document = await following.look()
+            document = await poller.poll()
             if as_json:
                 click.echo(json.dumps(document, separators=(",", ":")))
             else:
                 screen.repaint(render_page(view_of(document, time.time()), screen.width()))
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(SCREEN_POLL_S)
     finally:
-        await following.close()
+        await poller.close()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.scale_counts import held_in, planner_settings, readable, readable_holds
+from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
 from dynaplan.fleet.desired_counts import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
@@ -41,7 +41,7 @@ STORE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
-class DeploymentAnswers:
+class DeploymentState:
     """The answers of the store and of the workers; all are empty when the store ``is_silent``.
 
     ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the addresses
@@ -63,7 +63,7 @@ class DeploymentAnswers:
         """A sentence for each thing that is wrong, by what was answered and what was not."""
         if self.is_silent:
             return ["The key-value store does not answer: loads are not known."]
-        return out_of_reach(self.registered)
+        return unreachable_notes(self.registered)
 
     @property
     def waits(self) -> dict[str, str]:
@@ -72,8 +72,8 @@ class DeploymentAnswers:
         return {str(name): str(why) for name, why in waiting.items()} if isinstance(waiting, dict) else {}
 
 
-class Gathering:
-    """Keeps the connections between one look and the next; ``close`` ends them.
+class StatusReader:
+    """Keeps the connections between one poll and the next; ``close`` ends them.
 
     The environment names the store, as ``connect`` leaves it.
     """
@@ -86,12 +86,12 @@ class Gathering:
         self._store: Store = connections.connect_store()
         self._metrics: MetricsSource = factory.worker_metrics()
 
-    async def answers(self) -> DeploymentAnswers:
+    async def answers(self) -> DeploymentState:
         """Ask the store and the workers."""
         listed = await self.listed()
         return replace(listed, loads=await self.loads(listed.registered))
 
-    async def listed(self) -> DeploymentAnswers:
+    async def listed(self) -> DeploymentState:
         """Ask the store, and no worker."""
         from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
         from dynaplan.util.errors import StoreUnavailable
@@ -101,7 +101,7 @@ class Gathering:
             async with asyncio.timeout(2 * STORE_TIMEOUT_S):
                 lists = await asyncio.gather(*(self._store.list(each) for each in prefixes(namespace)))
         except (StoreUnavailable, TimeoutError):
-            return DeploymentAnswers(is_silent=True)
+            return DeploymentState(is_silent=True)
         items = [item for found in lists for item in found]
         ignored, foreign = unreadable(namespace, items), uncallable(items)
         registered = tuple(
@@ -111,12 +111,12 @@ class Gathering:
         )
         keys = {item.key: item.value for item in items if item.key not in ignored}
         holds = keys.get(planner_prefix(namespace) + HOLDS, "")
-        return DeploymentAnswers(
+        return DeploymentState(
             ignored=ignored,
             not_callable=foreign,
             registered=registered,
-            holds=readable_holds(holds),
-            reservations=readable(
+            holds=current_holds(holds),
+            reservations=current_entries(
                 ReservedGpus.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
             ),
             desired=DesiredCounts.from_keys(namespace, keys),
@@ -136,23 +136,23 @@ class Gathering:
         await self._store.close()
 
 
-def document_of(
-    found: RunningDeployment, answers: DeploymentAnswers, routed: Mapping[str, Mapping[str, str]]
+def deployment_document(
+    found: RunningDeployment, answers: DeploymentState, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return the JSON form of one deployment."""
     from dynaplan.fleet.reattach.versions import read_serve
     from dynaplan.fleet.rules.observing import unmanaged
 
     serve = read_serve(found.runtime_dir)
-    held = (answers.holds or held_in(found.document)).by_role
+    held = (answers.holds or statefile_holds(found.document)).by_role
     kept = planner_keys_of(found.document)
-    reservations = answers.reservations or readable(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
+    reservations = answers.reservations or current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
     usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
     workers = [
         worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
         for worker in found.workers
     ]
-    workers += [alone_row(each, loads.get(each.worker)) for each in unmanaged(answers.registered)]
+    workers += [unmanaged_row(each, loads.get(each.worker)) for each in unmanaged(answers.registered)]
     return {
         "namespace": found.namespace,
         "frontend_url": found.frontend_url,
@@ -168,15 +168,15 @@ def document_of(
         "waits": waits,
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
         "reservations": reservations.to_json(),
-        "troubles": [*_troubles(found), *_of_another_version(found, serve), *answers.troubles],
+        "troubles": [*_troubles(found), *_other_version_notes(found, serve), *answers.troubles],
         "ignored_keys": dict(answers.ignored),
         "not_callable": dict(answers.not_callable),
         "routing": {worker: dict(sources) for worker, sources in routed.items()},
     }
 
 
-def document_of_store(
-    namespace: str, answers: DeploymentAnswers, routed: Mapping[str, Mapping[str, str]]
+def store_document(
+    namespace: str, answers: DeploymentState, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return the JSON form of a namespace without a ``serve`` on this host: the components in the store."""
     registered = answers.registered
@@ -187,7 +187,9 @@ def document_of_store(
         "frontend_url": ", ".join(public_urls(registered)),
         "serve_pid": None,
         "models": _models(answers),
-        "workers": [alone_row(each, answers.loads.get(name)) for name, each in sorted(components.items())],
+        "workers": [
+            unmanaged_row(each, answers.loads.get(name)) for name, each in sorted(components.items())
+        ],
         "waits": answers.waits,
         "holds": {role.value: asdict(hold) for role, hold in holds.items()},
         "troubles": answers.troubles,
@@ -197,7 +199,7 @@ def document_of_store(
     }
 
 
-def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, Any]:
+def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, Any]:
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
     from dynaplan.fleet.desired_counts import SCALED_ROLES
 
@@ -231,7 +233,7 @@ def _below_home(path: Path) -> str:
         return str(path)
 
 
-def _models(answers: DeploymentAnswers) -> list[str]:
+def _models(answers: DeploymentState) -> list[str]:
     """Return the names of the models that the workers serve."""
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 
@@ -254,7 +256,7 @@ def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str
     ]
 
 
-def _of_another_version(found: RunningDeployment, serve: RunningServe | None) -> list[str]:
+def _other_version_notes(found: RunningDeployment, serve: RunningServe | None) -> list[str]:
     """Return a sentence about the workers that an upgrade has not renewed."""
     if serve is None or not (left := serve.not_renewed(found.workers)):
         return []
@@ -342,7 +344,7 @@ def worker_row(
     }
 
 
-def alone_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]:
+def unmanaged_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]:
     """Return the JSON form of a component by its registration; it has the keys of a managed worker's."""
     return {
         "worker": instance.worker,
@@ -367,7 +369,7 @@ def alone_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]:
     }
 
 
-def out_of_reach(instances: Iterable[Instance]) -> list[str]:
+def unreachable_notes(instances: Iterable[Instance]) -> list[str]:
     """Return a sentence when prompts are computed by decode workers that prefill workers cannot reach."""
     by_role: dict[object, list[Instance]] = {}
     for each in instances:

@@ -15,7 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.deployment import connect
-from dynaplan.cli.status_document import ENGINE_ROLES, DeploymentAnswers, Gathering, document_of, read_routing
+from dynaplan.cli.status_document import (
+    ENGINE_ROLES,
+    DeploymentState,
+    StatusReader,
+    deployment_document,
+    read_routing,
+)
 from dynaplan.store.instances import public_urls
 
 if TYPE_CHECKING:
@@ -23,22 +29,22 @@ if TYPE_CHECKING:
 
     from dynaplan.fleet.deployments import RunningDeployment
 
-SELDOM_S = 5.0
+SLOW_POLL_S = 5.0
 """Time between two looks at what costs the deployment more than the rest, or changes seldom, in seconds:
 the frontends' counts, the planner's decisions, the sources of routing."""
 
-LIST_S = 2.0
+STORE_POLL_S = 2.0
 """Time between two lists of the store's keys, in seconds; the workers' states come from the statefile."""
 
-GPUS_S = 2.0
+GPU_POLL_S = 2.0
 """Time between two readings of the GPUs, in seconds."""
 
-FRONTEND_S = 2.0
+FRONTEND_TIMEOUT_S = 2.0
 """Seconds in which a frontend must answer."""
 
 
-class Following:
-    """Follows one deployment; ``look`` returns its document, ``close`` ends the connections.
+class StatusPoller:
+    """Follows one deployment; ``poll`` returns its document, ``close`` ends the connections.
 
     Raises DeploymentError when no deployment of that namespace runs, at first or any more.
     """
@@ -49,7 +55,7 @@ class Following:
         from dynaplan.planner import factory
 
         self.found: RunningDeployment = connect(namespace)
-        self._gathering = Gathering(self.found.namespace)
+        self._gathering = StatusReader(self.found.namespace)
         self._read_counts = factory.frontend_times(self.found.namespace)
         self._gpus = inventory_of(self.found.document)
         self._read_uses = local_host.gpu_uses(self._gpus)
@@ -60,25 +66,25 @@ class Following:
         self._decision: dict[str, Any] = {}
         self._gpu_rows: dict[int, dict[str, Any]] = {}
         self._tokens: dict[str, tuple[float, int]] = {}
-        self._listed = DeploymentAnswers()
+        self._listed = DeploymentState()
         self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
 
-    async def look(self) -> dict[str, Any]:
+    async def poll(self) -> dict[str, Any]:
         """Return the document of ``status``, with the load, the GPUs' activity and the last decision."""
-        self._find_again()
+        self._refresh()
         now_s = time.monotonic()
-        if now_s - self._listed_s >= LIST_S:
+        if now_s - self._listed_s >= STORE_POLL_S:
             self._listed_s = now_s
             self._listed = await self._gathering.listed()
         engines = [each for each in self._listed.registered if each.card.get("role") in ENGINE_ROLES]
         answers = replace(self._listed, loads=await self._gathering.loads(engines))
-        if now_s - self._seldom_s >= SELDOM_S:
+        if now_s - self._seldom_s >= SLOW_POLL_S:
             self._seldom_s = now_s
-            await self._look_seldom(answers)
-        if self._gpus and now_s - self._gpus_s >= GPUS_S:
+            await self._poll_slow_sources(answers)
+        if self._gpus and now_s - self._gpus_s >= GPU_POLL_S:
             self._gpus_s = now_s
             self._gpu_rows = await asyncio.to_thread(self._read_gpus)
-        document = document_of(self.found, answers, self._routed)
+        document = deployment_document(self.found, answers, self._routed)
         for row in document["workers"]:
             load = answers.loads.get(row["worker"])
             generated = load.generated_tokens if load else None
@@ -94,12 +100,12 @@ class Following:
             await self._session.close()
         await self._gathering.close()
 
-    def _find_again(self) -> None:
+    def _refresh(self) -> None:
         from dynaplan.fleet.deployments import find_deployment
 
         self.found = find_deployment(self.found.namespace)
 
-    async def _look_seldom(self, answers: DeploymentAnswers) -> None:
+    async def _poll_slow_sources(self, answers: DeploymentState) -> None:
         from dynaplan.planner import factory
         from dynaplan.planner.rules.explaining import in_one_line
 
@@ -123,7 +129,7 @@ class Following:
 
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
-            timeout = aiohttp.ClientTimeout(total=FRONTEND_S)
+            timeout = aiohttp.ClientTimeout(total=FRONTEND_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         try:
             async with self._session.get(f"{url}/metrics", raise_for_status=True) as response:
@@ -132,7 +138,7 @@ class Following:
             return None
 
     def _tokens_per_s(self, worker: str, now_s: float, generated: int | None) -> float | None:
-        """Return the tokens that a worker has generated since the last look, per second."""
+        """Return the tokens that a worker has generated since the last poll, per second."""
         before = self._tokens.pop(worker, None)
         if generated is None:
             return None
@@ -176,7 +182,7 @@ Counts = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
-class LoadFigures:
+class LoadSummary:
     """The load of a deployment over the last ``window_s`` seconds, times in ms; None: nothing was counted.
 
     The times at the percentiles are read off histograms, so they are as exact as their buckets are narrow.
@@ -200,13 +206,13 @@ class LoadWindow:
 
     def add(self, at_s: float, counts: Counts) -> None:
         """Add a reading; counts that fell are those of frontends that began anew, and begin the window."""
-        if self._readings and _has_fallen(self._readings[-1][1], counts):
+        if self._readings and _is_reset(self._readings[-1][1], counts):
             self._readings.clear()
         self._readings.append((at_s, counts))
         while len(self._readings) > 2 and at_s - self._readings[0][0] > WINDOW_S:
             self._readings.popleft()
 
-    def figures(self) -> LoadFigures | None:
+    def figures(self) -> LoadSummary | None:
         """Return the figures of the window; None before the second reading."""
         if len(self._readings) < 2:
             return None
@@ -215,7 +221,7 @@ class LoadWindow:
         window_s = max(last_s - first_s, 1e-9)
         # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
         tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
-        return LoadFigures(
+        return LoadSummary(
             window_s,
             seen.get(REQUESTS, 0.0) / window_s,
             tokens / window_s,
@@ -251,5 +257,5 @@ def _mean_ms(seen: Counts, name: str) -> float | None:
     return 1000 * seen.get((f"{name}_sum", ""), 0.0) / count if count > 0 else None
 
 
-def _has_fallen(before: Counts, now: Counts) -> bool:
+def _is_reset(before: Counts, now: Counts) -> bool:
     return any(now.get(key, 0.0) < value - 0.5 for key, value in before.items() if key[0].endswith("_count"))

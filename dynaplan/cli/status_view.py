@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.cli.scale_args import described, now_and_next
+from dynaplan.cli.scale_args import describe_hold, describe_hours
 from dynaplan.cli.status_document import ENGINE_ROLES, is_lost, routing_lines
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.fleet.holds import Hold
@@ -26,7 +26,7 @@ COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV",
 TOKENS = "TOK/S"
 """The column that is there when two looks have told it."""
 
-LEAST_NEEDED = ("PID", "UPTIME", "GPUS", "ROLE", "RESTARTS", "KV")
+WORKER_COLUMNS_DROPPED = ("PID", "UPTIME", "GPUS", "ROLE", "RESTARTS", "KV")
 """The columns that a narrow screen does without, the first first; before them, an engine's usual time."""
 
 GPU_COLUMNS = ("GPU", "NAME", "MEMORY", "BUSY", "WATTS", "WORKERS")
@@ -183,10 +183,10 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     notes = list(document["troubles"])
     if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
         notes.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
-    notes += kept_lines(document, now_s)
+    notes += hold_lines(document, now_s)
     for row in document["workers"]:
         if row["reason"] and (row["state"] in ("failed", "backoff") or is_lost(row)):
-            notes.append(f"{row['worker']}: {row['reason']}{_way_out(row, document['workers'])}")
+            notes.append(f"{row['worker']}: {row['reason']}{_retry_hint(row, document['workers'])}")
         elif row["reason"] and row["state"] == "draining":
             notes.append(f"{row['worker']} leaves: {row['reason']}")
     notes += routing_lines(document["routing"])
@@ -203,15 +203,15 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def kept_lines(document: Document, now_s: float) -> list[str]:
+def hold_lines(document: Document, now_s: float) -> list[str]:
     """Return a sentence for each hold, and for each reserved GPU."""
     holds = document.get("holds", {})
     lines = [
-        described(role, Hold(**holds[role.value]), now_s) for role in SCALED_ROLES if role.value in holds
+        describe_hold(role, Hold(**holds[role.value]), now_s) for role in SCALED_ROLES if role.value in holds
     ]
     for index, made in document.get("reservations", {}).items():
         hold = Hold(**made)
-        changes = f": {now_and_next(hold, now_s)}" if hold.at else ""
+        changes = f": {describe_hours(hold, now_s)}" if hold.at else ""
         lines.append(
             f"GPU {index} is {reserved_words(hold)}{changes}; `dynaplan release gpu={index}` ends that"
         )
@@ -255,7 +255,7 @@ def _state(row: Row, *, is_short: bool) -> str:
     return f"loading {clock(row['loading_s'])}{usually}"
 
 
-def _way_out(row: Row, rows: Sequence[Row]) -> str:
+def _retry_hint(row: Row, rows: Sequence[Row]) -> str:
     """Return the command that tries a failed worker again at once, as a line of its own; empty for others."""
     if row["state"] != "failed" or row["role"] not in ENGINE_ROLES:
         return ""
@@ -292,7 +292,7 @@ def render_decision(view: View, width: int = 0) -> str:
 
 
 def render_workers(view: View, width: int = 0) -> str:
-    """Lay the workers out under their headings; a narrow screen does without ``LEAST_NEEDED``."""
+    """Lay the workers out under their headings; a narrow screen does without ``WORKER_COLUMNS_DROPPED``."""
     return render_worker_table(view.workers, view.short_workers, width)
 
 
@@ -302,7 +302,9 @@ def render_worker_table(
     """Lay rows out, or the short ones where those are wider than ``width`` columns (0 for any width)."""
     is_narrow = bool(width) and max(map(len, text_table(rows).splitlines())) > width
     chosen = short_rows if is_narrow else rows
-    return text_table(chosen, width=width, dropping=LEAST_NEEDED, paint={"STATE": screen.state_coloured})
+    return text_table(
+        chosen, width=width, dropping=WORKER_COLUMNS_DROPPED, paint={"STATE": screen.state_coloured}
+    )
 
 
 def render_gpus(view: View, width: int = 0) -> str:

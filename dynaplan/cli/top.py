@@ -30,7 +30,7 @@ from dynaplan.util.errors import ConfigError
 from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
-    from dynaplan.cli.status_poller import Following
+    from dynaplan.cli.status_poller import StatusPoller
 
 
 @click.command(name="top")
@@ -42,21 +42,21 @@ def command(namespace: str | None) -> None:
     The keys are shown at the bottom, and `?` explains them. `dynaplan status --watch` shows the same without
     keys.
     """
-    from dynaplan.cli.status_poller import Following
+    from dynaplan.cli.status_poller import StatusPoller
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "top needs a terminal", hint="`dynaplan status --watch` and `--json` write to anything."
         )
-    following = Following(namespace)
-    asyncio.run(_run(following))
+    poller = StatusPoller(namespace)
+    asyncio.run(_run(poller))
 
 
-async def _run(following: Following) -> None:
+async def _run(poller: StatusPoller) -> None:
     """Show the deployment until `q`; the terminal is as it was afterwards."""
     from dynaplan.fleet.deployments import tail
     from dynaplan.util.screen import colours_wanted
-    from dynaplan.webui.actions import called
+    from dynaplan.webui.actions import run_command
 
     try:
         window = curses.initscr()
@@ -70,13 +70,13 @@ async def _run(following: Following) -> None:
         init_colours(colours_wanted() is not False)
         await LiveScreen(
             window,
-            following.look,
-            called,
-            lambda worker, lines: list(tail(following.found.log_dir / f"{worker}.log", lines)),
+            poller.poll,
+            run_command,
+            lambda worker, lines: list(tail(poller.found.log_dir / f"{worker}.log", lines)),
         ).run()
     finally:
         curses.endwin()
-        await following.close()
+        await poller.close()
 
 
 SCREEN_POLL_S = 1.0
@@ -105,7 +105,7 @@ ESCAPE = 27
 
 
 class LiveScreen:
-    """One terminal. ``look`` returns the document, ``call`` runs a command and returns what it wrote.
+    """One terminal. ``poll`` returns the document, ``call`` runs a command and returns what it wrote.
 
     ``log`` returns the last lines of a worker's log. ``keyboard`` is the descriptor that keys come from.
     """
@@ -113,14 +113,14 @@ class LiveScreen:
     def __init__(
         self,
         window: curses.window,
-        look: Callable[[], Awaitable[dict[str, Any]]],
+        poll: Callable[[], Awaitable[dict[str, Any]]],
         call: Callable[[Sequence[str]], Awaitable[str]],
         log: Callable[[str, int], Sequence[str]],
         keyboard: int = 0,
     ) -> None:
         self._window = window
         self._keyboard = keyboard
-        self._look = look
+        self._poll = poll
         self._call = call
         self._log = log
         self._document: dict[str, Any] | None = None
@@ -129,7 +129,7 @@ class LiveScreen:
         self._text: list[str] | None = None
         self._scroll = 0
         self._question: tuple[str, list[str]] | None = None
-        self._said = "looking ..."
+        self._message = "looking ..."
         self._calls: set[asyncio.Task[None]] = set()
         self._is_over = False
         self._wake = asyncio.Event()
@@ -141,8 +141,8 @@ class LiveScreen:
         try:
             self._draw()
             while not self._is_over:
-                self._document = await self._look()
-                self._said = "" if self._said == "looking ..." else self._said
+                self._document = await self._poll()
+                self._message = "" if self._message == "looking ..." else self._message
                 self._take_keys()
                 self._draw()
                 await self._pause()
@@ -179,7 +179,7 @@ class LiveScreen:
         _, arguments = self._question or ("", [])
         self._question = None
         if key in (ord("y"), ord("Y")):
-            self._begin(arguments)
+            self._start_command(arguments)
 
     def _scroll_or_leave(self, key: int) -> None:
         rows = self._window.getmaxyx()[0] - 2
@@ -198,7 +198,7 @@ class LiveScreen:
             self._scroll += steps[key]
 
     def _press(self, key: int) -> None:
-        self._said = ""
+        self._message = ""
         if key in UP or key in DOWN:
             self._choose(-1 if key in UP else 1)
         elif key == ord("q"):
@@ -207,7 +207,7 @@ class LiveScreen:
         elif key == ord("?"):
             self._show(HELP)
         elif key == ord("w"):
-            self._begin(["why"], is_page=True)
+            self._start_command(["why"], is_page=True)
         elif key == ord("l") and self._chosen:
             self._shown_log, self._scroll = self._chosen, 10**6
         elif 0 <= key < 128 and chr(key) in "+-hdr":
@@ -224,13 +224,13 @@ class LiveScreen:
         row = self._chosen_row()
         role = row["role"] if row else ""
         if row is None or role not in {each.value for each in SCALED_ROLES}:
-            self._said = "choose a decode or prefill worker first (up, down)"
+            self._message = "choose a decode or prefill worker first (up, down)"
         elif key in "+-":
-            self._begin(["scale", f"{role}={key}1", "--no-wait"])
+            self._start_command(["scale", f"{role}={key}1", "--no-wait"])
         elif key == "h" and self._document and role in self._document["holds"]:
-            self._begin(["release", role])
+            self._start_command(["release", role])
         elif key == "h":
-            self._begin(["scale", f"{role}=+0", "--hold", "--no-wait"])
+            self._start_command(["scale", f"{role}=+0", "--hold", "--no-wait"])
         elif key == "d":
             command = ["scale", f"{role}=-1", "--leaving", self._chosen, "--no-wait"]
             self._question = f"Drain {self._chosen}, one {role} worker less? y/n", command
@@ -241,10 +241,10 @@ class LiveScreen:
         rows = self._document["workers"] if self._document else []
         return next((row for row in rows if row["worker"] == self._chosen), None)
 
-    def _begin(self, arguments: list[str], *, is_page: bool = False) -> None:
+    def _start_command(self, arguments: list[str], *, is_page: bool = False) -> None:
         """Run a command beside the looking; what it says is shown at the bottom, or as a page."""
         namespace = self._document["namespace"] if self._document else ""
-        self._said = f"dynaplan {' '.join(arguments)} ..."
+        self._message = f"dynaplan {' '.join(arguments)} ..."
         full = [*arguments, *(["--namespace", namespace] if namespace else [])]
         task = asyncio.get_running_loop().create_task(self._run_command(full, is_page=is_page))
         self._calls.add(task)
@@ -253,10 +253,10 @@ class LiveScreen:
     async def _run_command(self, arguments: list[str], *, is_page: bool) -> None:
         said = await self._call(arguments)
         if is_page:
-            self._said = ""
+            self._message = ""
             self._show(said)
         else:
-            self._said = " / ".join(line.strip() for line in said.splitlines())
+            self._message = " / ".join(line.strip() for line in said.splitlines())
         self._wake.set()
 
     def _show(self, text: str) -> None:
@@ -266,7 +266,7 @@ class LiveScreen:
 
     def _draw(self) -> None:
         height, width = self._window.getmaxyx()
-        footer = folded(self._question[0] if self._question else self._said or KEYS, width).split("\n")
+        footer = folded(self._question[0] if self._question else self._message or KEYS, width).split("\n")
         footer = footer[: max(1, height // 3)]
         rows = max(1, height - len(footer))
         lines, marked = self._body(rows, width)

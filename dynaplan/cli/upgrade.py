@@ -17,8 +17,8 @@ import click
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.options import namespace_argument, step_timeout_option
-from dynaplan.cli.reload import alone
-from dynaplan.cli.restart import FREED_WITHIN_S, WorkerRestart, restart_process
+from dynaplan.cli.reload import reload_lock
+from dynaplan.cli.restart import GPU_FREE_TIMEOUT_S, WorkerRestart, restart_process
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.fleet.heartbeat import PLUGIN_PULSE
 from dynaplan.graph.lifecycle import Worker
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 STOP_AND_SERVE = "`dynaplan stop`, then `dynaplan serve`, starts this version."
 
-TAKEN_WITHIN_S = 150.0
+TAKE_OVER_TIMEOUT_S = 150.0
 """Longest time for the new ``serve`` to be there, or the old one again: a trial of 60 s, and two starts."""
 
-KEEPS_WITHIN_S = 30.0
+PLUGIN_TIMEOUT_S = 30.0
 """Longest time for the new fleet plugin to keep the workers, in seconds."""
 
-POLL_S = 0.1
+SERVE_POLL_S = 0.1
 
 
 @click.command(name="upgrade")
@@ -56,8 +56,8 @@ def command(namespace: str | None, force: bool, timeout: float | None) -> None:
     _check_format(namespace)
     found = connect(namespace)
     running = check_version(found, force=force)
-    check_configuration(_launch_of(found))
-    asyncio.run(Upgrading(found, running, timeout).run(is_forced=force))
+    check_configuration(_read_launch(found))
+    asyncio.run(Upgrade(found, running, timeout).run(is_forced=force))
 
 
 def _check_format(namespace: str | None) -> None:
@@ -103,7 +103,7 @@ def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
     return running
 
 
-def _launch_of(found: RunningDeployment) -> Launch:
+def _read_launch(found: RunningDeployment) -> Launch:
     from dynaplan.fleet.launch import read_launch
 
     try:
@@ -133,7 +133,7 @@ def check_configuration(launch: Launch) -> None:
         os.chdir(here)
 
 
-class Upgrading:
+class Upgrade:
     """One upgrade of a deployment, in which ``running`` is the ``serve`` that was found."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Upgrading:
         from dynaplan.fleet.reattach.versions import own_version
 
         begun_s = time.monotonic()
-        with alone(self._found, "reload or upgrade"):
+        with reload_lock(self._found, "reload or upgrade"):
             if is_forced or own_version() != self._running.version:
                 self._running = await self._take_over()
                 click.echo(f"serve: {self._running.version} after {time.monotonic() - begun_s:.1f} s")
@@ -179,43 +179,43 @@ class Upgrading:
                 f"serve of {self._found.namespace} cannot be replaced: {error}",
                 hint="Run it again when `dynaplan status` says that it is there.",
             ) from error
-        now = await self._successor()
+        now = await self._wait_successor()
         if now.version != own_version():
             raise PermanentError(
                 f"the new version's serve did not come up: {now.version} goes on",
                 hint="Its output has the reason, above 'The other serve did not come up'; of a detached one "
                 "`dynaplan logs serve` prints it. No worker was touched.",
             )
-        await self._keeps(now)
+        await self._wait_plugin(now)
         return now
 
-    async def _successor(self) -> RunningServe:
+    async def _wait_successor(self) -> RunningServe:
         """Return the ``serve`` that comes after the one that was found; TemporaryError when none does."""
         from dynaplan.fleet.reattach.versions import read_serve
 
-        deadline_s = time.monotonic() + TAKEN_WITHIN_S
+        deadline_s = time.monotonic() + TAKE_OVER_TIMEOUT_S
         while time.monotonic() < deadline_s:
             now = read_serve(self._found.runtime_dir)
             if now and (now.pid, now.started_at) != (self._running.pid, self._running.started_at):
                 return now
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(SERVE_POLL_S)
         raise TemporaryError(
-            f"no serve has come within {TAKEN_WITHIN_S:g} s", hint="`dynaplan status` shows what runs."
+            f"no serve has come within {TAKE_OVER_TIMEOUT_S:g} s", hint="`dynaplan status` shows what runs."
         )
 
-    async def _keeps(self, serve: RunningServe) -> None:
+    async def _wait_plugin(self, serve: RunningServe) -> None:
         """Return when the fleet plugin of that ``serve`` keeps the workers."""
         from dynaplan.fleet import local_host
 
         heartbeats = local_host.heartbeats(self._found.runtime_dir)
-        deadline_s = time.monotonic() + KEEPS_WITHIN_S
+        deadline_s = time.monotonic() + PLUGIN_TIMEOUT_S
         while time.monotonic() < deadline_s:
             pulse = heartbeats.read(PLUGIN_PULSE)
             if pulse and pulse.is_alive and pulse.process.started_at >= serve.started_at:
                 return
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(SERVE_POLL_S)
         raise PermanentError(
-            f"the new version's fleet plugin has not answered within {KEEPS_WITHIN_S:g} s",
+            f"the new version's fleet plugin has not answered within {PLUGIN_TIMEOUT_S:g} s",
             hint="The `dynaplan upgrade` of the old version's environment goes back. No worker was touched.",
         )
 
@@ -229,19 +229,19 @@ class Upgrading:
             while left := [each for each in self._left() if (each.name, each.pid) not in tried]:
                 worker, begun_s = left[0], time.monotonic()
                 tried.add((worker.name, worker.pid))
-                new, patience_s = await self._replaced(store, worker, patience_s)
+                new, patience_s = await self._replace(store, worker, patience_s)
                 click.echo(f"{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
         finally:
             await store.close()
         return len(tried)
 
-    async def _replaced(self, store: KeyValueStore, worker: Worker, patience_s: float) -> tuple[str, float]:
+    async def _replace(self, store: KeyValueStore, worker: Worker, patience_s: float) -> tuple[str, float]:
         """Replace one; return the name of the new one, and how long its GPU may take to be free."""
         if worker.role not in SCALED_ROLES:
             return await restart_process(self._found, worker, self._timeout_s), patience_s
         restart = WorkerRestart(store, self._found.namespace, worker, self._timeout_s)
         new = await restart.run(patience_s)
-        return new, FREED_WITHIN_S if restart.was_beside else 0.0
+        return new, GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
 
     def _left(self) -> list[Worker]:
         from dynaplan.fleet.deployments import find_deployment

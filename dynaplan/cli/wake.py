@@ -43,14 +43,16 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
     begun_s = time.monotonic()
     try:
         asleep = {
-            name: each for name, each in (await _asleep(store, namespace)).items() if worker in (None, name)
+            name: each
+            for name, each in (await _sleeping_workers(store, namespace)).items()
+            if worker in (None, name)
         }
         if not asleep:
             click.echo(f"{worker or 'no worker'} is {'awake' if worker else 'asleep'}")
             return
-        await _ask(store, namespace, asleep)
+        await _request_wake(store, namespace, asleep)
         while asleep:
-            still = await _asleep(store, namespace)
+            still = await _sleeping_workers(store, namespace)
             for name in asleep.keys() - still.keys():
                 click.echo(f"{name} is awake after {time.monotonic() - begun_s:.1f} s")
             asleep = {name: still[name] for name in asleep.keys() & still.keys()}
@@ -64,7 +66,7 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
         await store.close()
 
 
-async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
+async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
     """Ask each worker; an earlier reason is taken away, so that the next one is the answer."""
     from dynaplan.gateway.routing.sleeping_workers import wish_awake
     from dynaplan.store.instance_keys import ASLEEP
@@ -77,7 +79,7 @@ async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]])
             raise TemporaryError("the key-value store does not answer", hint="Try again.")
 
 
-async def _asleep(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
+async def _sleeping_workers(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
     """Return the instance id of each sleeping worker, and the reason why it cannot be woken, or empty."""
     from dynaplan.store.instance_keys import ASLEEP
     from dynaplan.store.instances import SERVICES_PREFIX, Instance

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 @click.option("--changes", is_flag=True, help="Only those that changed something.")
 def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
-    from dynaplan.cli.scale_counts import held_in, readable
-    from dynaplan.cli.status_view import kept_lines
+    from dynaplan.cli.scale_counts import current_entries, statefile_holds
+    from dynaplan.cli.status_view import hold_lines
     from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
     from dynaplan.fleet.rules.statefile import planner_keys_of
     from dynaplan.planner import factory
@@ -43,9 +43,9 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     for line in removal_lines(asyncio.run(removals(found.namespace))):
         click.echo(folded(line, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
-    holds = held_in(found.document).to_json()
-    reservations = readable(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
-    for line in kept_lines({"holds": holds, "reservations": reservations}, time.time()):
+    holds = statefile_holds(found.document).to_json()
+    reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
+    for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(folded(line, screen.width(), INDENT))
     if not records:
         what = "change" if changes else "decision"

@@ -354,7 +354,7 @@ PROFILE_SUFFIXES = (".npz", ".json")
 MEMORY = ("state", "next_state")
 """The fields of a decision's record that forecasts do not use: the planner's memory, most of a record."""
 
-MOST_HISTORY_BYTES = 400 * 1024
+MAX_HISTORY_BYTES = 400 * 1024
 """The part of a ConfigMap of 1 MiB that the history may take, before it is written in base64."""
 
 
@@ -392,7 +392,7 @@ def history(records: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the newest decisions as gzipped JSON lines: what forecasts use, as far as there is room."""
     traffic = ({name: record[name] for name in record if name not in MEMORY} for record in records)
     lines = deque((json.dumps(each, separators=(",", ":")) for each in traffic), maxlen=HISTORY_INTERVALS)
-    while len(packed := gzip.compress("\n".join(lines).encode(), mtime=0)) > MOST_HISTORY_BYTES:
+    while len(packed := gzip.compress("\n".join(lines).encode(), mtime=0)) > MAX_HISTORY_BYTES:
         for _ in range(len(lines) // 2):
             lines.popleft()
     return packed

@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", re.ASCII)
 ROLES = frozenset(role.value for role in SCALED_ROLES)
 
 
-def arguments_of(action: Mapping[str, Any]) -> list[str]:
+def command_arguments(action: Mapping[str, Any]) -> list[str]:
     """Return the command of an action of the page; raises ValueError with what is wrong with it.
 
     ``{"do": "scale", "role": "decode", "by": 1}``; ``hold`` and ``release`` take a role, ``restart`` a
@@ -43,7 +43,7 @@ def _is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
 
 
-async def called(arguments: Sequence[str]) -> str:
+async def run_command(arguments: Sequence[str]) -> str:
     """Run a command of dynaplan in a process of its own; return all that it wrote."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "dynaplan", *arguments),

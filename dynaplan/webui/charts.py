@@ -35,14 +35,14 @@ Lines = Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True)
-class ChartsAsked:
+class ChartsRequest:
     """The charts that a page shows: ``span_s`` seconds until now, ``width`` px wide."""
 
     span_s: int
     width: int
 
     @classmethod
-    def of(cls, span_s: str, width: str) -> ChartsAsked:
+    def of(cls, span_s: str, width: str) -> ChartsRequest:
         """Read what a page asks for: the known span and width that are nearest; raises ValueError."""
         return cls(_nearest(SPANS_S, int(span_s[:9])), _nearest(WIDTHS, int(width[:9])))
 
@@ -61,7 +61,7 @@ class TimedChange:
 
 
 @dataclass(frozen=True)
-class ChartsLimits:
+class ChartLimits:
     """The limits that are drawn: the targets as ``status`` has them, empty without; the number of GPUs."""
 
     targets: Mapping[str, Any]
@@ -70,10 +70,10 @@ class ChartsLimits:
 
 
 def live_svg(
-    asked: ChartsAsked,
+    asked: ChartsRequest,
     samples: Sequence[DeploymentSample],
     changes: Sequence[TimedChange],
-    limits: ChartsLimits,
+    limits: ChartLimits,
     now_s: float,
     offset_s: float,
 ) -> str:
@@ -84,7 +84,7 @@ def live_svg(
     steps = asked.width // STEP_PX
     step_s = asked.span_s / steps
     begin_s = now_s - asked.span_s
-    lines = in_steps(samples, begin_s, step_s, steps)
+    lines = resample(samples, begin_s, step_s, steps)
     panels = _panels(lines, [index * step_s for index in range(steps)], limits)
     shown = [each for each in changes if begin_s <= each.at_s <= now_s]
     moments = [each.at_s - begin_s for each in shown]
@@ -101,7 +101,7 @@ def live_svg(
     ).replace("\n", " ")
 
 
-def _panels(lines: Lines, at_s: Sequence[float], limits: ChartsLimits) -> list[Panel]:
+def _panels(lines: Lines, at_s: Sequence[float], limits: ChartLimits) -> list[Panel]:
     """Return the panels; those of which nothing is known are left out."""
     targets = limits.targets
 
@@ -147,7 +147,7 @@ def _nearest(known: Sequence[int], number: int) -> int:
     return min(known, key=lambda each: abs(each - number))
 
 
-LONGEST_S = 600.0
+MAX_RECORD_S = 600.0
 """The longest time that one record of the planner's log is taken to speak for, in seconds."""
 
 Document = Mapping[str, Any]
@@ -188,15 +188,15 @@ def samples_of_log(records: Iterable[Document]) -> Iterator[DeploymentSample]:
     """Yield a sample of each record of a ``decisions.jsonl``, oldest first."""
     before_s = None
     for record in records:
-        at_s = time_of(record)
+        at_s = record_time_s(record)
         if at_s is None:
             continue
-        lasted_s = LONGEST_S if before_s is None else min(LONGEST_S, max(0.0, at_s - before_s))
+        lasted_s = MAX_RECORD_S if before_s is None else min(MAX_RECORD_S, max(0.0, at_s - before_s))
         before_s = at_s
         yield _of_record(record, at_s, lasted_s)
 
 
-def time_of(record: Document) -> float | None:
+def record_time_s(record: Document) -> float | None:
     """Return the time of a record in seconds since the epoch; None when it has none."""
     try:
         return datetime.fromisoformat(record["wall_time"]).timestamp()
@@ -241,8 +241,8 @@ def _held(roles: Iterable[Document]) -> float | None:
     return sum(held) if held else None
 
 
-def sample_of_look(document: Document, at_s: float, lasted_s: float) -> DeploymentSample:
-    """Return the sample of a document of ``status`` as ``Following.look`` makes it."""
+def sample_of_status(document: Document, at_s: float, lasted_s: float) -> DeploymentSample:
+    """Return the sample of a document of ``status`` as ``StatusPoller.poll`` makes it."""
     load, desired = _part(document, "load"), _part(document, "desired")
     rows = [row for row in document.get("workers", ()) if row.get("role") in ("decode", "prefill")]
     gpus = [row for row in document.get("gpus", ()) if row.get("workers")]
@@ -271,7 +271,7 @@ def sample_of_look(document: Document, at_s: float, lasted_s: float) -> Deployme
     )
 
 
-def in_steps(
+def resample(
     samples: Sequence[DeploymentSample], begin_s: float, step_s: float, steps: int
 ) -> dict[str, list[float | None]]:
     """Return the value of each name in steps of ``step_s`` seconds from ``begin_s`` on; None for none.

@@ -19,8 +19,8 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
-from dynaplan.webui.actions import arguments_of, called, log_part
-from dynaplan.webui.charts import ChartsAsked
+from dynaplan.webui.actions import command_arguments, log_part, run_command
+from dynaplan.webui.charts import ChartsRequest
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
 from dynaplan.webui.sse_clients import Feed, SseClients
 from dynaplan.worker.process import WorkerRuntime
@@ -53,19 +53,19 @@ FEED = "dynaplan.cli.page_feed"
 FEED_ANSWER_S = 60.0
 """Longest time for its answer, its start on a busy machine included, in seconds."""
 
-MOST_ACTION_BYTES = 4096
+MAX_ACTION_BYTES = 4096
 
 BODY_S = 10.0
 """Seconds in which an action must have come whole."""
 
-MOST_ACTIONS = 4
+MAX_ACTIONS = 4
 """The largest number of commands that the page runs at once."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
-class PagePlace:
+class PageSettings:
     """The place of a page: its deployment, the logs there, and how its frontend is reached."""
 
     namespace: str
@@ -84,10 +84,10 @@ class PageRoutes:
 
     def __init__(
         self,
-        place: PagePlace,
+        place: PageSettings,
         chat: Handler,
         feed: Feed | None = None,
-        call: Callable[[list[str]], Awaitable[str]] = called,
+        call: Callable[[list[str]], Awaitable[str]] = run_command,
     ) -> None:
         self._place = place
         self._chat = chat
@@ -158,7 +158,7 @@ class PageRoutes:
     async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
         """Stream what is seen, as server-sent events, for as long as the page is open."""
         self._guard.check_key(request)
-        asked = _asked(request)
+        asked = _charts_request(request)
         if self._clients.is_full:
             raise PageRefusal(503, "This page is open too often.")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
@@ -178,7 +178,7 @@ class PageRoutes:
 
     async def _charts(self, request: web.BaseRequest) -> web.Response:
         self._guard.check_key(request)
-        drawing = self._clients.charts(_asked(request))
+        drawing = self._clients.charts(_charts_request(request))
         if drawing is None:
             raise PageRefusal(404, "These charts are not drawn.")
         return web.Response(text=drawing, content_type="image/svg+xml")
@@ -202,7 +202,7 @@ class PageRoutes:
         """Run the command of an action; the answer is what it printed."""
         self._guard.check_action(request)
         arguments = _arguments(await _small_body(request))
-        if self._running >= MOST_ACTIONS:
+        if self._running >= MAX_ACTIONS:
             raise PageRefusal(503, "Other actions are still running.")
         self._running += 1
         try:
@@ -236,7 +236,7 @@ def make_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler)
     if not (secret and log_dir and os.environ.get("DYNAPLAN_STATEFILE")):
         return None
     is_tls = runtime.server_tls is not None
-    place = PagePlace(
+    place = PageSettings(
         runtime.namespace, secret, Path(log_dir), settings.host, is_tls=is_tls, api_key=settings.api_key
     )
     return PageRoutes(place, chat)
@@ -247,9 +247,9 @@ def _read(name: str) -> bytes:
     return STYLE.encode() + text if name.endswith(".css") else text
 
 
-def _asked(request: web.BaseRequest) -> ChartsAsked:
+def _charts_request(request: web.BaseRequest) -> ChartsRequest:
     try:
-        return ChartsAsked.of(request.query.get("span", "3600"), request.query.get("width", "1000"))
+        return ChartsRequest.of(request.query.get("span", "3600"), request.query.get("width", "1000"))
     except ValueError:
         raise PageRefusal(400, "`span` is in seconds, `width` in px.") from None
 
@@ -258,11 +258,11 @@ async def _small_body(request: web.BaseRequest) -> bytes:
     body = b""
     try:
         async with asyncio.timeout(BODY_S):
-            while len(body) <= MOST_ACTION_BYTES and not request.content.at_eof():
-                body += await request.content.read(MOST_ACTION_BYTES + 1 - len(body))
+            while len(body) <= MAX_ACTION_BYTES and not request.content.at_eof():
+                body += await request.content.read(MAX_ACTION_BYTES + 1 - len(body))
     except TimeoutError:
         raise PageRefusal(408, "The action did not come.") from None
-    if len(body) > MOST_ACTION_BYTES:
+    if len(body) > MAX_ACTION_BYTES:
         raise PageRefusal(413, "An action is short.")
     return body
 
@@ -271,5 +271,5 @@ def _arguments(body: bytes) -> list[str]:
     with suppress(ValueError, RecursionError):
         action = json.loads(body)
         if isinstance(action, dict):
-            return arguments_of(action)
+            return command_arguments(action)
     raise PageRefusal(400, "There is no such action.")

@@ -1,10 +1,10 @@
-"""The open pages of a frontend, and the one process that looks at the deployment for all of them.
+"""The SSE clients of a frontend, which are its open pages, and the one process that polls for all of them.
 
 The process is a helper (``dynaplan.process.helper``). It runs while a page is open and a little longer, so
 that reloading a page costs nothing. It is asked with ``{"charts": [[span_s, width], ...]}``, the charts that
-are shown, whenever these change and every POLL_S seconds; the answer is ``{"events": [[name, text], ...]}``,
-or ``{"error": ...}`` when the deployment cannot be read. A page gets the newest event of each name; a page
-that reads slowly misses older ones.
+are shown, whenever these change and every ``FEED_POLL_S`` seconds. The answer is ``{"events": [[name, text],
+...]}``, or ``{"error": ...}`` when the deployment cannot be read. A page gets the newest event of each name;
+a page that reads slowly misses older ones.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from dynaplan.process.helper import HelperFailed, HelperTooSlow
-from dynaplan.webui.charts import ChartsAsked
+from dynaplan.webui.charts import ChartsRequest
 
 log = logging.getLogger(__name__)
 
 LINGER_S = 20.0
 """Seconds for which the process goes on when the last page was closed."""
 
-AGAIN_S = 3.0
+RESTART_S = 3.0
 """Seconds after which a process that ended by itself is started again."""
 
-POLL_S = 3.0
+FEED_POLL_S = 3.0
 """Seconds between two questions."""
 
 MAX_CLIENTS = 32
@@ -50,10 +50,10 @@ class Feed(Protocol):
 class SseClients:
     """All open pages of one frontend; ``close`` ends them and the process."""
 
-    def __init__(self, feed: Feed, linger_s: float = LINGER_S, again_s: float = AGAIN_S) -> None:
+    def __init__(self, feed: Feed, linger_s: float = LINGER_S, again_s: float = RESTART_S) -> None:
         self._feed = feed
         self._linger_s, self._again_s = linger_s, again_s
-        self._clients: dict[_SseClient, ChartsAsked] = {}
+        self._clients: dict[_SseClient, ChartsRequest] = {}
         self._newest: dict[str, str] = {}
         self._polling: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -65,20 +65,20 @@ class SseClients:
         """True while the page is open as often as it may be."""
         return len(self._clients) >= MAX_CLIENTS
 
-    async def watch(self, asked: ChartsAsked) -> AsyncGenerator[tuple[str, str]]:
+    async def watch(self, asked: ChartsRequest) -> AsyncGenerator[tuple[str, str]]:
         """Yield the events, name and text, from the newest of each on; end when this is closed."""
         client = _SseClient({name: text for name, text in self._newest.items() if _is_for(name, asked)})
         self._clients[client] = asked
-        self._wanted()
+        self._update_polling()
         try:
             while not self._is_closed:
                 for name, text in await client.take():
                     yield name, text
         finally:
             del self._clients[client]
-            self._wanted()
+            self._update_polling()
 
-    def charts(self, asked: ChartsAsked) -> str | None:
+    def charts(self, asked: ChartsRequest) -> str | None:
         """Return the newest drawing of these charts; None while there is none."""
         return self._newest.get(asked.name)
 
@@ -95,7 +95,7 @@ class SseClients:
 
     # -- the process -----------------------------------------------------------------------------
 
-    def _wanted(self) -> None:
+    def _update_polling(self) -> None:
         """Poll from the first page on, at once when other charts are shown; stop after the last page."""
         if self._leaving:
             self._leaving.cancel()
@@ -125,7 +125,7 @@ class SseClients:
                     await asyncio.sleep(self._again_s)
                     continue
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):  # wait_for may lose a cancellation
+                    async with asyncio.timeout(FEED_POLL_S):  # wait_for may lose a cancellation
                         await self._changed.wait()
         finally:
             self._newest.clear()
@@ -176,6 +176,6 @@ class _SseClient:
         return taken
 
 
-def _is_for(name: str, asked: ChartsAsked) -> bool:
+def _is_for(name: str, asked: ChartsRequest) -> bool:
     """Tell whether a page with these charts gets the event: a drawing is for pages that show it."""
     return not name.startswith("charts-") or name == asked.name

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dynaplan.cli import bench
 from dynaplan.cli.bench import notes, predict, table
-from dynaplan.cli.bench_measurement import Measured, Tally
+from dynaplan.cli.bench_measurement import Measured, RequestCounters
 from dynaplan.cli.simulate import text_table
 from dynaplan.fleet import deployments
 from dynaplan.fleet.counts import Targets
@@ -63,9 +63,9 @@ def test_a_service_that_does_not_answer_is_named() -> None:
 
 
 def measured(**changes: Any) -> Measured:
-    tally = Tally(Slo(500.0, 50.0), 0.0)
-    tally.answered(AnswerStream(), 1.0, Answer(1.0, (1.2, 2.2), 30, 101), TracedRequest(0.0, 30, 101))
-    return Measured(tally, "m", 10.0, **{"client_load": 0.1, "is_interrupted": False, **changes})
+    counters = RequestCounters(Slo(500.0, 50.0), 0.0)
+    counters.answered(AnswerStream(), 1.0, Answer(1.0, (1.2, 2.2), 30, 101), TracedRequest(0.0, 30, 101))
+    return Measured(counters, "m", 10.0, **{"client_load": 0.1, "is_interrupted": False, **changes})
 
 
 def test_the_measured_row_stands_above_the_simulated_one_and_leaves_out_what_nobody_saw() -> None:
@@ -86,10 +86,10 @@ def test_nothing_is_noted_of_a_measurement_in_order() -> None:
 
 def test_failures_other_lengths_and_a_busy_client_are_noted() -> None:
     busy = measured(client_load=0.9)
-    busy.tally.failed(AnswerStream(), RequestFailed("503 no_worker", "none is there"))
-    busy.tally.open.add(AnswerStream())
-    busy.tally.other_answers = busy.tally.other_prompts = 2
-    busy.tally.late_s = 0.5
+    busy.counters.failed(AnswerStream(), RequestFailed("503 no_worker", "none is there"))
+    busy.counters.open.add(AnswerStream())
+    busy.counters.other_answers = busy.counters.other_prompts = 2
+    busy.counters.late_s = 0.5
     lines = list(notes(busy, (30, 101)))
     assert lines[0] == "failed: 1 x 503 no_worker: none is there"
     assert [

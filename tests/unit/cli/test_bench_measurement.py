@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cli.bench_measurement import FleetMonitor, Tally
+from dynaplan.cli.bench_measurement import FleetMonitor, RequestCounters
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet import deployments
 from dynaplan.gateway.traced_requests import TracedRequest
@@ -26,12 +26,12 @@ ANSWER = Answer(100.9, (101.0, 102.0), prompt_tokens=30, output_tokens=11, cache
 REQUEST = TracedRequest(0.0, 30, 11)
 
 
-def tally() -> Tally:
-    return Tally(Slo(500.0, 50.0), 100.0)
+def counters() -> RequestCounters:
+    return RequestCounters(Slo(500.0, 50.0), 100.0)
 
 
 def test_a_latency_counts_from_when_the_request_was_due() -> None:
-    counted = tally()
+    counted = counters()
     counted.answered(AnswerStream(), 100.8, ANSWER, REQUEST)
     counted.answered(AnswerStream(), 100.2, ANSWER, REQUEST)
     assert (counted.outcome.ttft_met, counted.outcome.requests) == (1, 2)
@@ -39,14 +39,14 @@ def test_a_latency_counts_from_when_the_request_was_due() -> None:
 
 
 def test_lengths_that_were_not_asked_for_are_counted() -> None:
-    counted = tally()
+    counted = counters()
     counted.answered(AnswerStream(), 100.8, ANSWER, TracedRequest(0.0, 31, 12))
     assert (counted.other_prompts, counted.other_answers) == (1, 1)
     assert counted.outcome.hit_rate == 1.0
 
 
 def test_failures_are_counted_by_their_names_and_lost() -> None:
-    counted = tally()
+    counted = counters()
     for said in ("first", "second"):
         counted.failed(AnswerStream(), RequestFailed("503", said))
     assert (counted.failures["503"], counted.outcome.lost, counted.examples) == (2, 2, {"503": "first"})
@@ -54,7 +54,7 @@ def test_failures_are_counted_by_their_names_and_lost() -> None:
 
 
 def test_the_live_line_has_rates_of_the_last_seconds() -> None:
-    counted, stream = tally(), AnswerStream()
+    counted, stream = counters(), AnswerStream()
     counted.sent(stream, 100.0)
     counted.line(100.0, 160.0)
     counted.answered(AnswerStream(), 100.8, ANSWER, REQUEST)
@@ -69,7 +69,7 @@ def test_the_live_line_has_rates_of_the_last_seconds() -> None:
 
 
 def test_a_request_that_is_sent_late_is_counted_with_its_delay() -> None:
-    counted = tally()
+    counted = counters()
     counted.sent(AnswerStream(), time.perf_counter() - 7.0)
     assert 7.0 <= counted.late_s < 60.0
     assert counted.requests_sent == 1

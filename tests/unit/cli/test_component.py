@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.cli import component
-from dynaplan.cli.component import Component, Joined, checked, config_for, refuse_another_model
+from dynaplan.cli.component import Component, Joined, check_component, config_for, refuse_another_model
 from dynaplan.store import connections
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
@@ -150,7 +150,7 @@ WORKER = "VllmWorker"
 def checked_component(
     section: dict[str, object], config: dict[str, dict[str, object]] | None = None
 ) -> Component:
-    return checked(WORKER, config or {}, section, "box")
+    return check_component(WORKER, config or {}, section, "box")
 
 
 def test_flags_come_over_the_file_and_the_file_over_what_the_deployment_has(tmp_path: Path) -> None:

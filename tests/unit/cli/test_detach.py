@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cli import detach
-from dynaplan.cli.detach import detached, start_detached
+from dynaplan.cli.detach import serve_detached, start_detached
 from dynaplan.fleet import deployments
 from tests.fakes.polling import wait_until
 
@@ -61,7 +61,7 @@ def test_a_serve_that_fails_is_told_with_its_exit_code_and_its_last_lines_only(
     monkeypatch.setenv("DYN_CIRCUS_LOG_DIR", str(tmp_path))
     (tmp_path / "ns").mkdir()
     (tmp_path / "ns" / "serve.log").write_text("of yesterday\n")
-    assert detached([], tmp_path, "ns") == 78
+    assert serve_detached([], tmp_path, "ns") == 78
     said = capsys.readouterr().err
     assert "exit code 78" in said
     assert "why it failed" in said
@@ -75,7 +75,7 @@ def test_a_ready_serve_is_told_with_its_address_and_how_to_end_it(
     monkeypatch.setenv("DYN_CIRCUS_LOG_DIR", str(tmp_path))
     found = SimpleNamespace(frontend_url="http://x:1")
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: found)
-    assert detached([], tmp_path, "ns") == 0
+    assert serve_detached([], tmp_path, "ns") == 0
     said = capsys.readouterr().out
     end(int(said.partition("pid ")[2].partition(",")[0]))
     assert "Ready: http://x:1" in said
@@ -101,6 +101,6 @@ def test_ctrl_c_while_it_starts_ends_it(
 
     monkeypatch.setattr(detach, "_start", started)
     monkeypatch.setattr(detach, "_is_ready", interrupted)
-    assert detached([], tmp_path, "ns") == 130
+    assert serve_detached([], tmp_path, "ns") == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)

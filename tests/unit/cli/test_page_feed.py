@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from dynaplan.cli import page_feed as module
-from dynaplan.cli.page_feed import KEPT_S, DecisionHistory, PageFeed
+from dynaplan.cli.page_feed import HISTORY_S, DecisionHistory, PageFeed
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
 from dynaplan.planner.rules.deciding import decide
-from dynaplan.webui.charts import ChartsAsked
+from dynaplan.webui.charts import ChartsRequest
 from tests.unit.cli.status_documents import FIGURES, document, worker_document
 from tests.unit.planner.rules.situations import interval
 
 NOW_S = 1_800_000_000.0
-SMALL = ChartsAsked(900, 380)
+SMALL = ChartsRequest(900, 380)
 
 
 def record(ago_s: float, *, is_change: bool) -> dict[str, Any]:
@@ -39,10 +39,10 @@ def history(records: list[dict[str, Any]]) -> DecisionHistory:
 def test_history_is_read_from_the_log_once_and_then_what_is_new() -> None:
     records = [record(60, is_change=False), record(30, is_change=True)]
     read = history(records)
-    assert read.look(NOW_S)
-    assert not read.look(NOW_S)
+    assert read.poll(NOW_S)
+    assert not read.poll(NOW_S)
     records.append(record(0, is_change=False))
-    assert read.look(NOW_S)
+    assert read.poll(NOW_S)
     assert [round(NOW_S - each.at_s) for each in read.samples] == [60, 30, 0]
     assert [each.lasted_s for each in read.samples] == [600.0, 30.0, 30.0]
     assert [NOW_S - each.at_s for each in read.changes] == [30.0]
@@ -50,12 +50,12 @@ def test_history_is_read_from_the_log_once_and_then_what_is_new() -> None:
 
 
 def test_what_is_older_than_the_longest_charts_is_let_go() -> None:
-    records = [record(KEPT_S + 10, is_change=True), record(10, is_change=True)]
+    records = [record(HISTORY_S + 10, is_change=True), record(10, is_change=True)]
     read = history(records)
-    read.look(NOW_S)
+    read.poll(NOW_S)
     assert len(read.samples) == len(read.changes) == 1
-    records.append(record(-KEPT_S, is_change=False))
-    read.look(NOW_S + KEPT_S)
+    records.append(record(-HISTORY_S, is_change=False))
+    read.poll(NOW_S + HISTORY_S)
     assert len(read.samples) == 1
     assert read.changes == []
 
@@ -63,7 +63,7 @@ def test_what_is_older_than_the_longest_charts_is_let_go() -> None:
 def test_changes_are_listed_with_all_that_why_says_and_of_the_rest_the_last() -> None:
     records = [record(100 - each, is_change=each % 5 == 0) for each in range(50)]
     read = history(records)
-    read.look(NOW_S)
+    read.poll(NOW_S)
     assert [each["is_change"] for each in read.listed].count(True) == 10
     assert [each["is_change"] for each in read.listed].count(False) == module.SHOWN_LAST
     assert "observed" in read.listed[-1]["why"]
@@ -72,12 +72,12 @@ def test_changes_are_listed_with_all_that_why_says_and_of_the_rest_the_last() ->
 
 
 class Looks:
-    """A deployment that looks the same at each look; copies ``Following``."""
+    """A deployment that looks the same at each poll; copies ``StatusPoller``."""
 
     def __init__(self) -> None:
         self.looks = 0
 
-    async def look(self) -> dict[str, Any]:
+    async def poll(self) -> dict[str, Any]:
         self.looks += 1
         prefill = worker_document("p", role="prefill", state="backoff", reason="it crashed")
         return document(worker_document(), prefill, load=FIGURES)
@@ -107,7 +107,7 @@ async def test_only_charts_that_are_shown_are_drawn_and_at_once() -> None:
 
 
 async def test_charts_are_drawn_again_when_there_is_more_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "DEPLOYMENT_POLL_S", 0.0)
     monkeypatch.setattr(module, "DRAW_S", 0.0)
     drawing = page_feed()
     for _ in range(3):
@@ -116,5 +116,5 @@ async def test_charts_are_drawn_again_when_there_is_more_to_see(monkeypatch: pyt
 
 async def test_new_decisions_are_listed_once() -> None:
     feed = PageFeed(Looks(), lambda last, tail_bytes: [record(10, is_change=True)])  # type: ignore[arg-type]
-    feed._history.look = lambda now_s, look=feed._history.look: look(NOW_S)  # type: ignore[method-assign]
+    feed._history.poll = lambda now_s, poll=feed._history.poll: poll(NOW_S)  # type: ignore[method-assign]
     assert [name for name, _ in await feed.events([])] == ["look", "decisions"]

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dynaplan.cli import reload, restart
-from dynaplan.cli.reload import Reloading, alone
+from dynaplan.cli.reload import ReloadRun, reload_lock
 from dynaplan.cli.scale_counts import ScaleTimes
 from dynaplan.fleet import circus_client, deployments
 from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, Reload, last_reload
@@ -59,7 +59,7 @@ class Served:
         found = SimpleNamespace(namespace="ns", runtime_dir=directory)
         monkeypatch.setattr(reload, "connect", lambda _: found)
         monkeypatch.chdir(directory)
-        monkeypatch.setattr(reload, "Reloading", lambda *arguments: self)
+        monkeypatch.setattr(reload, "ReloadRun", lambda *arguments: self)
         self.launch = replace(LAUNCH, graph=GRAPH, config_file=str(self.file), runtime_dir=directory)
 
     async def run(self, live: dict[str, str], services: list[ServiceSpec]) -> None:
@@ -71,7 +71,7 @@ class Served:
     def serve(self, **changed: Any) -> None:
         """Have what the file says now as the configuration of ``serve``."""
         launch = replace(self.launch, **changed)
-        new = reload._read_again(replace(launch, config_file=str(self.file)), None, [])
+        new = reload._read_config(replace(launch, config_file=str(self.file)), None, [])
         os.chdir(self.runtime_dir)
         (self.runtime_dir / LAUNCH_FILE).write_text(replace(launch, config=new.config).to_json())
 
@@ -198,9 +198,9 @@ def test_a_deployment_without_a_file_must_be_given_one(served: Served) -> None:
 
 
 def test_what_a_killed_reload_has_left_undone_is_still_a_difference(served: Served) -> None:
-    before = reload._read_again(served.launch, None, []).config
+    before = reload._read_config(served.launch, None, []).config
     served.write(YAML.replace("8", "16"))
-    after = reload._read_again(served.launch, None, [])
+    after = reload._read_config(served.launch, None, [])
     (served.runtime_dir / RELOADED_FILE).write_text(replace(after, before=before).to_json())
     shown = served.typed("--dry-run").output
     assert "did not come to its end" in shown
@@ -283,7 +283,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     box = Box(tmp_path)
 
     class Restart:
-        was_beside = True
+        started_beside = True
 
         def __init__(self, store: Any, namespace: str, old: Worker, timeout_s: float | None) -> None:
             self.old = old
@@ -296,8 +296,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
 
     monkeypatch.setattr(box.store, "close", closed)
     monkeypatch.setattr(reload, "WorkerRestart", Restart)
-    monkeypatch.setattr(reload, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
-    monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
+    monkeypatch.setattr(reload, "expected_times", lambda found, wanted: ScaleTimes(1.0, 1.0))
+    monkeypatch.setattr(restart, "expected_times", lambda found, wanted: ScaleTimes(1.0, 1.0))
     monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
     monkeypatch.setattr(connections, "connect_store", lambda: box.store)
@@ -306,8 +306,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     return box
 
 
-def reload_of(box: Box, timeout_s: float | None = None) -> Reloading:
-    return Reloading(box.found, GRAPH, Reload(NEW, "a.yaml", before=OLD), timeout_s)
+def reload_of(box: Box, timeout_s: float | None = None) -> ReloadRun:
+    return ReloadRun(box.found, GRAPH, Reload(NEW, "a.yaml", before=OLD), timeout_s)
 
 
 async def test_every_process_that_reads_a_setting_has_the_new_one_afterwards(box: Box) -> None:
@@ -357,7 +357,7 @@ async def test_an_interrupted_reload_leaves_the_settings_of_before(
 
 async def test_two_reloads_do_not_go_on_at_once(box: Box) -> None:
     with (
-        alone(box.found, "upgrade"),
+        reload_lock(box.found, "upgrade"),
         pytest.raises(DeploymentError, match="another reload or upgrade of ns goes on"),
     ):
         await reload_of(box).run({}, [])

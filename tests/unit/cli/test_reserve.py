@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cli import reserve
-from dynaplan.cli.reserve import check_reserved, gpus_of, parse_released
+from dynaplan.cli.reserve import check_reservation, parse_gpus, parse_release
 from dynaplan.fleet import deployments
 from dynaplan.fleet.holds import Hold
 from dynaplan.fleet.plugin import carrying_out
@@ -27,31 +27,31 @@ KEY = f"v1/ns/planner/{RESERVATIONS}"
 
 @pytest.mark.parametrize(("text", "gpus"), [("gpu=7", [7]), ("gpu=6,7", [6, 7]), ("gpu=4-6,9", [4, 5, 6, 9])])
 def test_gpus_are_named_by_numbers_lists_and_ranges(text: str, gpus: list[int]) -> None:
-    assert gpus_of(text) == gpus
+    assert parse_gpus(text) == gpus
 
 
 @pytest.mark.parametrize("text", ["7", "gpu=", "gpu=x", "gpu=1-", "gpu=-1", "gpu=1,,2", "gpu=1000000000"])
 def test_any_other_name_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="no GPUs are named so") as refusal:
-        gpus_of(text)
+        parse_gpus(text)
     assert "gpu=6,7" in str(refusal.value.hint)
 
 
 def test_a_gpu_must_be_there_and_one_must_be_left_for_a_decode_worker() -> None:
     workers = [worker("VllmWorker", gpus=(0, 1))]
-    check_reserved([3], box(4), workers, yes=False)
+    check_reservation([3], box(4), workers, yes=False)
     with pytest.raises(ConfigError, match="GPU 4,5: the deployment has 0, 1, 2, 3"):
-        check_reserved([4, 5], box(4), workers, yes=False)
+        check_reservation([4, 5], box(4), workers, yes=False)
     with pytest.raises(ConfigError, match="leaves 1 GPUs, and a decode worker takes 2"):
-        check_reserved([1, 2, 3], box(4), workers, yes=False)
-    check_reserved([0, 1, 2, 3], box(4), workers, yes=True)
+        check_reservation([1, 2, 3], box(4), workers, yes=False)
+    check_reservation([0, 1, 2, 3], box(4), workers, yes=True)
 
 
 def test_roles_and_gpus_are_released_by_their_names() -> None:
-    assert parse_released(["decode", "gpu=7", "gpu=1-2"]) == ([Role.DECODE], frozenset({1, 2, 7}))
-    assert parse_released([]) == ([], frozenset())
+    assert parse_release(["decode", "gpu=7", "gpu=1-2"]) == ([Role.DECODE], frozenset({1, 2, 7}))
+    assert parse_release([]) == ([], frozenset())
     with pytest.raises(ConfigError, match="no such role"):
-        parse_released(["decod"])
+        parse_release(["decod"])
 
 
 @pytest.fixture
@@ -92,6 +92,6 @@ async def test_a_reservation_is_kept_beside_others_and_released_alone(
 
 
 async def test_the_command_waits_until_no_worker_holds_the_gpu(found: Any) -> None:
-    await reserve._left(found, [1], 0.0)
+    await reserve._wait_until_free(found, [1], 0.0)
     with pytest.raises(TemporaryError, match=r"not free within 0 s: dynamo_VllmWorker \(ready\)"):
-        await reserve._left(found, [0, 1], 0.0)
+        await reserve._wait_until_free(found, [0, 1], 0.0)

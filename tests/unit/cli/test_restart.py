@@ -86,7 +86,7 @@ async def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(carrying_out, "carried_out", box.carried_out)
     monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(restart, "planner_settings", lambda found: PlannerSettings(max_gpu_budget=2))
-    monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
+    monkeypatch.setattr(restart, "expected_times", lambda found, wanted: ScaleTimes(1.0, 1.0))
     return box
 
 
@@ -129,7 +129,7 @@ async def test_it_is_done_when_the_planner_asks_for_other_numbers_while_the_old_
 async def test_an_old_one_that_the_planner_keeps_is_said_to_be_there(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart, "HEEDED_WITHIN_S", 0.0)
+    monkeypatch.setattr(restart, "DRAIN_START_TIMEOUT_S", 0.0)
     await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
     box.later = ((OLD, NEW),)
     with pytest.raises(TemporaryError, match=f"{OLD.name} is still there"):
@@ -170,8 +170,8 @@ class Process:
         self.told: list[str] = []
         monkeypatch.setattr(deployments, "find_deployment", self.found)
         monkeypatch.setattr(circus_client, "CircusClient", self.client)
-        monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
-        monkeypatch.setattr(restart, "POLL_S", 0.001)
+        monkeypatch.setattr(restart, "expected_times", lambda found, wanted: ScaleTimes(1.0, 1.0))
+        monkeypatch.setattr(restart, "WORKERS_POLL_S", 0.001)
 
     def found(self, namespace: str) -> Any:
         workers = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]

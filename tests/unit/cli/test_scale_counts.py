@@ -15,13 +15,13 @@ import pytest
 from dynaplan.cli import scale_counts
 from dynaplan.cli.scale_counts import (
     ScaleTimes,
-    held_in,
+    expected_times,
     left_out_gpus,
-    longest_s,
-    planners_part,
+    preview_decision,
+    progress_watcher,
     published_fleet,
-    times_of,
-    watcher,
+    statefile_holds,
+    wait_limit_s,
     write_counts,
 )
 from dynaplan.config.settings.planner import PlannerSettings
@@ -132,9 +132,9 @@ async def test_gpus_that_are_left_out_are_read_with_the_reason(store: MemoryStor
 
 
 def test_the_statefile_tells_holds_when_the_store_does_not_answer() -> None:
-    assert held_in({}) == RoleHolds()
-    assert held_in({"planner_keys": {"holds": AT_2.to_text()}}) == AT_2
-    assert held_in({"planner_keys": {"holds": 7}}) == RoleHolds()
+    assert statefile_holds({}) == RoleHolds()
+    assert statefile_holds({"planner_keys": {"holds": AT_2.to_text()}}) == AT_2
+    assert statefile_holds({"planner_keys": {"holds": 7}}) == RoleHolds()
 
 
 TIMES = ScaleTimes(125.0, 600.0)
@@ -159,7 +159,7 @@ def found(*workers: Worker) -> Any:
 def test_three_usual_starts_and_a_drain_are_waited_for(
     times: ScaleTimes, starts: bool, leaves: bool, longest: float
 ) -> None:
-    assert times.longest_s(starts=starts, leaves=leaves) == longest
+    assert times.limit_s(starts=starts, leaves=leaves) == longest
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_three_usual_starts_and_a_drain_are_waited_for(
 def test_the_workers_of_now_tell_whether_some_start_or_leave(
     workers: tuple[Worker, ...], wanted: int, longest: float
 ) -> None:
-    assert longest_s(found(*workers), {Role.DECODE: wanted}, TIMES) == longest
+    assert wait_limit_s(found(*workers), {Role.DECODE: wanted}, TIMES) == longest
 
 
 def test_without_the_launch_nothing_is_learnt() -> None:
-    assert times_of(found(ONE), {Role.DECODE: 2}) == ScaleTimes(None, 600.0)
+    assert expected_times(found(ONE), {Role.DECODE: 2}) == ScaleTimes(None, 600.0)
 
 
 def test_the_learnt_time_of_the_engine_and_its_drain_deadline_count(
@@ -197,14 +197,14 @@ def test_the_learnt_time_of_the_engine_and_its_drain_deadline_count(
     )
     deployment = found(ONE)
     deployment.runtime_dir = tmp_path
-    assert times_of(deployment, {Role.DECODE: 2}) == ScaleTimes(125.0, 45.0)
+    assert expected_times(deployment, {Role.DECODE: 2}) == ScaleTimes(125.0, 45.0)
 
 
 def test_the_progress_tells_what_is_missing_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     monkeypatch.setattr(scale_counts.time, "monotonic", lambda: now_s[0])
     shown = io.StringIO()
-    watch = watcher(TIMES, ProgressLine(shown, 30.0, lambda: now_s[0]))
+    watch = progress_watcher(TIMES, ProgressLine(shown, 30.0, lambda: now_s[0]))
     starting = worker("VllmWorker_1", STARTING)
     for at_s, workers in (
         (1.0, (ONE, starting)),
@@ -242,7 +242,7 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
         documents = [] if document is None else [document]
         monkeypatch.setattr(factory, "recent_decisions", lambda directory, last: documents)
         found: Any = SimpleNamespace(log_dir=tmp_path)
-        return planners_part(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
+        return preview_decision(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 
     return say
 

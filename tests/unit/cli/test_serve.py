@@ -86,7 +86,7 @@ def test_serve_gets_a_holder_where_the_command_line_is_all_that_the_process_does
     grace_s: list[float] = []
     monkeypatch.setattr("dynaplan.fleet.serve.serve", lambda spec, config, options, link: 0)
     monkeypatch.setattr(
-        "dynaplan.cli.serve.below_holder",
+        "dynaplan.cli.serve.run_below_holder",
         lambda arguments, grace, drain, namespace: grace_s.append(grace) or (None, None),
     )
     words = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *options]

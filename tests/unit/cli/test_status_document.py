@@ -14,11 +14,11 @@ from aiohttp.test_utils import TestServer
 
 from dynaplan.cli import status_document
 from dynaplan.cli.status_document import (
-    alone_row,
     is_lost,
-    out_of_reach,
     read_routing,
     routing_lines,
+    unmanaged_row,
+    unreachable_notes,
     uptime_s,
     worker_row,
 )
@@ -154,7 +154,7 @@ def unmanaged(network: str) -> Instance:
 
 
 def test_a_row_has_the_keys_of_a_managed_workers() -> None:
-    row = alone_row(unmanaged(process_table.network()), WorkerLoad())
+    row = unmanaged_row(unmanaged(process_table.network()), WorkerLoad())
     managed = worker_row(worker("VllmWorker"), None, None)
     assert managed.keys() <= row.keys()
     assert (row["role"], row["state"], row["gpus"], row["is_managed"]) == ("decode", "ready", [3], False)
@@ -164,7 +164,7 @@ def test_a_row_has_the_keys_of_a_managed_workers() -> None:
 
 
 def test_the_age_of_a_process_of_another_host_is_not_known() -> None:
-    row = alone_row(unmanaged("another boot/1"), None)
+    row = unmanaged_row(unmanaged("another boot/1"), None)
     assert (row["uptime_s"], row["running"]) == (None, None)
     assert uptime_s(0) is None
 
@@ -172,10 +172,10 @@ def test_the_age_of_a_process_of_another_host_is_not_known() -> None:
 def test_decode_workers_that_prefill_workers_cannot_reach_are_named() -> None:
     decode = unmanaged("here")
     prefill = replace(decode, card={"role": "prefill"}, network="there")
-    (line,) = out_of_reach([decode, prefill])
+    (line,) = unreachable_notes([decode, prefill])
     assert line.startswith("box_VllmWorker_gpu1_77 computes prompts itself")
-    assert out_of_reach([decode, replace(prefill, network="here")]) == []
-    assert out_of_reach([decode]) == []
+    assert unreachable_notes([decode, replace(prefill, network="here")]) == []
+    assert unreachable_notes([decode]) == []
 
 
 def test_workers_that_tell_are_named_together_and_others_with_the_reason() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dynaplan.cli import status_poller
-from dynaplan.cli.status_document import DeploymentAnswers
-from dynaplan.cli.status_poller import WINDOW_S, Following, LoadWindow, percentile_ms
+from dynaplan.cli.status_document import DeploymentState
+from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, StatusPoller, percentile_ms
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet import deployments, local_host
 from dynaplan.fleet.deployments import RunningDeployment
@@ -26,18 +26,18 @@ WORKER = worker("VllmWorker", gpus=(0,))
 
 
 class OneWorker:
-    """A store and a worker that generates ten tokens between two looks; copies ``Gathering``."""
+    """A store and a worker that generates ten tokens between two looks; copies ``StatusReader``."""
 
     def __init__(self, namespace: str) -> None:
         self.generated = 0
         self.lists = 0
 
-    async def listed(self) -> DeploymentAnswers:
+    async def listed(self) -> DeploymentState:
         self.lists += 1
         card = {"role": "decode", "model": "llama"}
         instance = Instance("dynamo", "VllmWorker", "generate", 1, "http://x", worker=WORKER.name, card=card)
         frontend = Instance("dynamo", "Frontend", "http", 2, "http://y", worker="dynamo_Frontend")
-        return DeploymentAnswers(registered=(instance, frontend), fleet={"free_gpus": [1]})
+        return DeploymentState(registered=(instance, frontend), fleet={"free_gpus": [1]})
 
     async def loads(self, registered: list[Instance]) -> dict[str, WorkerLoad]:
         self.generated += 10
@@ -59,7 +59,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[fl
     now = [100.0]
     monkeypatch.setattr(status_poller, "connect", lambda namespace: found)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: found)
-    monkeypatch.setattr(status_poller, "Gathering", OneWorker)
+    monkeypatch.setattr(status_poller, "StatusReader", OneWorker)
     monkeypatch.setattr(status_poller.time, "monotonic", lambda: now[0])
     use = GpuUse(2**30, (GpuProcess(os.getpid(), "python"), GpuProcess(0)))
     monkeypatch.setattr(local_host, "gpu_uses", lambda gpus: lambda: {0: use})
@@ -68,10 +68,10 @@ def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[fl
 
 
 async def test_two_looks_tell_the_tokens_and_one_the_gpus(seconds: list[float]) -> None:
-    live = Following(None)
-    first = await live.look()
+    live = StatusPoller(None)
+    first = await live.poll()
     seconds[0] += 1.0
-    second = await live.look()
+    second = await live.poll()
     await live.close()
     assert [row["tokens_per_s"] for row in (first["workers"][0], second["workers"][0])] == [None, 10.0]
     assert (second["free_gpus"], second["models"], second["load"]) == ([1], ["llama"], None)
@@ -82,9 +82,9 @@ async def test_two_looks_tell_the_tokens_and_one_the_gpus(seconds: list[float]) 
 
 
 async def test_the_store_is_asked_every_other_second_only(seconds: list[float]) -> None:
-    live = Following(None)
+    live = StatusPoller(None)
     for _ in range(4):
-        await live.look()
+        await live.poll()
         seconds[0] += 1.0
     gathering: Any = live._gathering
     assert gathering.lists == 2
@@ -92,12 +92,12 @@ async def test_the_store_is_asked_every_other_second_only(seconds: list[float]) 
 
 
 async def test_an_engine_that_began_anew_has_no_rate_yet(seconds: list[float]) -> None:
-    live = Following(None)
-    await live.look()
+    live = StatusPoller(None)
+    await live.poll()
     gathering: Any = live._gathering
     gathering.generated = -10
     seconds[0] += 1.0
-    assert (await live.look())["workers"][0]["tokens_per_s"] is None
+    assert (await live.poll())["workers"][0]["tokens_per_s"] is None
     await live.close()
 
 

@@ -56,11 +56,11 @@ class FakeWindow:
 
 
 class Terminal:
-    """A screen that runs, with its window; ``called`` are the commands that its keys ran."""
+    """A screen that runs, with its window; ``run_command`` are the commands that its keys ran."""
 
     def __init__(self) -> None:
         self.window = FakeWindow()
-        self.called: list[list[str]] = []
+        self.run_command: list[list[str]] = []
         self.document = document(
             worker_document("dynamo_Frontend", role="frontend", gpus=[]),
             worker_document("dynamo_VllmWorker", tokens_per_s=466.0),
@@ -69,13 +69,13 @@ class Terminal:
         )
         self._reader, self._writer = os.pipe()
         window: Any = self.window
-        self.screen = LiveScreen(window, self._look, self._call, self._log, self._reader)
+        self.screen = LiveScreen(window, self._poll, self._call, self._log, self._reader)
 
-    async def _look(self) -> dict[str, Any]:
+    async def _poll(self) -> dict[str, Any]:
         return self.document
 
     async def _call(self, arguments: Sequence[str]) -> str:
-        self.called.append(list(arguments))
+        self.run_command.append(list(arguments))
         return f"did {arguments[0]}\nand said so"
 
     def _log(self, worker: str, lines: int) -> list[str]:
@@ -113,36 +113,36 @@ async def test_it_shows_the_view_and_the_keys(top: Terminal) -> None:
 async def test_a_worker_is_chosen_and_scaled_by_the_command(top: Terminal) -> None:
     await top.press("jj", lambda _: top.window.marked.startswith("dynamo_VllmWorker"))
     await top.press("+", lambda shown: "did scale / and said so" in shown)
-    await top.press("-", lambda shown: len(top.called) == 2)
-    await top.press("h", lambda shown: len(top.called) == 3)
-    assert top.called == [
+    await top.press("-", lambda shown: len(top.run_command) == 2)
+    await top.press("h", lambda shown: len(top.run_command) == 3)
+    assert top.run_command == [
         ["scale", "decode=+1", "--no-wait", "--namespace", "dynamo"],
         ["scale", "decode=-1", "--no-wait", "--namespace", "dynamo"],
         ["scale", "decode=+0", "--hold", "--no-wait", "--namespace", "dynamo"],
     ]
     top.document["holds"] = {"decode": {"at_least": 1, "at_most": 1}}
-    await top.press("h", lambda shown: len(top.called) == 4)
-    assert top.called[-1][:2] == ["release", "decode"]
+    await top.press("h", lambda shown: len(top.run_command) == 4)
+    assert top.run_command[-1][:2] == ["release", "decode"]
 
 
 async def test_draining_asks_first_and_names_the_worker_that_leaves(top: Terminal) -> None:
     await top.press("jjd", lambda shown: "Drain dynamo_VllmWorker, one decode worker less? y/n" in shown)
     await top.press("n", lambda shown: "Drain" not in shown)
-    assert top.called == []
+    assert top.run_command == []
     await top.press("dy", lambda shown: "did scale" in shown)
-    assert top.called[0][:4] == ["scale", "decode=-1", "--leaving", "dynamo_VllmWorker"]
+    assert top.run_command[0][:4] == ["scale", "decode=-1", "--leaving", "dynamo_VllmWorker"]
 
 
 async def test_a_restart_asks_first_too(top: Terminal) -> None:
     await top.press("jjr", lambda shown: "Restart dynamo_VllmWorker? y/n" in shown)
     await top.press("y", lambda shown: "did restart" in shown)
-    assert top.called == [["restart", "dynamo_VllmWorker", "--namespace", "dynamo"]]
+    assert top.run_command == [["restart", "dynamo_VllmWorker", "--namespace", "dynamo"]]
 
 
 async def test_only_engine_workers_are_scaled(top: Terminal) -> None:
     await top.press("+", lambda shown: "choose a decode or prefill worker first" in shown)
     await top.press("j+", lambda shown: "choose a decode or prefill worker first" in shown)
-    assert top.called == []
+    assert top.run_command == []
 
 
 async def test_a_log_is_followed_from_its_end_and_scrolled(top: Terminal) -> None:
@@ -154,7 +154,7 @@ async def test_a_log_is_followed_from_its_end_and_scrolled(top: Terminal) -> Non
 
 async def test_why_and_help_are_pages(top: Terminal) -> None:
     await top.press("w", lambda shown: "did why\nand said so" in shown)
-    assert top.called == [["why", "--namespace", "dynamo"]]
+    assert top.run_command == [["why", "--namespace", "dynamo"]]
     await top.press(27, lambda shown: "model llama" in shown)
     await top.press("?", lambda shown: "choose a worker" in shown)
     await top.press("q", lambda shown: "model llama" in shown)
@@ -176,13 +176,13 @@ from types import SimpleNamespace
 from dynaplan.cli import top
 from tests.unit.cli.status_documents import document, gpu_document, worker_document
 
-async def look():
+async def poll():
     return document(worker_document(), gpus=[gpu_document(0, ("dynamo_VllmWorker",))], load=None)
 
 async def close():
     print("closed")
 
-asyncio.run(top._run(SimpleNamespace(look=look, close=close, found=None)))
+asyncio.run(top._run(SimpleNamespace(poll=poll, close=close, found=None)))
 """
 
 

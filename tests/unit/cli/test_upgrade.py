@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from dynaplan.cli import upgrade
 from dynaplan.cli.detach import PROGRAM
-from dynaplan.cli.reload import alone
-from dynaplan.cli.upgrade import Upgrading, check_configuration, check_version, command
+from dynaplan.cli.reload import reload_lock
+from dynaplan.cli.upgrade import Upgrade, check_configuration, check_version, command
 from dynaplan.fleet import deployments, local_host
 from dynaplan.fleet.heartbeat import PLUGIN_PULSE
 from dynaplan.fleet.reattach import versions
@@ -120,7 +120,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     box, store = Box(tmp_path), MemoryStore(SystemClock())
 
     class Restart:
-        was_beside = True
+        started_beside = True
 
         def __init__(self, store: Any, namespace: str, old: Worker, timeout_s: float | None) -> None:
             self.old = old
@@ -137,8 +137,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(store, "close", closed)
     monkeypatch.setattr(upgrade, "WorkerRestart", Restart)
     monkeypatch.setattr(upgrade, "restart_process", restart_process)
-    monkeypatch.setattr(upgrade, "TAKEN_WITHIN_S", 0.3)
-    monkeypatch.setattr(upgrade, "KEEPS_WITHIN_S", 0.3)
+    monkeypatch.setattr(upgrade, "TAKE_OVER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(upgrade, "PLUGIN_TIMEOUT_S", 0.3)
     monkeypatch.setattr(versions, "take_over", box.take_over)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
@@ -149,7 +149,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
 async def test_serve_is_replaced_then_frontends_then_workers_then_the_rest(
     box: Box, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await Upgrading(box.found, OLD).run()
+    await Upgrade(box.found, OLD).run()
     assert box.programs == [PROGRAM]
     assert box.renewed == ["frontend", "decode", "planner"]
     assert "serve and 3 workers" in capsys.readouterr().out
@@ -157,7 +157,7 @@ async def test_serve_is_replaced_then_frontends_then_workers_then_the_rest(
 
 async def test_an_upgrade_that_was_interrupted_goes_on_with_the_workers_that_are_left(box: Box) -> None:
     box.replace(box.workers[0])
-    await Upgrading(box.found, NEW).run()
+    await Upgrade(box.found, NEW).run()
     assert box.programs == []
     assert box.renewed == ["planner", "frontend", "decode"]
 
@@ -167,13 +167,13 @@ async def test_going_back_spares_the_workers_that_the_upgrade_did_not_reach(box:
     box.replace(box.workers[2])
     box.plugin_started_at, box.now = 301, 310
     failed = RunningServe(12, 200, (Takeover(OWN, 100), Takeover(BEFORE, 200)))
-    await Upgrading(box.found, failed).run()
+    await Upgrade(box.found, failed).run()
     assert box.renewed == ["frontend", "frontend"]
 
 
 async def test_force_replaces_serve_and_every_worker_of_the_same_version(box: Box) -> None:
     box.successor = replace(ALWAYS_OWN, pid=12, started_at=200)
-    await Upgrading(box.found, ALWAYS_OWN).run(is_forced=True)
+    await Upgrade(box.found, ALWAYS_OWN).run(is_forced=True)
     assert len(box.programs) == 1
     assert box.renewed == ["frontend", "decode", "planner"]
 
@@ -181,37 +181,37 @@ async def test_force_replaces_serve_and_every_worker_of_the_same_version(box: Bo
 async def test_a_version_that_does_not_come_up_touches_no_worker(box: Box) -> None:
     box.successor = replace(OLD, pid=13, started_at=300)
     with pytest.raises(PermanentError, match=r"did not come up: dynaplan 0\.0\.1 \(/old/python\) goes on"):
-        await Upgrading(box.found, OLD).run()
+        await Upgrade(box.found, OLD).run()
     assert box.renewed == []
 
 
 async def test_no_serve_and_no_fleet_plugin_are_waited_for_without_end(box: Box) -> None:
     box.plugin_started_at = 150
     with pytest.raises(PermanentError, match="fleet plugin has not answered"):
-        await Upgrading(box.found, OLD).run()
+        await Upgrade(box.found, OLD).run()
     box.write(OLD)
     box.successor = None
     with pytest.raises(TemporaryError, match="no serve has come"):
-        await Upgrading(box.found, OLD).run()
+        await Upgrade(box.found, OLD).run()
     assert box.renewed == []
 
 
 async def test_a_worker_that_does_not_start_ends_it_and_what_is_left_is_named(box: Box) -> None:
     box.fails = "decode"
     with pytest.raises(PermanentError, match="of the old one still decode, planner: no new worker"):
-        await Upgrading(box.found, OLD).run()
+        await Upgrade(box.found, OLD).run()
     assert box.renewed == ["frontend"]
 
 
 async def test_a_serve_that_is_gone_is_not_replaced(box: Box) -> None:
     box.is_gone = True
     with pytest.raises(DeploymentError, match="cannot be replaced: serve, process 11, has ended"):
-        await Upgrading(box.found, OLD).run()
+        await Upgrade(box.found, OLD).run()
 
 
 async def test_two_upgrades_do_not_go_on_at_once(box: Box) -> None:
-    with alone(box.found, "upgrade"), pytest.raises(DeploymentError, match="goes on"):
-        await Upgrading(box.found, OLD).run()
+    with reload_lock(box.found, "upgrade"), pytest.raises(DeploymentError, match="goes on"):
+        await Upgrade(box.found, OLD).run()
     assert box.programs == []
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from dynaplan.cluster import description as module
 from dynaplan.cluster.description import history, planner_files, planner_flags, without_secrets
-from dynaplan.cluster.sources import of_graph
+from dynaplan.cluster.sources import graph_source
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.forecasting.warm_start import interval_history
@@ -156,7 +156,7 @@ def test_a_graph_without_planner_has_none() -> None:
 def test_a_nats_server_of_its_own_is_there_where_the_store_or_the_queue_needs_one(
     graph: str, wishes: dict[str, str], expected: tuple[str, str, str, bool]
 ) -> None:
-    servers = exported(of_graph(f"graphs.{graph}:Frontend", f"{graph}.yaml", "box", []), **wishes).servers
+    servers = exported(graph_source(f"graphs.{graph}:Frontend", f"{graph}.yaml", "box", []), **wishes).servers
     assert (servers.store, servers.nats_url, servers.etcd_url, servers.is_own_nats) == expected
 
 
@@ -194,7 +194,7 @@ def test_a_volume_claim_is_mounted_at_its_path() -> None:
 
 
 def test_a_service_of_a_users_own_is_refused_by_name() -> None:
-    source = of_graph("graphs.hello_world:Frontend", "hello_world.yaml", "box", [])
+    source = graph_source("graphs.hello_world:Frontend", "hello_world.yaml", "box", [])
     with pytest.raises(ConfigError, match="is a service of your own"):
         exported(source)
 
@@ -301,7 +301,7 @@ def test_without_measured_traffic_there_is_no_history(tmp_path: Path, records: l
 
 
 def test_the_oldest_decisions_go_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_HISTORY_BYTES", 400)
+    monkeypatch.setattr(module, "MAX_HISTORY_BYTES", 400)
     kept = [json.loads(line) for line in gzip.decompress(history(record(n) for n in range(600))).splitlines()]
     assert 0 < len(kept) < 500
     assert kept[-1] == record(599)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.webui.actions import PART_BYTES, arguments_of, called, log_part
+from dynaplan.webui.actions import PART_BYTES, command_arguments, log_part, run_command
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from dynaplan.webui.actions import PART_BYTES, arguments_of, called, log_part
     ],
 )
 def test_each_action_is_a_command(action: dict[str, Any], arguments: list[str]) -> None:
-    assert arguments_of(action) == arguments
+    assert command_arguments(action) == arguments
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_each_action_is_a_command(action: dict[str, Any], arguments: list[str]) 
 )
 def test_anything_else_is_none(action: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no such action"):
-        arguments_of(action)
+        command_arguments(action)
 
 
 async def test_what_a_command_writes_is_returned_its_errors_too() -> None:
-    assert "No such command" in await called(["no-such-command"])
+    assert "No such command" in await run_command(["no-such-command"])
 
 
 def test_a_part_ends_where_the_next_begins(tmp_path: Path) -> None:

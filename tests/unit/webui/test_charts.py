@@ -10,28 +10,28 @@ from xml.etree import ElementTree
 import pytest
 
 from dynaplan.webui.charts import (
-    ChartsAsked,
-    ChartsLimits,
+    ChartLimits,
+    ChartsRequest,
     DeploymentSample,
     TimedChange,
-    in_steps,
     live_svg,
-    sample_of_look,
+    record_time_s,
+    resample,
+    sample_of_status,
     samples_of_log,
-    time_of,
 )
 from tests.unit.cli.status_documents import FIGURES, document, gpu_document, worker_document
 
 NOW_S = 1_800_000_000.0
-LIMITS = ChartsLimits({"ttft_ms": 500.0, "itl_ms": 50.0, "ttft_percentile": 90.0}, 8, has_prefill=True)
+LIMITS = ChartLimits({"ttft_ms": 500.0, "itl_ms": 50.0, "ttft_percentile": 90.0}, 8, has_prefill=True)
 SAMPLE = DeploymentSample(
     NOW_S - 100, 60.0, requests_per_s=5.0, ttft_ms=80.0, ttft_high_ms=200.0, decode=2.0, decode_wanted=3.0
 )
 EVIL = '</title><script>alert(1)</script> "quoted" & more\nlines'
 
 
-def drawn(*changes: TimedChange, limits: ChartsLimits = LIMITS, width: int = 1000) -> str:
-    return live_svg(ChartsAsked(900, width), [SAMPLE], changes, limits, NOW_S, 3600.0)
+def drawn(*changes: TimedChange, limits: ChartLimits = LIMITS, width: int = 1000) -> str:
+    return live_svg(ChartsRequest(900, width), [SAMPLE], changes, limits, NOW_S, 3600.0)
 
 
 def numbers_in(svg: str) -> dict:
@@ -68,7 +68,7 @@ def test_times_are_those_of_the_machines_clock() -> None:
 def test_targets_are_drawn_where_there_are_any() -> None:
     assert 'class="limit"' in drawn()
     assert "p90" in drawn()
-    without = drawn(limits=ChartsLimits({}, 0, has_prefill=False))
+    without = drawn(limits=ChartLimits({}, 0, has_prefill=False))
     assert 'class="limit"' not in without
     assert "target" not in without
 
@@ -83,12 +83,12 @@ def test_prefill_workers_are_drawn_where_there_are_any() -> None:
     [("900", "1000", (900, 1000)), ("4000", "390", (3600, 380)), ("-1", "99999", (900, 1000))],
 )
 def test_the_nearest_of_a_few_sizes_is_drawn(span: str, width: str, asked: tuple[int, int]) -> None:
-    assert ChartsAsked.of(span, width) == ChartsAsked(*asked)
+    assert ChartsRequest.of(span, width) == ChartsRequest(*asked)
 
 
 def test_a_size_that_is_no_number_is_none() -> None:
     with pytest.raises(ValueError):
-        ChartsAsked.of("1h", "1000")
+        ChartsRequest.of("1h", "1000")
 
 
 def record(second: int = 0, **observation: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_records_that_cannot_be_read_leave_out_what_they_do_not_say() -> None:
     ]
     (sample,) = samples_of_log(odd)
     assert (sample.decode, sample.gpus, sample.kv_usage) == (None, None, None)
-    assert time_of({"wall_time": "noon"}) is None
+    assert record_time_s({"wall_time": "noon"}) is None
 
 
 def test_a_look_tells_load_workers_and_gpus() -> None:
@@ -147,7 +147,7 @@ def test_a_look_tells_load_workers_and_gpus() -> None:
             gpu_document(2, utilisation=0.9),
         ],
     )
-    sample = sample_of_look(look, 100.0, 10.0)
+    sample = sample_of_status(look, 100.0, 10.0)
     assert (sample.at_s, sample.lasted_s) == (100.0, 10.0)
     assert (sample.requests_per_s, sample.ttft_high_ms, sample.itl_high_ms) == (7.25, 96.3, None)
     assert (sample.decode, sample.prefill, sample.prefill_wanted) == (1.0, 0.0, 1.0)
@@ -156,7 +156,7 @@ def test_a_look_tells_load_workers_and_gpus() -> None:
 
 
 def test_before_the_second_look_the_load_is_not_known() -> None:
-    sample = sample_of_look(document(load=None), 100.0, 10.0)
+    sample = sample_of_status(document(load=None), 100.0, 10.0)
     assert sample.requests_per_s is None
     assert sample.gpus_busy is None
 
@@ -168,7 +168,7 @@ def test_steps_have_the_value_of_the_last_sample_that_speaks_for_them() -> None:
         DeploymentSample(100.0, 5.0, decode=9.0),
         DeploymentSample(-50.0, 5.0, decode=9.0),
     ]
-    lines = in_steps(samples, 0.0, 10.0, 5)
+    lines = resample(samples, 0.0, 10.0, 5)
     assert lines["decode"] == [1.0, 1.0, 2.0, 2.0, None]
     assert lines["kv_usage"] == [0.5, 0.5, 0.5, None, None]
     assert lines["running"] == [None] * 5
