@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect
+from dynaplan.cli.deployment import connect, service_config
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.scale_counts import planner_settings, statefile_holds
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
@@ -278,7 +278,6 @@ class Prediction:
     notes: tuple[str, ...]
 
     def result(self, load: Trace | ClosedLoop) -> Result:
-        """Return the result under that load."""
         from dynaplan.lab.simulate.simulation import run_load
 
         (result,) = run_load(self.options, load)
@@ -322,14 +321,12 @@ def predict(found: RunningDeployment, given: Mapping[str, Any]) -> Prediction:
 def graph_of(found: RunningDeployment) -> SimulatedGraph:
     """Return the deployment's merged configuration, its services under the names of the shipped graphs."""
     from dynaplan.config.service_config import (
-        CONFIG_VARIABLE,
         SERVICE_ARGS,
-        ServiceConfig,
         kebab_keys,
         section_options,
     )
 
-    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+    config = service_config(found)
     named = {name: name for name in SECTIONS}
     stock = {Role.PLANNER: "Planner", Role.DECODE: DECODE_COMPONENT, Role.PREFILL: PREFILL_COMPONENT}
     named |= {stock[worker.role]: worker.component for worker in found.workers if worker.role in stock}

@@ -11,6 +11,7 @@ from datetime import datetime
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.cli.timing import LINE_POLL_S
 from dynaplan.fleet import deployments
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
@@ -32,9 +33,6 @@ from dynaplan.util.tls.client import ClientTls
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-
-LINE_POLL_S = 0.5
-"""Seconds between two drawings of the live line."""
 
 RATE_WINDOW_S = 5.0
 """Seconds over which the rates of the live line are taken."""
@@ -60,7 +58,6 @@ class OfferedLoad:
         return takewhile(lambda request: request.arrival_s < duration_s, self.trace())
 
     async def send(self, generator: LoadGenerator, began_s: float) -> None:
-        """Send the load, and wait for the last answer."""
         if self.clients:
             await generator.closed_loop(self.clients, self.request)
         else:
@@ -181,7 +178,6 @@ class FleetMonitor:
             self._held = 0.0
 
     def changes(self) -> ChangeCount:
-        """Return the planner's changes since the beginning."""
         counted = ChangeCount()
         for document in factory.recent_decisions(self._found.log_dir / "planner", MAX_RECORDS):
             try:
@@ -196,7 +192,6 @@ class FleetMonitor:
 
 
 def _held_gpus(found: RunningDeployment) -> float:
-    """Return the GPUs that the workers of the scaled roles hold."""
     scaled = [worker for worker in found.workers if worker.role in SCALED_ROLES]
     return float(sum(each.gpu_request for each in scaled if each.state in HOLDS_GPUS))
 

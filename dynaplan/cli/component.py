@@ -24,6 +24,7 @@ import click
 from dynaplan.cli.deployment import find_store
 from dynaplan.cli.serve import only_service, warn
 from dynaplan.cli.serve_checks import check_memory, check_settings, locate_models
+from dynaplan.cli.timing import JOIN_STORE_TIMEOUT_S, TOKEN_CHECK_TIMEOUT_S
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections, merge_sections
 from dynaplan.config.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
@@ -55,12 +56,6 @@ from dynaplan.util.sockets import bound_socket
 from dynaplan.worker.client import worker_session
 from dynaplan.worker.http_server.reaching import Address, reachable
 from dynaplan.worker.life import WHO_PATH
-
-STORE_TIMEOUT_S = 3.0
-"""Seconds in which the store must list the components."""
-
-TOKEN_CHECK_TIMEOUT_S = 2.0
-"""Seconds in which a component must say whether it knows the token."""
 
 TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
 
@@ -153,7 +148,7 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     """Return the registrations; UserError when the store is silent, or a component refuses the token."""
     store = connections.connect_store()
     try:
-        async with asyncio.timeout(STORE_TIMEOUT_S):
+        async with asyncio.timeout(JOIN_STORE_TIMEOUT_S):
             items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
     except (TemporaryError, PermanentError, TimeoutError) as error:
         raise DeploymentError(
@@ -176,7 +171,7 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
 
 
 async def _is_refused(session: aiohttp.ClientSession, url: str, worker: str) -> bool:
-    """Tell whether the component there refuses the session's token; a silent one does not.
+    """Return whether the component there refuses the session's token; a silent one does not.
 
     Raises ConfigError for one whose certificate cannot be believed.
     """

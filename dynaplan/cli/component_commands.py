@@ -216,7 +216,6 @@ def planner(ctx: click.Context) -> None:
 
 
 async def _run_until_signal(planning: Any) -> None:
-    """Plan until SIGINT or SIGTERM."""
     task = asyncio.ensure_future(planning)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

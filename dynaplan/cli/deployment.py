@@ -18,6 +18,7 @@ from dynaplan.config.settings.servers import (
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
+    from dynaplan.config.service_config import ServiceConfig
     from dynaplan.fleet.deployments import RunningDeployment
 
 
@@ -50,6 +51,13 @@ def connect(namespace: str | None) -> RunningDeployment:
     found = find_deployment(namespace)
     os.environ.update(found.environment())
     return found
+
+
+def service_config(found: RunningDeployment) -> ServiceConfig:
+    """Return the merged configuration that ``serve`` gave its services, as the statefile has it."""
+    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
+
+    return ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from dynaplan.cli.timing import NOTICE_POLL_S
 from dynaplan.fleet.upkeep.service_notices import READY
 from dynaplan.util import screen
 from dynaplan.util.durations import clock
@@ -28,9 +29,6 @@ LOG_FILE = "serve.log"
 
 LAST_LINES = 15
 """The number of lines of that log that a failure shows."""
-
-NOTICE_POLL_S = 0.1
-"""Seconds between two looks whether it has ended."""
 
 MAX_SOCKET_PATH = 100
 """The bytes that the path of a socket may have, with some to spare (unix(7) has 108)."""

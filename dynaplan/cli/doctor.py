@@ -100,7 +100,7 @@ MIN_MEMORY_BYTES = 2 * 10**9
 
 
 def python() -> Iterator[Finding]:
-    """Look at Python and the system."""
+    """Check Python and the system."""
     from dynaplan import __version__
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -112,7 +112,7 @@ def python() -> Iterator[Finding]:
 
 
 def gpus() -> Iterator[Finding]:
-    """Look at the driver, the GPUs, and what is in use of them."""
+    """Check the driver, the GPUs, and what is in use of them."""
     from dynaplan.fleet import local_host
 
     version, fault = local_host.gpu_driver()
@@ -153,7 +153,7 @@ def gpus() -> Iterator[Finding]:
 
 
 def engines() -> Iterator[Finding]:
-    """Look which engines can run here."""
+    """Check which engines can run here."""
     from dynaplan.engines import registry
 
     engines = [name for name in registry.ENGINES if name != "sim"]
@@ -174,7 +174,7 @@ def engines() -> Iterator[Finding]:
 
 
 def servers() -> Iterator[Finding]:
-    """Look for the servers that a deployment starts beside its own processes."""
+    """Check for the servers that a deployment starts beside its own processes."""
     from dynaplan.fleet.servers.embedded import find_etcd, find_nats_server
 
     finders: Mapping[str, tuple[str, Callable[[], str]]] = {
@@ -193,7 +193,7 @@ def servers() -> Iterator[Finding]:
 
 
 def port() -> Iterator[Finding]:
-    """Look whether the Frontend's usual port is free."""
+    """Check whether the Frontend's usual port is free."""
     from dynaplan.config.settings.frontend import FrontendSettings
     from dynaplan.fleet.deployments import port_holder
 
@@ -211,7 +211,7 @@ def port() -> Iterator[Finding]:
 
 
 def deployments() -> Iterator[Finding]:
-    """Look which deployments run, and whether a dead one has left something."""
+    """Check which deployments run, and whether a dead one has left something."""
     from dynaplan.fleet.deployments import find_deployments
 
     try:
@@ -225,7 +225,7 @@ def deployments() -> Iterator[Finding]:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Look at the memory in which engines and workers share data."""
+    """Check the memory in which engines and workers share data."""
     place = Path(os.environ.get("DYNAPLAN_MEMORY_DIR") or "/dev/shm")
     try:
         size = shutil.disk_usage(place)
@@ -252,7 +252,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Look at the limits of this shell's processes."""
+    """Check the limits of this shell's processes."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     shown = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}"
     if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
@@ -267,7 +267,7 @@ def limits() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Look at the memory that processes may use."""
+    """Check the memory that processes may use."""
     from dynaplan.engines import registry
 
     box = registry.box_memory()
@@ -281,7 +281,7 @@ def memory() -> Iterator[Finding]:
 
 
 def directories() -> Iterator[Finding]:
-    """Look at the directories of state and logs."""
+    """Check the directories of state and logs."""
     from dynaplan.fleet import local_host
 
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
@@ -304,7 +304,7 @@ def directories() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """Look for the programs that are of use beside a deployment."""
+    """Check for the programs that are of use beside a deployment."""
     prometheus = shutil.which("prometheus")
     if prometheus:
         yield Finding(Level.OK, "Prometheus", f"{prometheus}: `dynaplan export prometheus` configures it")

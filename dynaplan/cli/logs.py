@@ -11,9 +11,7 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
-
-LOG_POLL_S = 0.2
-"""Time between two looks for new lines with ``--follow``."""
+from dynaplan.cli.timing import LOG_POLL_S
 
 
 @click.command(name="logs")

@@ -90,7 +90,6 @@ class LazyGroup(click.Group):
         self._habits = habits or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order of the help page."""
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -143,7 +143,6 @@ def reachable_options(command: Command) -> Command:
 
 
 def tls_options(command: Command) -> Command:
-    """Give a command the options for all files of TLS."""
     for name in reversed(list(OPTIONS)):
         command = tls_option(name)(command)
     return command

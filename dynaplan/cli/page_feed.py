@@ -180,7 +180,7 @@ async def _run(namespace: str, channel: Channel) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look at the deployment of the namespace in the arguments; return the exit code."""
+    """Check the deployment of the namespace in the arguments; return the exit code."""
     channel, (namespace,) = become_helper(arguments)
     try:
         asyncio.run(_run(namespace, channel))

@@ -117,7 +117,6 @@ class ProfileProgress:
         self._now_s = now_s
 
     def report(self, line: str) -> None:
-        """Print a line above the progress line, and log it."""
         self._line.erase()
         click.echo(line)
         log.info(line)

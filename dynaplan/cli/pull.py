@@ -37,7 +37,6 @@ def command(name: str | None) -> None:
 
 
 def _list() -> str:
-    """Return the table of the models that can be pulled."""
     from dynaplan.engines import registry
     from dynaplan.util.tables import text_table
 

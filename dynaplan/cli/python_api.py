@@ -94,7 +94,6 @@ class ServedDeployment:
         self._serve_pid = found.arbiter.pid
 
     def __enter__(self) -> Self:
-        """Return the deployment."""
         return self
 
     def __exit__(
@@ -131,7 +130,6 @@ class ServedDeployment:
         return self._run("scale", *words, "--wait" if wait else "--no-wait", *(["--hold"] if hold else []))
 
     def why(self, last: int = 3) -> str:
-        """Return the planner's last decisions in words."""
         return self._run("why", "--last", str(last))
 
     def decisions(self, last: int = 100) -> list[DecisionRecord]:

@@ -22,14 +22,12 @@ import click
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option, step_timeout_option
 from dynaplan.cli.restart import (
-    GPU_FREE_TIMEOUT_S,
-    WORKERS_POLL_S,
-    WorkerRestart,
+    replace_worker,
     request_replacement,
-    restart_process,
 )
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
+from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_settings_prefix
 from dynaplan.fleet.rules.reloading import (
@@ -381,17 +379,12 @@ class ReloadRun:
     async def _roll(self, store: KeyValueStore, service: ServiceSpec) -> None:
         """Replace the workers of a service that have the settings of before."""
         workers = [each for each in self._present(service) if (each.name, each.pid) in self._untouched]
-        patience_s = 0.0
+        gpu_wait_s = 0.0
         for number, worker in enumerate(workers, 1):
             if not self._is_there(worker):
                 continue  # it has crashed or left meanwhile: what came in its place has the new settings
             begun_s = time.monotonic()
-            if service.role in SCALED_ROLES:
-                restart = WorkerRestart(store, self._found.namespace, worker, self._timeout_s)
-                new = await restart.run(patience_s)
-                patience_s = GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
-            else:
-                new = await restart_process(self._found, worker, self._timeout_s)
+            new, gpu_wait_s = await replace_worker(store, self._found, worker, self._timeout_s, gpu_wait_s)
             which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
             click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
 
@@ -413,9 +406,7 @@ class ReloadRun:
                     if (worker.name, worker.pid) not in told:
                         continue
                     if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
-                        await WorkerRestart(store, self._found.namespace, worker, self._timeout_s).run(
-                            GPU_FREE_TIMEOUT_S
-                        )
+                        await replace_worker(store, self._found, worker, self._timeout_s, GPU_FREE_TIMEOUT_S)
                     elif worker.state is not WorkerState.BACKOFF:
                         await request_replacement(self._found, worker)
             await self._all_ready(services)

@@ -21,14 +21,16 @@ from dynaplan.cli.scale_args import describe_hours, new_hold
 from dynaplan.cli.scale_counts import (
     WrittenCounts,
     change_entries,
+    describe_next_decision,
     expected_times,
     planner_settings,
-    preview_decision,
+    without_holds,
     write_counts,
 )
+from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.settings.planner import KUBERNETES
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.holds import Hold
 from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.graph.resolve import DEFAULT_NAMESPACE
@@ -44,8 +46,6 @@ GPU = "gpu="
 """The beginning of an argument that names GPUs: ``gpu=7``, ``gpu=6,7``, ``gpu=4-7``."""
 
 _NAMED = re.compile(r"gpu=\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
-
-WORKERS_POLL_S = 0.2
 
 
 @click.command(name="reserve")
@@ -216,11 +216,11 @@ def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
     written = asyncio.run(_end_holds(found, chosen))
     settings = planner_settings(found)
     if _echo_ended(roles, chosen, written) and settings:
-        click.echo(preview_decision(found, settings, written.counts, written.holds, is_decision=False))
+        click.echo(describe_next_decision(found, settings, written.counts, written.holds, is_decision=False))
 
 
 def _echo_ended(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
-    """Say which holds were ended; tell whether any was in force."""
+    """Print which holds were ended; tell whether any was in force."""
     ended = {role: hold for role in chosen if (hold := written.before.of(role))}
     for role, hold in ended.items():
         click.echo(f"released {role.value}: it was {hold}")
@@ -254,16 +254,10 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
 
 
 async def _end_holds(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
-    """End the holds of these roles."""
     from dynaplan.store import connections
-
-    def without(_: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
-        for role in chosen:
-            holds = holds.replaced(role, None)
-        return {}, holds
 
     store = connections.connect_store()
     try:
-        return await write_counts(store, found.namespace, without)
+        return await write_counts(store, found.namespace, without_holds(chosen))
     finally:
         await store.close()

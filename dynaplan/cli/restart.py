@@ -23,6 +23,7 @@ from dynaplan.cli.scale_counts import (
     wait_limit_s,
     write_counts,
 )
+from dynaplan.cli.timing import DRAIN_START_TIMEOUT_S, GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
 from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
@@ -35,14 +36,6 @@ if TYPE_CHECKING:
 
 HOLD_DURATION = "1h"
 """The time for which the planner keeps off the role at most, when this command is killed on the way."""
-
-GPU_FREE_TIMEOUT_S = 10.0
-"""Seconds in which the GPU of the worker before is seen to be free, once that worker has left."""
-
-DRAIN_START_TIMEOUT_S = 5.0
-"""Seconds in which a worker that was told to leave is seen to be draining."""
-
-WORKERS_POLL_S = 0.2
 
 
 @click.command(name="restart")
@@ -77,19 +70,29 @@ async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_
 
     store = connections.connect_store()
     try:
-        patience_s = 0.0
+        gpu_wait_s = 0.0
         for number, worker in enumerate(workers, 1):
             begun_s = time.monotonic()
-            if worker.role in SCALED_ROLES:
-                restart = WorkerRestart(store, found.namespace, worker, timeout_s)
-                new = await restart.run(patience_s)
-                patience_s = GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
-            else:
-                new = await restart_process(found, worker, timeout_s)
+            new, gpu_wait_s = await replace_worker(store, found, worker, timeout_s, gpu_wait_s)
             which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
             click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
     finally:
         await store.close()
+
+
+async def replace_worker(
+    store: KeyValueStore, found: RunningDeployment, worker: Worker, timeout_s: float | None, gpu_wait_s: float
+) -> tuple[str, float]:
+    """Replace one process of the deployment.
+
+    Returns the name of the new one, and how long the GPU of the next one's successor may take to be free:
+    the old worker's GPU is released a while after its exit.
+    """
+    if worker.role not in SCALED_ROLES:
+        return await restart_process(found, worker, timeout_s), gpu_wait_s
+    restart = WorkerRestart(store, found.namespace, worker, timeout_s)
+    new = await restart.run(gpu_wait_s)
+    return new, GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
 
 
 class WorkerRestart:
@@ -109,8 +112,8 @@ class WorkerRestart:
         self._decision_id = -1
         self.started_beside = False
 
-    async def run(self, patience_s: float = 0.0) -> str:
-        """Return the name of the new worker; its GPU may take ``patience_s`` seconds to be free.
+    async def run(self, gpu_wait_s: float = 0.0) -> str:
+        """Return the name of the new worker; its GPU may take ``gpu_wait_s`` seconds to be free.
 
         Raises PermanentError or TemporaryError when it fails, and the old one goes on then.
         """
@@ -120,7 +123,7 @@ class WorkerRestart:
         found = find_deployment(self._namespace)
         check_alive(found)
         before = {(each.name, each.pid) for each in found.workers}
-        self.started_beside = self._fits_budget(found) and await self._has_room(patience_s)
+        self.started_beside = self._fits_budget(found) and await self._has_room(gpu_wait_s)
         await (self._start_then_drain(found) if self.started_beside else self._drain_then_start(found))
         role = self._worker.role
         workers = find_deployment(self._namespace).workers
@@ -129,15 +132,15 @@ class WorkerRestart:
         )
 
     def _fits_budget(self, found: RunningDeployment) -> bool:
-        """Tell whether one more worker is within the planner's budget; beyond it the other role shrinks."""
+        """Return whether one more worker is within the planner's budget; beyond it the other role shrinks."""
         settings = planner_settings(found)
         own = [each for each in found.workers if each.role in SCALED_ROLES]
         gpus = sum(each.gpu_share * len(each.gpus) for each in (*own, self._worker))
         return settings is None or gpus <= settings.max_gpu_budget
 
-    async def _has_room(self, patience_s: float) -> bool:
-        """Tell whether GPUs are free for one more worker, now or after a while."""
-        deadline_s = time.monotonic() + patience_s
+    async def _has_room(self, gpu_wait_s: float) -> bool:
+        """Return whether GPUs are free for one more worker, now or after a while."""
+        deadline_s = time.monotonic() + gpu_wait_s
         while True:
             free = await free_gpus(self._store, self._namespace)
             if free is not None and free >= len(self._worker.gpus):
@@ -195,8 +198,8 @@ class WorkerRestart:
         times, begun_s = expected_times(self._find(), {self._worker.role: 1}), time.monotonic()
         longest = self._timeout_s or times.limit_s(starts=False, leaves=True)
         while old := self._old():
-            patience_s = longest if old.state is WorkerState.DRAINING else DRAIN_START_TIMEOUT_S
-            if time.monotonic() - begun_s > patience_s:
+            limit_s = longest if old.state is WorkerState.DRAINING else DRAIN_START_TIMEOUT_S
+            if time.monotonic() - begun_s > limit_s:
                 return
             await asyncio.sleep(WORKERS_POLL_S)
 

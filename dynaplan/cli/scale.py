@@ -32,15 +32,17 @@ from dynaplan.cli.scale_counts import (
     ATTEMPTS,
     DEFAULT_START_S,
     WrittenCounts,
+    describe_next_decision,
     expected_times,
     left_out_gpus,
     planner_settings,
-    preview_decision,
     progress_watcher,
     published_fleet,
     wait_limit_s,
+    without_holds,
     write_counts,
 )
+from dynaplan.cli.timing import ACKNOWLEDGED_POLL_S, REMOTE_TIMEOUT_S
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import says_where
 from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts, planner_prefix
@@ -62,11 +64,6 @@ if TYPE_CHECKING:
     from dynaplan.fleet.plugin.carrying_out import ScaleRequest
     from dynaplan.planner.ports import ClusterConnector, CountsChange
     from dynaplan.store.port import KeyValueStore
-
-REMOTE_TIMEOUT_S = 120.0
-"""Time to wait, in seconds, where nothing is known of the engines' start-up times."""
-
-ACKNOWLEDGED_POLL_S = 0.2
 
 NOT_CARRIED_OUT = (
     "It stays asked for. `dynaplan planner --environment kubernetes` carries it out, and logs what it waits "
@@ -236,7 +233,7 @@ def _echo_written(found: RunningDeployment, settings: PlannerSettings | None, wr
     in_force = written.holds.in_force(time.time(), wall_clock)
     free = [role for role in written.asked if not (hold := in_force.of(role)) or not hold.is_exact]
     if free:
-        click.echo(preview_decision(found, settings, written.counts, written.holds))
+        click.echo(describe_next_decision(found, settings, written.counts, written.holds))
     if free and not any(in_force.of(role) for role in free):
         number = f"{free[0].value}={written.asked[free[0]]}"
         click.echo(f"To keep it: `dynaplan scale {number} --hold`, or --for 2h.")
@@ -341,16 +338,9 @@ async def _scale_on_cluster(namespace: str, arguments: ScaleArguments) -> None:
 
 
 async def release_on_cluster(namespace: str, chosen: Sequence[Role]) -> WrittenCounts:
-    """End the holds of these roles."""
-
-    def without(_: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
-        for role in chosen:
-            holds = holds.replaced(role, None)
-        return {}, holds
-
     connector = _connector(namespace)
     try:
-        return await _write_to_cluster(connector, without)
+        return await _write_to_cluster(connector, without_holds(chosen))
     finally:
         await connector.close()
 

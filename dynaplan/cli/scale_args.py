@@ -77,7 +77,6 @@ class ScaleArguments:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles that are scaled."""
         return [each.role for each in self.counts]
 
     @property

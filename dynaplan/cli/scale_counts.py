@@ -10,11 +10,12 @@ The planner decides again after a change by hand: when, and what it would ask fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from dynaplan.cli.deployment import service_config
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.desired_counts import (
     COUNT_KEYS,
@@ -67,6 +68,17 @@ class WrittenCounts:
 
 Change = Callable[[DesiredCounts, RoleHolds], tuple[dict[Role, int], RoleHolds]]
 """Returns the counts to ask for and the holds from then on; it may raise UserError."""
+
+
+def without_holds(roles: Iterable[Role]) -> Change:
+    """Return the change that ends the holds of these roles, and asks for no other counts."""
+
+    def change(_: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+        for role in roles:
+            holds = holds.replaced(role, None)
+        return {}, holds
+
+    return change
 
 
 async def write_counts(
@@ -143,31 +155,36 @@ async def published_fleet(store: KeyValueStore, namespace: str) -> FleetCounts |
 
     ``status`` names one that cannot be read; the plugin publishes a good one at its next change.
     """
-    item = await store.get(fleet_key(namespace))
     try:
-        return FleetCounts.from_json(parse_object(item.value)) if item else None
+        published = await _published(store, namespace)
+        return FleetCounts.from_json(published) if published else None
     except ValueError:
         return None
 
 
 async def free_gpus(store: KeyValueStore, namespace: str) -> int | None:
     """Return the number of GPUs that a further worker may get, as the plugin publishes it; None: unknown."""
-    item = await store.get(fleet_key(namespace))
-    try:
-        free = parse_object(item.value).get(FREE_GPUS) if item else None
-    except ValueError:
-        free = None
-    return len(free) if isinstance(free, list) else None
+    free = await _published_list(store, namespace, FREE_GPUS)
+    return None if free is None else len(free)
 
 
 async def left_out_gpus(store: KeyValueStore, namespace: str) -> tuple[str, ...]:
     """Return a line for each reason for which GPUs of the box are left out, as the plugin publishes them."""
-    item = await store.get(fleet_key(namespace))
+    return tuple(map(str, await _published_list(store, namespace, GPUS_LEFT_OUT) or ()))
+
+
+async def _published_list(store: KeyValueStore, namespace: str, name: str) -> list[Any] | None:
     try:
-        lines = parse_object(item.value).get(GPUS_LEFT_OUT) if item else None
+        found = (await _published(store, namespace)).get(name)
     except ValueError:
-        lines = None
-    return tuple(map(str, lines)) if isinstance(lines, list) else ()
+        return None
+    return found if isinstance(found, list) else None
+
+
+async def _published(store: KeyValueStore, namespace: str) -> dict[str, Any]:
+    """Return what the fleet plugin publishes, empty for nothing; raises ValueError for no JSON object."""
+    item = await store.get(fleet_key(namespace))
+    return parse_object(item.value) if item else {}
 
 
 STARTS_WAITED = 3
@@ -253,17 +270,16 @@ def _left(progress: ScaleProgress, times: ScaleTimes, passed_s: float) -> str:
 def planner_settings(found: RunningDeployment) -> PlannerSettings | None:
     """Return the settings of the planner that scales this deployment; None when none does."""
     from dynaplan.config.planner import settings_of
-    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+    from dynaplan.config.service_config import section_options
 
     planner = next((each.component for each in found.workers if each.role is Role.PLANNER), "")
     if not planner:
         return None
-    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
-    settings: PlannerSettings = settings_of(section_options(config, planner))
+    settings: PlannerSettings = settings_of(section_options(service_config(found), planner))
     return None if settings.no_operation else settings
 
 
-def preview_decision(
+def describe_next_decision(
     found: RunningDeployment,
     settings: PlannerSettings,
     counts: DesiredCounts,

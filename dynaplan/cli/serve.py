@@ -346,7 +346,6 @@ def default_working_dir(graph: str) -> Path:
 
 
 def only_service(spec: GraphSpec, name: str) -> GraphSpec:
-    """Return the graph with that service alone."""
     from dataclasses import replace
 
     from dynaplan.util.errors import GraphError, nearest

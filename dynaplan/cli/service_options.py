@@ -32,7 +32,6 @@ class ServiceOptionsCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split the overrides off, then parse as usual."""
         from dynaplan.config.overrides import split_overrides
 
         overrides, rest = split_overrides(args)
@@ -48,7 +47,6 @@ class ServeCommand(ServiceOptionsCommand):
     """Answers an option of a service that has no section with the way to write it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as usual; an option of a service, such as ``--model``, is an error with a hint."""
         ctx.meta[ARGUMENTS] = tuple(args)
         try:
             return super().parse_args(ctx, list(args))
@@ -82,7 +80,7 @@ def model_override(model: str) -> str:
 
 
 def is_model(text: str) -> bool:
-    """Tell whether this names a model, and neither a module nor a directory of graphs."""
+    """Return whether this names a model, and neither a module nor a directory of graphs."""
     path = Path(text).expanduser()
     if text.lower().endswith(".gguf"):
         return True
@@ -172,7 +170,6 @@ class ComponentCommand(ServiceOptionsCommand):
         return [*own, *(f"--{name}" for name in (*self.aliases, *self._table))]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split the section's flags off, then parse as usual."""
         own = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
         flags, rest = self._split(list(args), own)
         ctx.meta[FLAGS] = flags

@@ -20,15 +20,13 @@ from dynaplan.cli.status_document import (
     store_document,
 )
 from dynaplan.cli.status_view import render_page, view_of
+from dynaplan.cli.timing import SCREEN_POLL_S
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.servers import FILE, KUBERNETES, says_where, store_backend
 from dynaplan.util import screen
 from dynaplan.util.errors import DeploymentError
 
 DEFAULT_NAMESPACE = PlannerSettings.namespace
-
-SCREEN_POLL_S = 1.0
-"""Time between two looks with ``--watch``, in seconds."""
 
 
 @click.command(name="status")

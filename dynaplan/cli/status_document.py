@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.cli.deployment import service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
+from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.desired_counts import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from dynaplan.planner.ports import MetricsSource
     from dynaplan.store.instances import Instance
     from dynaplan.store.port import Store
-
-STORE_TIMEOUT_S = 1.0
-"""Half of the time in which the store must list the workers."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class StatusReader:
 
         namespace = self._namespace
         try:
-            async with asyncio.timeout(2 * STORE_TIMEOUT_S):
+            async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
                 lists = await asyncio.gather(*(self._store.list(each) for each in prefixes(namespace)))
         except (StoreUnavailable, TimeoutError):
             return DeploymentState(is_silent=True)
@@ -131,7 +130,6 @@ class StatusReader:
         return {name: load for name, load in zip(urls, loads, strict=True) if load and load != type(load)()}
 
     async def close(self) -> None:
-        """Close the connections to the store and to the workers."""
         await self._metrics.close()
         await self._store.close()
 
@@ -139,7 +137,6 @@ class StatusReader:
 def deployment_document(
     found: RunningDeployment, answers: DeploymentState, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the JSON form of one deployment."""
     from dynaplan.fleet.reattach.versions import read_serve
     from dynaplan.fleet.rules.observing import unmanaged
 
@@ -218,9 +215,9 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
 def _dispatch(found: RunningDeployment) -> str | None:
     """Return the order in which queued prompts are computed; None where nothing sets a deadline."""
     from dynaplan.config.frontend import deadline_in
-    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+    from dynaplan.config.service_config import section_options
 
-    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+    config = service_config(found)
     deadline = deadline_in(config, section_options(config, "Planner"))
     return str(deadline) if deadline.origin else None
 
@@ -234,7 +231,6 @@ def _below_home(path: Path) -> str:
 
 
 def _models(answers: DeploymentState) -> list[str]:
-    """Return the names of the models that the workers serve."""
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 
 
@@ -292,11 +288,11 @@ def _troubles(found: RunningDeployment) -> list[str]:
 
 def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
-    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+    from dynaplan.config.service_config import section_options
     from dynaplan.fleet import local_host
     from dynaplan.fleet.rules.startup_times import startup_key, usual_s
 
-    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+    config = service_config(found)
     times = local_host.startup_times(found.statefile).read()
     return {
         worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
@@ -395,13 +391,13 @@ def uptime_s(started_at: int) -> float | None:
 
 
 def is_lost(row: Mapping[str, Any]) -> bool:
-    """Tell whether the worker was registered once and has lost its registration."""
+    """Return whether the worker was registered once and has lost its registration."""
     is_starting = row["state"] == "starting" and not row["waits"]
     return is_starting and row["role"] in ENGINE_ROLES and row["loading_s"] is None
 
 
 def _is_alive(worker: Worker) -> bool | None:
-    """Tell whether the worker's process runs; None for a worker that has none."""
+    """Return whether the worker's process runs; None for a worker that has none."""
     from dynaplan.process import process_table
 
     return process_table.identify(worker.pid) == worker.started_at if worker.pid else None
@@ -416,10 +412,6 @@ def _uptime_of(instance: Instance) -> float | None:
     return uptime_s(process_table.identify(instance.pid) or 0)
 
 
-FRONTEND_TIMEOUT_S = 1.0
-"""Seconds in which a frontend must answer."""
-
-
 async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str]]:
     """Ask the frontends among these; by worker and frontend, the source of what is known of its cache.
 
@@ -430,7 +422,7 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
     from dynaplan.config import certificates
 
     frontends = {each.worker: each.url for each in instances if PUBLIC_URL in each.card}
-    timeout = aiohttp.ClientTimeout(total=FRONTEND_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=ROUTING_TIMEOUT_S)
     connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         answers = await asyncio.gather(*(_answer(session, url) for url in frontends.values()))

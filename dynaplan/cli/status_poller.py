@@ -22,25 +22,13 @@ from dynaplan.cli.status_document import (
     deployment_document,
     read_routing,
 )
+from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
 from dynaplan.store.instances import public_urls
 
 if TYPE_CHECKING:
     import aiohttp
 
     from dynaplan.fleet.deployments import RunningDeployment
-
-SLOW_POLL_S = 5.0
-"""Time between two looks at what costs the deployment more than the rest, or changes seldom, in seconds:
-the frontends' counts, the planner's decisions, the sources of routing."""
-
-STORE_POLL_S = 2.0
-"""Time between two lists of the store's keys, in seconds; the workers' states come from the statefile."""
-
-GPU_POLL_S = 2.0
-"""Time between two readings of the GPUs, in seconds."""
-
-FRONTEND_TIMEOUT_S = 2.0
-"""Seconds in which a frontend must answer."""
 
 
 class StatusPoller:
@@ -95,7 +83,6 @@ class StatusPoller:
         return {**document, "load": asdict(figures) if figures else None, **self._decision}
 
     async def close(self) -> None:
-        """Close the connections to the store, the workers and the frontends."""
         if self._session:
             await self._session.close()
         await self._gathering.close()
@@ -129,7 +116,7 @@ class StatusPoller:
 
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
-            timeout = aiohttp.ClientTimeout(total=FRONTEND_TIMEOUT_S)
+            timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         try:
             async with self._session.get(f"{url}/metrics", raise_for_status=True) as response:

@@ -9,12 +9,7 @@ import time
 import click
 
 from dynaplan.cli.options import namespace_argument
-
-EXIT_POLL_S = 0.1
-"""Time between two looks whether the deployment has ended."""
-
-SIGNAL_GAP_S = 0.5
-"""Time between the two signals of ``--now``; the second one ends the waiting for requests."""
+from dynaplan.cli.timing import EXIT_POLL_S, SIGNAL_GAP_S
 
 
 @click.command(name="stop")

@@ -25,6 +25,7 @@ from dynaplan.cli.status_view import (
     render_workers,
     view_of,
 )
+from dynaplan.cli.timing import SCREEN_POLL_S
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tables import folded
@@ -78,9 +79,6 @@ async def _run(poller: StatusPoller) -> None:
         curses.endwin()
         await poller.close()
 
-
-SCREEN_POLL_S = 1.0
-"""Time between two looks, in seconds."""
 
 LOG_LINES = 500
 """Lines of a log that can be scrolled through."""

@@ -18,8 +18,8 @@ from dynaplan.cli.deployment import connect
 from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.options import namespace_argument, step_timeout_option
 from dynaplan.cli.reload import reload_lock
-from dynaplan.cli.restart import GPU_FREE_TIMEOUT_S, WorkerRestart, restart_process
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.cli.restart import replace_worker
+from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
 from dynaplan.fleet.heartbeat import PLUGIN_PULSE
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
@@ -28,17 +28,8 @@ if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.launch import Launch
     from dynaplan.fleet.reattach.versions import RunningServe
-    from dynaplan.store.port import KeyValueStore
 
 STOP_AND_SERVE = "`dynaplan stop`, then `dynaplan serve`, starts this version."
-
-TAKE_OVER_TIMEOUT_S = 150.0
-"""Longest time for the new ``serve`` to be there, or the old one again: a trial of 60 s, and two starts."""
-
-PLUGIN_TIMEOUT_S = 30.0
-"""Longest time for the new fleet plugin to keep the workers, in seconds."""
-
-SERVE_POLL_S = 0.1
 
 
 @click.command(name="upgrade")
@@ -223,25 +214,19 @@ class Upgrade:
         """Replace all workers that are not of this version; return how many."""
         from dynaplan.store import connections
 
-        store, patience_s = connections.connect_store(), 0.0
+        store, gpu_wait_s = connections.connect_store(), 0.0
         tried: set[tuple[str, int]] = set()
         try:
             while left := [each for each in self._left() if (each.name, each.pid) not in tried]:
                 worker, begun_s = left[0], time.monotonic()
                 tried.add((worker.name, worker.pid))
-                new, patience_s = await self._replace(store, worker, patience_s)
+                new, gpu_wait_s = await replace_worker(
+                    store, self._found, worker, self._timeout_s, gpu_wait_s
+                )
                 click.echo(f"{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
         finally:
             await store.close()
         return len(tried)
-
-    async def _replace(self, store: KeyValueStore, worker: Worker, patience_s: float) -> tuple[str, float]:
-        """Replace one; return the name of the new one, and how long its GPU may take to be free."""
-        if worker.role not in SCALED_ROLES:
-            return await restart_process(self._found, worker, self._timeout_s), patience_s
-        restart = WorkerRestart(store, self._found.namespace, worker, self._timeout_s)
-        new = await restart.run(patience_s)
-        return new, GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
 
     def _left(self) -> list[Worker]:
         from dynaplan.fleet.deployments import find_deployment

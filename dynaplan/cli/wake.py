@@ -10,13 +10,11 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
+from dynaplan.cli.timing import AWAKE_POLL_S
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 
 if TYPE_CHECKING:
     from dynaplan.store.port import Store
-
-AWAKE_POLL_S = 0.1
-"""Seconds between two looks whether the workers are awake."""
 
 
 @click.command(name="wake")

@@ -12,6 +12,7 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
+from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.util import screen
 from dynaplan.util.tables import folded
 
@@ -66,10 +67,6 @@ def _shown(explained: str) -> str:
     return "\n".join([screen.good(verdict) if is_changed else verdict, *lines])
 
 
-STORE_TIMEOUT_S = 1.0
-"""Seconds in which the store must answer."""
-
-
 async def removals(namespace: str) -> tuple[Removal, ...]:
     """Read the last removals, the newest last; none where the store does not answer."""
     from dynaplan.fleet.desired_counts import fleet_key
@@ -80,7 +77,7 @@ async def removals(namespace: str) -> tuple[Removal, ...]:
 
     store = connections.connect_store()
     try:
-        async with asyncio.timeout(STORE_TIMEOUT_S):
+        async with asyncio.timeout(REMOVALS_TIMEOUT_S):
             item = await store.get(fleet_key(namespace))
         return removals_in(parse_object(item.value)) if item else ()
     except (StoreUnavailable, TimeoutError, ValueError):

@@ -366,7 +366,6 @@ class PlannerFiles:
     options: dict[str, str] = field(default_factory=dict)
 
     def add_history(self, name: str, content: bytes) -> None:
-        """Add the trace that forecasts begin with."""
         self.contents[f"history/{name}"] = content
         self.options["load-predictor-warmup-trace"] = f"{PLANNER_DIRECTORY}/history/{name}"
 

@@ -107,7 +107,6 @@ class ExportedDeployment:
     framework: str = ""
 
     def of_role(self, role: Role) -> ExportedService | None:
-        """Return the service with that role, or None."""
         return next((service for service in self.services if service.role is role), None)
 
 

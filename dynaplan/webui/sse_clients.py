@@ -177,5 +177,5 @@ class _SseClient:
 
 
 def _is_for(name: str, asked: ChartsRequest) -> bool:
-    """Tell whether a page with these charts gets the event: a drawing is for pages that show it."""
+    """Return whether a page with these charts gets the event: a drawing is for pages that show it."""
     return not name.startswith("charts-") or name == asked.name

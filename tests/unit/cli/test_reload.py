@@ -288,14 +288,14 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
         def __init__(self, store: Any, namespace: str, old: Worker, timeout_s: float | None) -> None:
             self.old = old
 
-        async def run(self, patience_s: float) -> str:
+        async def run(self, gpu_wait_s: float) -> str:
             return box.replace(self.old)
 
     async def closed() -> None:
         return None
 
     monkeypatch.setattr(box.store, "close", closed)
-    monkeypatch.setattr(reload, "WorkerRestart", Restart)
+    monkeypatch.setattr(restart, "WorkerRestart", Restart)
     monkeypatch.setattr(reload, "expected_times", lambda found, wanted: ScaleTimes(1.0, 1.0))
     monkeypatch.setattr(restart, "expected_times", lambda found, wanted: ScaleTimes(1.0, 1.0))
     monkeypatch.setattr(circus_client, "CircusClient", box.client)

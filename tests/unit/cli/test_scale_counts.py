@@ -15,9 +15,9 @@ import pytest
 from dynaplan.cli import scale_counts
 from dynaplan.cli.scale_counts import (
     ScaleTimes,
+    describe_next_decision,
     expected_times,
     left_out_gpus,
-    preview_decision,
     progress_watcher,
     published_fleet,
     statefile_holds,
@@ -242,7 +242,7 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
         documents = [] if document is None else [document]
         monkeypatch.setattr(factory, "recent_decisions", lambda directory, last: documents)
         found: Any = SimpleNamespace(log_dir=tmp_path)
-        return preview_decision(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
+        return describe_next_decision(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 
     return say
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dynaplan.cli import upgrade
+from dynaplan.cli import restart, upgrade
 from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.reload import reload_lock
 from dynaplan.cli.upgrade import Upgrade, check_configuration, check_version, command
@@ -125,7 +125,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
         def __init__(self, store: Any, namespace: str, old: Worker, timeout_s: float | None) -> None:
             self.old = old
 
-        async def run(self, patience_s: float) -> str:
+        async def run(self, gpu_wait_s: float) -> str:
             return box.replace(self.old)
 
     async def restart_process(found: Any, old: Worker, timeout_s: float | None) -> str:
@@ -135,8 +135,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
         return None
 
     monkeypatch.setattr(store, "close", closed)
-    monkeypatch.setattr(upgrade, "WorkerRestart", Restart)
-    monkeypatch.setattr(upgrade, "restart_process", restart_process)
+    monkeypatch.setattr(restart, "WorkerRestart", Restart)
+    monkeypatch.setattr(restart, "restart_process", restart_process)
     monkeypatch.setattr(upgrade, "TAKE_OVER_TIMEOUT_S", 0.3)
     monkeypatch.setattr(upgrade, "PLUGIN_TIMEOUT_S", 0.3)
     monkeypatch.setattr(versions, "take_over", box.take_over)
