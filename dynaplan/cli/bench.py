@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.deployment import connect, service_config
+from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.scale_counts import planner_settings, statefile_holds
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from dynaplan.lab.simulate.simulation import Trace
     from dynaplan.simulation.outcome import Slo
     from dynaplan.simulation.run import ClosedLoop, Result
-
-EXIT_INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
 
 CLIENTS, FOR_S = 12, 60.0
 """The default load: clients, and the seconds in which they send."""

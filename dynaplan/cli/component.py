@@ -64,7 +64,7 @@ SERVE_VARIABLES = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_LOG_DIR", "DYNAPLAN_PARENT_
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedNamespace:
     """A namespace that a component joins.
 
     ``deployment`` is the ``serve`` that owns the namespace on this host, ``config`` its configuration with
@@ -86,7 +86,7 @@ class Joined:
         return f"namespace {self.namespace} in the store {backend} at {place}"
 
 
-def join(namespace: str | None, token_file: Path | None) -> Joined:
+def join(namespace: str | None, token_file: Path | None) -> JoinedNamespace:
     """Find the namespace and put its addresses and its token into this process's environment.
 
     The store that the environment names comes first, then the ``serve`` of this user that runs here, then the
@@ -94,7 +94,7 @@ def join(namespace: str | None, token_file: Path | None) -> Joined:
     does not answer, or when a component that is registered there has another token.
     """
     try:
-        deployment = find_store(namespace) or _beside(namespace)
+        deployment = find_store(namespace) or _deployment_beside(namespace)
     except DeploymentError as error:
         ways = "On one host --store file needs no server; ETCD_ENDPOINTS names an etcd."
         raise DeploymentError(str(error.args[0]), hint=f"{error.hint}\n  {ways}") from None
@@ -107,10 +107,10 @@ def join(namespace: str | None, token_file: Path | None) -> Joined:
         os.environ.pop(name, None)
     instances = asyncio.run(_registered(namespace, token))
     config = _config_of(deployment) if deployment else {}
-    return Joined(namespace, deployment, config, instances)
+    return JoinedNamespace(namespace, deployment, config, instances)
 
 
-def _beside(namespace: str | None) -> RunningDeployment | None:
+def _deployment_beside(namespace: str | None) -> RunningDeployment | None:
     """Return the deployment that runs here in the store that the environment names, if there is one."""
     try:
         found = find_deployment(namespace)
@@ -234,7 +234,7 @@ def advertised_address(host: str | None, port: int, token_file: Path | None) -> 
     return address
 
 
-def config_for(file: str | None, overrides: Sequence[str], joined: Joined) -> Sections:
+def config_for(file: str | None, overrides: Sequence[str], joined: JoinedNamespace) -> Sections:
     """Return the configuration: of the deployment, over it the file's, over it ``--Service.key=value``."""
     path = find_config_file(file, Path.cwd(), beside=shipped_graphs()) if file else None
     return merge_sections(joined.config, read_config(path, overrides))
@@ -248,7 +248,7 @@ def check_component(name: str, config: Sections, section: Mapping[str, Any], nam
     """
     graph = load_graph(GRAPH, Path.cwd())
     merged = merge_sections(config, {name: dict(section)})
-    merged[name] = _alone(merged[name])
+    merged[name] = _one_process(merged[name])
     known = {COMMON, *(service.name for service in graph.services())}
     merged = {key: value for key, value in merged.items() if key in known}
     warnings = validate_config(graph, merged)
@@ -259,7 +259,7 @@ def check_component(name: str, config: Sections, section: Mapping[str, Any], nam
     return Component(spec, merged, name)
 
 
-def refuse_another_model(component: Component, joined: Joined) -> None:
+def refuse_another_model(component: Component, joined: JoinedNamespace) -> None:
     """Raise ConfigError when the registered workers of this service serve another model."""
     options = section_options(component.config, component.name)
     usual = ModelSettings.model if engine_of(options) == SIMULATED else ""
@@ -274,9 +274,9 @@ def refuse_another_model(component: Component, joined: Joined) -> None:
 
 
 def run(
-    component: Component, joined: Joined, place: ComponentSockets, *, uses_busy_gpus: bool = False
+    component: Component, joined: JoinedNamespace, place: ComponentSockets, *, uses_busy_gpus: bool = False
 ) -> int:
-    """Claim the component's GPUs and live its life in the foreground; return the exit code."""
+    """Claim the component's GPUs and run it in the foreground; return the exit code."""
     from dynaplan.worker.main import Alone, main
 
     raise_descriptor_limit()
@@ -309,7 +309,7 @@ def _with_gpus(component: Component, claims: Claims, uses_busy_gpus: bool, stack
     return worker
 
 
-def _alone(section: Mapping[str, Any]) -> dict[str, Any]:
+def _one_process(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section of one process: a deployment's number of workers is not its own."""
     arguments = section.get(SERVICE_ARGS)
     if not isinstance(arguments, Mapping):

@@ -94,7 +94,7 @@ def frontend(
         join,
         run,
     )
-    from dynaplan.cli.serve import exposure_warnings, warn
+    from dynaplan.cli.serve import exposure_warnings, listen_address, warn
 
     flags = known_flags(ctx)
     address = advertised_address(advertise_host, advertise_port, token_file)
@@ -102,8 +102,7 @@ def frontend(
     config = config_for(config_file, ctx.obj, joined)
     component = check_component(FRONTEND, config, flags, joined.namespace)
     section = component.config.get(FRONTEND, {})
-    host = host or str(section.get("host") or FrontendSettings.host)
-    port = next(each for each in (port, section.get("port"), FrontendSettings.port) if each is not None)
+    host, port = listen_address(host, port, section)
     warn(exposure_warnings(host, api_key, section))
     with held_port(host, port, share_port) as held:
         return run(component, joined, ComponentSockets(address, held, host))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.timing import NOTICE_POLL_S
 from dynaplan.fleet.upkeep.service_notices import READY
 from dynaplan.util import screen
@@ -32,9 +33,6 @@ LAST_LINES = 15
 
 MAX_SOCKET_PATH = 100
 """The bytes that the path of a socket may have, with some to spare (unix(7) has 108)."""
-
-EXIT_INTERRUPTED, EXIT_OF_INPUT = 130, 2
-"""The exit codes after Ctrl-C, and of ``serve`` for wrong input."""
 
 PROGRAM = (sys.executable, "-P", "-m", "dynaplan", "serve")
 

@@ -14,6 +14,9 @@ from dynaplan import __version__
 from dynaplan.util import screen
 from dynaplan.util.errors import DynaplanError, UserError, nearest
 
+EXIT_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+"""Exit codes: the input was wrong; the shell's for Ctrl-C, and for a reader of the output that went away."""
+
 COMMANDS = {
     "serve": ("serve", "Run a graph until Ctrl-C."),
     "frontend": ("component_commands:frontend", "Run one frontend on its own."),
@@ -145,15 +148,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = group.main(args=words, prog_name="dynaplan", standalone_mode=False, obj=owner)
     except DynaplanError as error:
         _show(f"Error: {error}")
-        code = 2 if isinstance(error, UserError) else 1
+        code = EXIT_INPUT if isinstance(error, UserError) else 1
     except click.ClickException as error:
         shown = StringIO()
         error.show(shown)
         _show(shown.getvalue().rstrip())
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        code = 130
+        code = EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
-        code = 141
+        code = EXIT_BROKEN_PIPE
     sys.exit(code if isinstance(code, int) else 0)

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 
 if TYPE_CHECKING:
     from dynaplan.lab.profiling.session import Profiled, ProfileOptions, RunStage
-
-EXIT_INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
 
 LOG_FILE = "profile_sla.log"
 """The name of the command's own log in the output directory."""

@@ -18,15 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from dynaplan.cli.main import EXIT_INPUT
 from dynaplan.cli.service_options import GRAPH_OF_A_MODEL, file_for, is_model, model_override
 from dynaplan.planner.model.decisions import DecisionRecord
 from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, UserError
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-
-EXIT_INPUT = 2
-"""The exit code of a command whose input is wrong."""
 
 
 def serve(
@@ -49,7 +47,7 @@ def serve(
     It ends with its ``with`` block, or with ``stop``; with this process in any case. Raises UserError when
     the input is wrong, PermanentError with the last lines of its log when it does not start.
     """
-    from dynaplan.cli.detach import EXIT_OF_INPUT, LOG_FILE, start_detached
+    from dynaplan.cli.detach import LOG_FILE, start_detached
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.preparation import log_directory
 
@@ -66,7 +64,7 @@ def serve(
     if started.code is None:
         return ServedDeployment(find_deployment(namespace))
     lines = started.last_lines()
-    if started.code == EXIT_OF_INPUT:
+    if started.code == EXIT_INPUT:
         raise UserError("\n".join(lines).partition("Error: ")[2] or "dynaplan serve refused its input")
     raise PermanentError(
         f"dynaplan serve ended with exit code {started.code}",

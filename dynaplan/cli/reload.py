@@ -60,6 +60,9 @@ UNLIMITED_QUEUE = 1_000_000
 
 PLANNER = "Planner"
 
+LOCK_FILE = "reload.lock"
+"""The file in the runtime directory that a reload or an upgrade has locked."""
+
 MAX_VALUE_CHARS = 40
 """Characters of a value in the table of the difference."""
 
@@ -311,9 +314,6 @@ def _confirm(yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigError("reload asks before it changes anything, and nobody can answer", hint="Add -y.")
     click.confirm("Apply it?", default=True, abort=True)
-
-
-LOCK_FILE = "reload.lock"
 
 
 class ReloadRun:

@@ -184,7 +184,7 @@ def command(
             spec = only_service(spec, service_name)
         # After the checks that raise: a warning about an option would only distract from an error in it.
         frontend = config.get("Frontend", {})
-        host, port = _listening(host, port, frontend)
+        host, port = listen_address(host, port, frontend)
         warn(warnings + check_settings(loaded, spec, config) + exposure_warnings(host, api_key, frontend))
         memory = memory_lines(spec, config, served["gpus"])
     if dry_run:
@@ -248,7 +248,7 @@ def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
     link.have_fork_server("dynaplan.fleet.preloading", WORKER_PROGRAM, own, free)
 
 
-def _listening(host: str | None, port: int | None, frontend: Mapping[str, Any]) -> tuple[str, int]:
+def listen_address(host: str | None, port: int | None, frontend: Mapping[str, Any]) -> tuple[str, int]:
     """Return the address and the port to listen on: the option's, else the YAML's, else the default."""
     chosen = next(each for each in (port, frontend.get("port"), FrontendSettings.port) if each is not None)
     return host or str(frontend.get("host") or FrontendSettings.host), chosen

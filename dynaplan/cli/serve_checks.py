@@ -64,7 +64,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
         options = section_options(config, service.name)
         paths = {key: each.path for key, each in (service.options or {}).items() if each.path}
         given = (key for key in options if key in paths)
-        found = {key: _found(options[key], directory, paths[key] == WRITTEN) for key in given}
+        found = {key: _absolute_path(options[key], directory, paths[key] == WRITTEN) for key in given}
         engine = real_engine(service, options)
         if engine and options.get("model"):
             model, usual = registry.model_location(engine, options["model"], directory)
@@ -76,7 +76,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     return merge_sections(config, {name: section for name, section in located.items() if section})
 
 
-def _found(value: object, directory: Path, is_new: bool) -> str:
+def _absolute_path(value: object, directory: Path, is_new: bool) -> str:
     """The absolute path of what may be a path in that directory; empty when there is nothing, nor will be."""
     path = directory / Path(str(value)).expanduser()
     return str(path.absolute()) if value and (is_new or path.exists()) else ""
@@ -164,7 +164,7 @@ def check_memory(
     if not found:
         return [], []
     box = registry.box_memory()
-    lines = [_line(each, box) for each in found]
+    lines = [_memory_line(each, box) for each in found]
     warnings = [text for each in found if each.gpu_bytes and (text := _memory_fault(each))]
     return lines, warnings + _box_memory_faults([each for each in found if not each.gpu_bytes], box)
 
@@ -184,7 +184,7 @@ def _service_memory(
     return ServiceMemory(service.name, engine, str(options["model"]), service.workers, need, gpu_bytes)
 
 
-def _line(memory: ServiceMemory, box: BoxMemory) -> str:
+def _memory_line(memory: ServiceMemory, box: BoxMemory) -> str:
     need = memory.need
     requests = f"{need.sequences} x " if need.sequences > 1 else ""
     tokens = f"{requests}{need.context_tokens} tokens of {need.token_bytes / 1024:.1f} KiB"
@@ -199,11 +199,11 @@ def _memory_fault(memory: ServiceMemory) -> str:
     need = memory.need
     if need.total_bytes <= memory.gpu_bytes:
         return ""
-    fault = f"{_asked(memory)}; its GPUs have {_gb(memory.gpu_bytes)} for it"
+    fault = f"{_memory_request(memory)}; its GPUs have {_gb(memory.gpu_bytes)} for it"
     # llama.cpp leaves on the CPU what its GPUs cannot hold.
     is_certain = need.is_certain and memory.engine != LLAMACPP
     fits = longest_context(memory.gpu_bytes - need.weights_bytes, need.token_bytes * need.sequences)
-    return _told(memory.service, fault, fits, is_certain, memory.engine)
+    return _report_fault(memory.service, fault, fits, is_certain, memory.engine)
 
 
 def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> list[str]:
@@ -214,29 +214,29 @@ def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> lis
     kv_bytes = sum(each.workers * each.need.kv_bytes for each in services)
     needed = sum(weights.values()) + kv_bytes
     largest = max(services, key=lambda each: each.workers * each.need.kv_bytes)
-    fault = _asked(largest)
+    fault = _memory_request(largest)
     workers = sum(each.workers for each in services)
     if workers > 1:
         fault += f"; all {workers} workers need {_gb(needed)}"
     if needed > box.total_bytes:
         is_certain = all(each.need.is_certain and each.engine == LLAMACPP for each in services)
-        fits = _longest(services, box.total_bytes - sum(weights.values()))
+        fits = _longest_context(services, box.total_bytes - sum(weights.values()))
         text = f"{fault}; this box has {_gb(box.total_bytes)}"
-        return [_told(largest.service, text, fits, is_certain, largest.engine)]
+        return [_report_fault(largest.service, text, fits, is_certain, largest.engine)]
     if needed > box.available_bytes:
-        fits = _longest(services, box.available_bytes - sum(weights.values()))
+        fits = _longest_context(services, box.available_bytes - sum(weights.values()))
         text = f"{fault}; {_gb(box.available_bytes)} of {_gb(box.total_bytes)} are free now"
-        return [_told(largest.service, text, fits, False, largest.engine)]
+        return [_report_fault(largest.service, text, fits, False, largest.engine)]
     return []
 
 
-def _longest(services: Sequence[ServiceMemory], kv_bytes: float) -> int:
+def _longest_context(services: Sequence[ServiceMemory], kv_bytes: float) -> int:
     """Return the context in tokens with which the KV entries of all workers take that memory."""
     token_bytes = sum(each.workers * each.need.token_bytes * each.need.sequences for each in services)
     return longest_context(kv_bytes, token_bytes)
 
 
-def _asked(memory: ServiceMemory) -> str:
+def _memory_request(memory: ServiceMemory) -> str:
     need = memory.need
     slots = f" for each of {need.sequences} requests (max-num-seqs)" if need.sequences > 1 else ""
     return (
@@ -245,7 +245,7 @@ def _asked(memory: ServiceMemory) -> str:
     )
 
 
-def _told(service: str, fault: str, fits: int, is_certain: bool, engine: str) -> str:
+def _report_fault(service: str, fault: str, fits: int, is_certain: bool, engine: str) -> str:
     """Return the warning, or raise it when it is certain."""
     smaller = {LLAMACPP: "a smaller max-num-seqs, or cache-type-k and cache-type-v: q8_0"}
     hint = f"The longest context that fits is max-model-len: {fits}." if fits else "Not even the weights fit."

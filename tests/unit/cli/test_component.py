@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
 from pathlib import Path
 
 import click
 import pytest
-from aiohttp import web
 
 from dynaplan.cli import component
-from dynaplan.cli.component import Component, Joined, check_component, config_for, refuse_another_model
+from dynaplan.cli.component import (
+    Component,
+    JoinedNamespace,
+    check_component,
+    config_for,
+    refuse_another_model,
+)
 from dynaplan.store import connections
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, DeploymentError
-from dynaplan.util.http_routes import Route
-from dynaplan.util.sockets import bound_socket
-from dynaplan.worker.server import WorkerServer
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     return made
 
 
-def joined(namespace: str | None = "box", token_file: Path | None = None) -> component.Joined:
+def joined(namespace: str | None = "box", token_file: Path | None = None) -> component.JoinedNamespace:
     with click.Context(click.Command("worker")):
         return component.join(namespace, token_file)
 
@@ -120,30 +121,6 @@ def test_a_process_of_serve_leaves_nothing_of_its_own_to_a_component(
     assert not {"DYNAPLAN_PARENT_PID", "DYNAPLAN_LOG_DIR"} & os.environ.keys()
 
 
-async def test_a_component_with_another_token_is_named(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(component, "TOKEN_CHECK_TIMEOUT_S", 30.0)
-
-    async def who(_: web.Request) -> web.Response:
-        return web.json_response({})
-
-    server = WorkerServer(bound_socket("127.0.0.1", 0), "the token of the namespace")
-    await server.start([Route("GET", component.WHO_PATH, who, is_work=False)])
-    worker = Instance("box", "Worker", "generate", 7, server.url, worker="box_VllmWorker_gpu1_9")
-    silent = Instance("box", "Worker", "generate", 8, "http://127.0.0.1:1", worker="dead")
-    elsewhere = Instance("box", "Worker", "generate", 9, server.url, host="gpu2", network="another boot/1")
-    for each in (worker, silent, elsewhere):
-        await store.put(each.key, each.to_json())
-    await store.put("/services/box/W/generate/a", json.dumps("no registration"))
-    try:
-        with pytest.raises(ConfigError, match="not that of namespace box: box_VllmWorker_gpu1_9 refuses it"):
-            await component._registered("box", "another token")
-        assert await component._registered("box", "the token of the namespace") == (worker, silent, elsewhere)
-    finally:
-        await server.stop()
-
-
 WORKER = "VllmWorker"
 
 
@@ -157,7 +134,7 @@ def test_flags_come_over_the_file_and_the_file_over_what_the_deployment_has(tmp_
     file = tmp_path / "w.yaml"
     file.write_text("VllmWorker: {model: of-the-file, seed: 2}\nPlanner: {no-operation: true}\n")
     deployed = {WORKER: {"model": "deployed", "max_num_seqs": 3, "ServiceArgs": {"workers": 4}}}
-    config = config_for(str(file), ["--VllmWorker.seed=5"], Joined("box", config=deployed))
+    config = config_for(str(file), ["--VllmWorker.seed=5"], JoinedNamespace("box", config=deployed))
     made = checked_component({"model": "of-a-flag"}, config)
     assert made.config[WORKER] == {
         "model": "of-a-flag",
@@ -177,10 +154,10 @@ def test_an_option_is_checked_as_its_own_process_would() -> None:
 
 def test_a_worker_with_another_model_than_those_of_its_namespace_is_refused() -> None:
     there = Instance("box", WORKER, "generate", 7, "", worker="box_VllmWorker", card={"model": "llama"})
-    joined = Joined("box", instances=(there,))
+    joined = JoinedNamespace("box", instances=(there,))
     refuse_another_model(checked_component({"model": "llama"}), joined)
     refuse_another_model(checked_component({"model": "x", "served-model-name": "llama"}), joined)
-    refuse_another_model(checked_component({"model": "other"}), Joined("box"))
+    refuse_another_model(checked_component({"model": "other"}), JoinedNamespace("box"))
     for section in ({"model": "other"}, {}):
         with pytest.raises(ConfigError, match=r"box_VllmWorker of namespace box serves llama"):
             refuse_another_model(checked_component(section), joined)

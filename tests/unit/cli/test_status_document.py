@@ -9,13 +9,10 @@ from typing import Any
 
 import click
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from dynaplan.cli import status_document
 from dynaplan.cli.status_document import (
     is_lost,
-    read_routing,
     routing_lines,
     unmanaged_row,
     unreachable_notes,
@@ -28,8 +25,7 @@ from dynaplan.fleet.heartbeat import Pulse
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.process import process_table
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.store.instances import PUBLIC_URL, Instance
-from dynaplan.util.http_routes import ROUTING_PATH
+from dynaplan.store.instances import Instance
 from tests.unit.fleet.rules.graphs import DRAINING, READY, STARTING, worker
 
 
@@ -194,20 +190,3 @@ def test_workers_that_tell_are_named_together_and_others_with_the_reason() -> No
 
 def test_other_modes_say_nothing() -> None:
     assert routing_lines({}) == []
-
-
-async def test_frontends_are_asked_and_silent_ones_left_out() -> None:
-    async def answer(request: web.Request) -> web.Response:
-        return web.json_response({"w1": "events"})
-
-    application = web.Application()
-    application.router.add_get(ROUTING_PATH, answer)
-    async with TestServer(application) as server:
-        card = {PUBLIC_URL: "http://127.0.0.1:1"}
-        url = str(server.make_url("")).rstrip("/")
-        instances = [
-            Instance("ns", "Frontend", "generate", 1, url, "f", card=card),
-            Instance("ns", "Frontend", "generate", 2, "http://127.0.0.1:9", "g", card=card),
-            Instance("ns", "VllmWorker", "generate", 3, "http://127.0.0.1:9", "w1"),
-        ]
-        assert await read_routing(instances) == {"w1": {"f": "events"}}
