@@ -46,7 +46,7 @@ MEASURED_ROW, SIMULATED_ROW = "measured", "simulated"
 """The names of the two rows, in the first column."""
 
 MAX_CLIENT_LOAD = 0.7
-"""The part of a core from which on a client may read tokens later than they came."""
+"""The part of a core above which this client may read tokens late."""
 
 MAX_LATE_S = 0.02
 """Seconds by which a request may be sent after it was due before that is reported."""

@@ -1,6 +1,6 @@
 """One stock service alone: it joins a namespace, is checked, claims its GPUs, and runs in the foreground.
 
-Joining finds the namespace's store, its token, and what a ``serve`` that runs there says of its services.
+Joining finds the namespace's store, its token, and the configuration of a ``serve`` that runs there.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def config_for(file: str | None, overrides: Sequence[str], joined: JoinedNamespa
 def check_component(name: str, config: Sections, section: Mapping[str, Any], namespace: str) -> Component:
     """Return the service, once its options are checked as its own process would; raises a UserError.
 
-    ``section`` are the flags, which come over everything in ``config``. Sections of services that are none of
+    ``section`` are the flags, which override everything in ``config``. Sections of services that are none of
     the stock ones are left out.
     """
     graph = load_graph(GRAPH, Path.cwd())

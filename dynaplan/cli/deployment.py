@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def settle_paths() -> None:
-    """Make the paths in the environment absolute, for a command that goes to another directory."""
+    """Make the paths in the environment absolute, before a command changes its directory."""
     for name in PATHS:
         if path := os.environ.get(name):
             os.environ[name] = os.path.abspath(os.path.expanduser(path))
@@ -31,7 +31,7 @@ def settle_paths() -> None:
 
 @contextmanager
 def connected(found: RunningDeployment) -> Iterator[None]:
-    """Have the deployment's addresses and tokens in this process's environment, inside a ``with`` block."""
+    """Put the deployment's addresses and tokens into this process's environment, inside a ``with`` block."""
     before = dict(os.environ)
     os.environ.update(found.environment())
     try:
@@ -61,7 +61,7 @@ def service_config(found: RunningDeployment) -> ServiceConfig:
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:
-    """Have the environment say how to reach the deployment's store and servers.
+    """Set the environment to the deployment's store and servers.
 
     Where the store is named, the environment does: None. Otherwise the running deployment is found as by
     ``connect``; when there is none, ``--store`` means the store at its usual place: None, too. Raises

@@ -26,7 +26,7 @@ from dynaplan.util.progress import ProgressLine
 DETACH = "--detach"
 
 LOG_FILE = "serve.log"
-"""The log of what ``serve`` says, in the directory of the logs; ``dynaplan logs serve`` prints it."""
+"""The log of the output of ``serve``, in the directory of the logs; ``dynaplan logs serve`` prints it."""
 
 LAST_LINES = 15
 """The number of lines of that log that a failure shows."""
@@ -95,7 +95,7 @@ def start_detached(
 ) -> Detached:
     """Start ``serve`` in a session of its own; return when it is ready or has ended.
 
-    ``is_bound``: it is killed when this process ends, however that comes.
+    ``is_bound``: it is killed when this process ends, for whatever reason.
     """
     with _notices() as notices, ProgressLine() as line:
         process, log_from = _start(arguments, directory, log, str(notices.getsockname()), is_bound)
@@ -134,7 +134,7 @@ def _start(
 
 @contextmanager
 def _notices() -> Iterator[socket.socket]:
-    """Make the socket at which ``serve`` tells that it is ready, as it would tell systemd."""
+    """Open the socket at which ``serve`` reports that it is ready, as it would to systemd (sd_notify(3))."""
     usual = tempfile.gettempdir()
     place = usual if len(usual) < MAX_SOCKET_PATH - 30 else "/tmp"
     with (
@@ -147,7 +147,7 @@ def _notices() -> Iterator[socket.socket]:
 
 
 def _is_ready(notices: socket.socket) -> bool:
-    """Wait a moment for a notice; tell whether it says that all is ready."""
+    """Wait a moment for a notification; return whether it is READY."""
     try:
         return READY.encode() in notices.recv(4096).splitlines()
     except TimeoutError:

@@ -327,7 +327,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     *(python, gpus, engines, servers, port, deployments),
     *(shared_memory, limits, memory, directories, extras),
 )
-"""All checks, in the order in which they are told."""
+"""All checks, in the order of the report."""
 
 
 def findings() -> Iterator[Finding]:

@@ -47,7 +47,7 @@ def namespace_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _choose_store(ctx: click.Context, parameter: click.Parameter, word: str | None) -> str | None:
-    """Have the environment say what ``--store`` says; raises ConfigError for what no deployment can use."""
+    """Put ``--store`` into the environment; raises ConfigError for a store that no deployment can use."""
     is_option = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
     if word:
         backend = shared_backend({BACKEND_VARIABLE: word}, "--store" if is_option else BACKEND_VARIABLE)

@@ -31,10 +31,10 @@ from dynaplan.webui.charts import (
 )
 
 DEPLOYMENT_POLL_S = 2.5
-"""Shortest time between two looks, in seconds; a question that follows sooner may be drawn for."""
+"""Least seconds between two polls of the deployment; a question in between only draws what is known."""
 
 DRAW_S = 10.0
-"""Time between two drawings of the same charts, and two looks at the planner's log, in seconds."""
+"""Seconds between two drawings of the same charts, and between two reads of the planner's log."""
 
 HISTORY_S = 6 * 3600.0
 """The time of which samples are kept, in seconds: that of the longest charts."""
@@ -68,7 +68,7 @@ class DecisionHistory:
         self.listed: list[dict[str, Any]] = []
 
     def poll(self, now_s: float) -> bool:
-        """Read what is new; tell whether there was anything."""
+        """Read the new records; return whether there were any."""
         is_first = self._newest_s == float("-inf")
         found = self._read(*((MAX_RECORDS, HISTORY_BYTES) if is_first else (RECENT_RECORDS, 1 << 20)))
         timed = [(at_s, record) for record in found if (at_s := record_time_s(record)) is not None]
@@ -97,7 +97,7 @@ def _change(record: Record) -> TimedChange:
 
 
 def _listed(record: Record) -> dict[str, Any]:
-    """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` says."""
+    """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` prints."""
     clock, _, text = in_one_line(record).partition("  ")
     return {
         "at_s": record_time_s(record),

@@ -232,7 +232,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
 
 
 def _next_step(options: ProfileOptions) -> str:
-    """Return the commands that go on with the result: with the disaggregated graph if the file is for it."""
+    """Return the commands that use the result: with the disaggregated graph if the file is for it."""
     from dynaplan.config.settings.routing import PREFILL_COMPONENT
     from dynaplan.lab.profiling.results import CONFIG_FILE
 

@@ -120,7 +120,7 @@ class ServedDeployment:
         return dict(json.loads(self._run("status", "--json")))
 
     def scale(self, *, hold: bool = False, wait: bool = True, **counts: int) -> str:
-        """Set numbers of workers: ``scale(decode=2)``; return what the command says of it.
+        """Set numbers of workers: ``scale(decode=2)``; return the command's output.
 
         Waits until it is carried out. With ``hold`` the planner keeps them.
         """

@@ -1,7 +1,7 @@
 """``dynaplan reload``: read the configuration again, show the difference, apply it while requests flow.
 
 Live keys change at once; for other settings workers are replaced one after another. When a new worker fails,
-every worker gets the settings of before again.
+every worker gets the previous settings again.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def _format_value(change: SettingChange, value: Any) -> str:
 
 
 def _refuse_fixed_settings(changes: Sequence[SettingChange]) -> None:
-    """Raise ConfigError when a setting needs a new serve: half of a file is nobody's wish."""
+    """Raise ConfigError when a setting needs a new serve: a file is applied whole or not at all."""
     fixed = [f"{each.service}.{each.key}" for each in changes if each.taking is Taking.SERVE]
     if fixed:
         raise ConfigError(
@@ -377,7 +377,7 @@ class ReloadRun:
         click.echo(f"reloaded after {time.monotonic() - begun_s:.1f} s")
 
     async def _roll(self, store: KeyValueStore, service: ServiceSpec) -> None:
-        """Replace the workers of a service that have the settings of before."""
+        """Replace the workers of a service that still have the previous settings."""
         workers = [each for each in self._present(service) if (each.name, each.pid) in self._untouched]
         gpu_wait_s = 0.0
         for number, worker in enumerate(workers, 1):
@@ -395,7 +395,7 @@ class ReloadRun:
         services: Sequence[ServiceSpec],
         error: DynaplanError,
     ) -> None:
-        """Have the settings of before everywhere, and raise PermanentError with what went wrong."""
+        """Restore the previous settings in every worker, and raise PermanentError with the cause."""
         click.echo(f"{error.args[0]}\nGoing back to the settings of before.", err=True)
         self._write(self._old)
         await self._put(store, live)
@@ -475,7 +475,7 @@ class ReloadRun:
 
 @contextmanager
 def reload_lock(found: RunningDeployment, what: str) -> Iterator[None]:
-    """Keep other reloads and upgrades of the deployment out; raises DeploymentError while one goes on."""
+    """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs."""
     descriptor = os.open(found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -143,11 +143,11 @@ def _status(found: RunningDeployment) -> Iterable[str]:
     from dynaplan.cli.status_document import StatusReader, deployment_document
 
     async def gathered() -> dict[str, Any]:
-        gathering = StatusReader(found.namespace)
+        reader = StatusReader(found.namespace)
         try:
-            return deployment_document(found, await gathering.answers(), {})
+            return deployment_document(found, await reader.read(), {})
         finally:
-            await gathering.close()
+            await reader.close()
 
     with connected(found):
         return _json(mask_secrets(asyncio.run(gathered())))

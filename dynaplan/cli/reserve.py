@@ -220,7 +220,7 @@ def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
 
 
 def _echo_ended(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
-    """Print which holds were ended; tell whether any was in force."""
+    """Print which holds were ended; return whether any was in force."""
     ended = {role: hold for role in chosen if (hold := written.before.of(role))}
     for role, hold in ended.items():
         click.echo(f"released {role.value}: it was {hold}")

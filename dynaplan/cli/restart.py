@@ -98,7 +98,7 @@ async def replace_worker(
 class WorkerRestart:
     """One worker's restart. ``timeout_s`` is the time of each step, None for as long as it may well take.
 
-    ``started_beside`` tells whether the new worker was there before the old one left.
+    ``started_beside`` is whether the new worker was ready before the old one left.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class WorkerRestart:
     async def run(self, gpu_wait_s: float = 0.0) -> str:
         """Return the name of the new worker; its GPU may take ``gpu_wait_s`` seconds to be free.
 
-        Raises PermanentError or TemporaryError when it fails, and the old one goes on then.
+        Raises PermanentError or TemporaryError when it fails; the old worker runs on.
         """
         from dynaplan.fleet.deployments import find_deployment
         from dynaplan.fleet.plugin.carrying_out import check_alive
@@ -150,7 +150,7 @@ class WorkerRestart:
             await asyncio.sleep(WORKERS_POLL_S)
 
     async def _start_then_drain(self, found: RunningDeployment) -> None:
-        """Have one more worker, and then one less: the old one."""
+        """Scale up by one worker, then down by the old one."""
         from dynaplan.fleet.plugin.carrying_out import DecisionOvertaken
 
         name, role = self._worker.name, self._worker.role
@@ -218,7 +218,7 @@ class WorkerRestart:
     async def _write_count(self, found: RunningDeployment, step: int, leaving: str = "") -> int:
         """Write the role's number, one more or one less, and return it.
 
-        One more is held, one less ends that hold: the one of before is there again.
+        One more is held, so that the planner keeps off; one less restores the previous hold.
         """
         role = self._worker.role
         present = sum(each.role is role for each in found.workers)
@@ -277,7 +277,7 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
 
 
 async def request_replacement(found: RunningDeployment, worker: Worker) -> None:
-    """Have the fleet plugin replace this worker by another."""
+    """Ask the fleet plugin, over circus, to replace this worker."""
     from dynaplan.fleet.circus_client import A_PERSON, CircusClient
 
     circus = CircusClient(found.circus_endpoint, sender=A_PERSON)

@@ -150,7 +150,7 @@ def _roles(found: RunningDeployment | None) -> dict[str, Role]:
 
 
 async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
-    """Scale a deployment of this host, and say what the planner may do about it."""
+    """Scale a deployment of this host, and print what the planner may do about it."""
     from dynaplan.fleet.plugin.carrying_out import ScaleRequest, check_alive
     from dynaplan.store import connections
 
@@ -294,7 +294,7 @@ async def wait_acknowledged(
 ) -> None:
     """Return when a decision is acknowledged: it is carried out, or as far as it goes.
 
-    Raises PermanentError when a later decision has come, TemporaryError with the hint after the time.
+    Raises PermanentError when a later decision overrides it, TemporaryError with the hint after the time.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -354,7 +354,7 @@ def _connector(namespace: str) -> ClusterConnector:
 
 
 async def _write_to_cluster(connector: ClusterConnector, change: CountsChange) -> WrittenCounts:
-    """Have the change written down; tried again when somebody else decides meanwhile."""
+    """Write the change; retried when another decision was written meanwhile."""
     seen: list[tuple[DesiredCounts, RoleHolds, dict[Role, int], RoleHolds]] = []
 
     def noted(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:

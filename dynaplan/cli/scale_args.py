@@ -143,7 +143,7 @@ def resolve_counts(
     """Return the counts to ask for, and all holds from then on; raises ConfigError.
 
     A number outside a hold is refused unless it brings a hold of its own: the maker of the other one is
-    not overridden by chance. A hold with hours asks for no count: the planner goes there when they open.
+    not overridden by chance. A hold with hours asks for no count: the planner scales to it when they open.
     """
     counts: dict[Role, int] = {}
     in_force = holds.in_force(time.time(), wall_clock)
@@ -213,7 +213,7 @@ def check_decode_left(counts: Mapping[Role, int], holds: RoleHolds) -> None:
 def check_gpus(fleet: FleetCounts, counts: Mapping[Role, int], left_out: Sequence[str] = ()) -> None:
     """Raise CapacityError when all GPUs of the box are too few; GPUs that are in use now are waited for.
 
-    ``left_out`` says which GPUs of the box are not among them, and why.
+    ``left_out`` are lines on GPUs of the box that are not among them, and why.
     """
     need = counts.get(Role.PREFILL, fleet.prefill.present) * fleet.prefill.gpus
     need += counts.get(Role.DECODE, fleet.decode.present) * fleet.decode.gpus

@@ -4,7 +4,7 @@ A start usually takes the time that was learnt of this engine, model and number 
 last five. A cold page cache or a compilation can double it, and a crash on the way starts it anew, so three
 times that is waited for. A draining worker may take its whole drain deadline, and a start may need its GPUs.
 
-The planner decides again after a change by hand: when, and what it would ask for, is said beforehand.
+The planner decides again after a change by hand; ``describe_next_decision`` previews when, and what.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def current_entries(read: Callable[[str], E], text: str) -> E:
 
 
 def current_holds(text: str) -> RoleHolds:
-    """Return the holds in force that the key's value says; none when it cannot be read."""
+    """Return the holds in force out of the key's value; none when it cannot be read."""
     return current_entries(RoleHolds.from_text, text)
 
 
@@ -289,7 +289,7 @@ def describe_next_decision(
 ) -> str:
     """Return when the planner decides again, and what it would ask for with the load that it saw last.
 
-    ``is_decision`` tells that the numbers were asked for just now, and not only a hold released.
+    ``is_decision``: the numbers were asked for just now, and not only a hold released.
     """
     last = _last_record(found)
     sentence = f"The planner decides again {_when(settings, last, is_decision=is_decision)}"

@@ -232,9 +232,9 @@ def run_below_holder(
 
 
 def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
-    """Have workers forked from now on, unless the user has asked for executed ones.
+    """Start workers from the fork server from now on, unless the user has switched that off.
 
-    The imports go on while this process prepares the rest. ``/proc/PID/environ`` shows for each worker what
+    It imports while this process prepares the rest. ``/proc/PID/environ`` shows for each worker what
     is given here: enough to see whose it is.
     """
     if os.environ.get(FORK_VARIABLE) == "0":

@@ -142,7 +142,7 @@ def command(
 
 
 def origins(options: SimulateOptions) -> list[str]:
-    """Return what is said of estimated profiles, each once."""
+    """Return a sentence for each estimated profile."""
     from dynaplan.config.settings.worker import SimOptions
     from dynaplan.engines import registry
     from dynaplan.fleet.desired_counts import SCALED_ROLES
@@ -184,7 +184,7 @@ def _watcher(policies: int | None, line: ProgressLine) -> Callable[[str, int, fl
 
 
 SETTLED_S = 1.0
-"""Seconds of a simulation after which its pace tells the time left."""
+"""Seconds of a simulation after which the time left is estimated by its pace."""
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -270,7 +270,7 @@ def simulation_of(
 
 
 def _routing(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the command line says of the router."""
+    """Return the command line's options of the router."""
     said = {"mode": given["router"], "is_kv_events": given["kv_events"]}
     return {name: value for name, value in said.items() if value is not None}
 

@@ -79,12 +79,12 @@ def _documents(namespace: str | None) -> list[dict[str, Any]]:
 
 async def _asked(namespace: str) -> tuple[DeploymentState, dict[str, dict[str, str]]]:
     """Ask the store, the workers and the frontends once."""
-    gathering = StatusReader(namespace)
+    reader = StatusReader(namespace)
     try:
-        answers = await gathering.answers()
+        answers = await reader.read()
         return answers, await read_routing(answers.registered)
     finally:
-        await gathering.close()
+        await reader.close()
 
 
 async def _watch(namespace: str | None, *, as_json: bool) -> None:

@@ -85,13 +85,13 @@ class StatusReader:
         self._store: Store = connections.connect_store()
         self._metrics: MetricsSource = factory.worker_metrics()
 
-    async def answers(self) -> DeploymentState:
-        """Ask the store and the workers."""
-        listed = await self.listed()
-        return replace(listed, loads=await self.loads(listed.registered))
+    async def read(self) -> DeploymentState:
+        """Read the store, and the loads of its workers."""
+        listed = await self.read_store()
+        return replace(listed, loads=await self.read_loads(listed.registered))
 
-    async def listed(self) -> DeploymentState:
-        """Ask the store, and no worker."""
+    async def read_store(self) -> DeploymentState:
+        """Read the store alone."""
         from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
         from dynaplan.util.errors import StoreUnavailable
 
@@ -122,8 +122,8 @@ class StatusReader:
             fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
         )
 
-    async def loads(self, registered: Iterable[Instance]) -> dict[str, WorkerLoad]:
-        """Ask these workers for their loads; one that has none or does not answer is left out."""
+    async def read_loads(self, registered: Iterable[Instance]) -> dict[str, WorkerLoad]:
+        """Read the loads of these workers; one that has none or does not answer is left out."""
         urls = {instance.worker: instance.url for instance in registered}
         loads = await self._metrics.loads(tuple(urls.values()))
         # A service without engine says zero throughout: it has no load.
@@ -306,7 +306,7 @@ ENGINE_ROLES = ("decode", "prefill")
 def worker_row(
     worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits: str = ""
 ) -> dict[str, Any]:
-    """Return the JSON form of one worker; ``waits`` says why it does not start yet.
+    """Return the JSON form of one worker; ``waits`` is why it does not start yet.
 
     A worker without a registration is loading its engine, unless it has been registered before: its URL is
     known then.
@@ -413,7 +413,7 @@ def _uptime_of(instance: Instance) -> float | None:
 
 
 async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str]]:
-    """Ask the frontends among these; by worker and frontend, the source of what is known of its cache.
+    """Read from the frontends among these: by worker and frontend, the source of knowledge of its cache.
 
     A frontend that does not answer is left out, as is one that does not route by prefix.
     """
@@ -434,7 +434,7 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
 
 
 def routing_lines(known: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the sentences for a person: the workers that are told of, and each one that is predicted."""
+    """Return sentences: workers whose engines report their caches, and each whose cache is predicted."""
     told = [worker for worker, sources in known.items() if set(sources.values()) == {EVENTS}]
     lines = [f"routed by what its engine says it has cached: {', '.join(sorted(told))}"] if told else []
     for worker, sources in sorted(known.items()):

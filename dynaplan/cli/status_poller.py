@@ -43,7 +43,7 @@ class StatusPoller:
         from dynaplan.planner import factory
 
         self.found: RunningDeployment = connect(namespace)
-        self._gathering = StatusReader(self.found.namespace)
+        self._reader = StatusReader(self.found.namespace)
         self._read_counts = factory.frontend_times(self.found.namespace)
         self._gpus = inventory_of(self.found.document)
         self._read_uses = local_host.gpu_uses(self._gpus)
@@ -63,9 +63,9 @@ class StatusPoller:
         now_s = time.monotonic()
         if now_s - self._listed_s >= STORE_POLL_S:
             self._listed_s = now_s
-            self._listed = await self._gathering.listed()
+            self._listed = await self._reader.read_store()
         engines = [each for each in self._listed.registered if each.card.get("role") in ENGINE_ROLES]
-        answers = replace(self._listed, loads=await self._gathering.loads(engines))
+        answers = replace(self._listed, loads=await self._reader.read_loads(engines))
         if now_s - self._seldom_s >= SLOW_POLL_S:
             self._seldom_s = now_s
             await self._poll_slow_sources(answers)
@@ -85,7 +85,7 @@ class StatusPoller:
     async def close(self) -> None:
         if self._session:
             await self._session.close()
-        await self._gathering.close()
+        await self._reader.close()
 
     def _refresh(self) -> None:
         from dynaplan.fleet.deployments import find_deployment

@@ -24,7 +24,7 @@ Document = Mapping[str, Any]
 
 COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME", "RESTARTS")
 TOKENS = "TOK/S"
-"""The column that is there when two looks have told it."""
+"""The column that is there once two polls have measured it."""
 
 WORKER_COLUMNS_DROPPED = ("PID", "UPTIME", "GPUS", "ROLE", "RESTARTS", "KV")
 """The columns that a narrow screen does without, the first first; before them, an engine's usual time."""
@@ -38,7 +38,7 @@ class View:
     """All that is shown of a deployment, top to bottom; ``workers`` and ``gpus`` have their headings first.
 
     ``short_workers`` is for a narrow screen. ``names`` are the workers, in the order of the rows. ``places``
-    says where the metrics and the logs are.
+    are the addresses of the metrics and the logs.
     """
 
     title: str

@@ -105,7 +105,7 @@ ESCAPE = 27
 class LiveScreen:
     """One terminal. ``poll`` returns the document, ``call`` runs a command and returns what it wrote.
 
-    ``log`` returns the last lines of a worker's log. ``keyboard`` is the descriptor that keys come from.
+    ``log`` returns the last lines of a worker's log. ``keyboard`` is the descriptor that keys are read from.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class LiveScreen:
         return next((row for row in rows if row["worker"] == self._chosen), None)
 
     def _start_command(self, arguments: list[str], *, is_page: bool = False) -> None:
-        """Run a command beside the looking; what it says is shown at the bottom, or as a page."""
+        """Run a command beside the polling; its output is shown at the bottom, or as a page."""
         namespace = self._document["namespace"] if self._document else ""
         self._message = f"dynaplan {' '.join(arguments)} ..."
         full = [*arguments, *(["--namespace", namespace] if namespace else [])]

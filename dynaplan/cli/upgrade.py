@@ -1,6 +1,6 @@
 """``dynaplan upgrade``: this version takes over a running deployment, without dropping a request.
 
-First ``serve``: ``fleet/reattach/versions.py`` says how. Then the workers, one after another.
+First ``serve``, as ``fleet/reattach/versions.py`` describes. Then the workers, one after another.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Upgrade:
     async def run(self, *, is_forced: bool = False) -> None:
         """Take over, and renew every worker.
 
-        Raises PermanentError when the new version does not come up, or a new worker does not start.
+        Raises PermanentError when the new version or a new worker does not start.
         """
         from dynaplan.fleet.reattach.versions import own_version
 
@@ -160,7 +160,7 @@ class Upgrade:
         click.echo(f"upgraded after {time.monotonic() - begun_s:.1f} s: serve and {number} workers")
 
     async def _take_over(self) -> RunningServe:
-        """Have this version's ``serve`` started in the place of the old; return it once it is there."""
+        """Replace the old ``serve`` by this version's; return it once it runs."""
         from dynaplan.fleet.reattach.versions import own_version, take_over
 
         try:
@@ -181,7 +181,7 @@ class Upgrade:
         return now
 
     async def _wait_successor(self) -> RunningServe:
-        """Return the ``serve`` that comes after the one that was found; TemporaryError when none does."""
+        """Return the ``serve`` that follows the one that was found; TemporaryError when none does."""
         from dynaplan.fleet.reattach.versions import read_serve
 
         deadline_s = time.monotonic() + TAKE_OVER_TIMEOUT_S

@@ -65,7 +65,7 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
 
 
 async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
-    """Ask each worker; an earlier reason is taken away, so that the next one is the answer."""
+    """Request it of each worker; an earlier reason is cleared, so that the next one is the answer."""
     from dynaplan.gateway.routing.sleeping_workers import wish_awake
     from dynaplan.store.instance_keys import ASLEEP
     from dynaplan.store.model import Transaction

@@ -71,7 +71,7 @@ SECRET_OPTIONS = {"hf-token": "HF_TOKEN", "api-key": API_KEY}
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """The options of ``dynaplan export kubernetes`` that say how it is to run in the cluster."""
+    """The options of ``dynaplan export kubernetes`` on how it runs in the cluster."""
 
     image: str
     name: str | None = None

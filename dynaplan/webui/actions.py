@@ -65,7 +65,7 @@ PART_BYTES = 64 * 1024
 
 
 def log_part(log_dir: Path, name: str, after: int) -> tuple[str, int]:
-    """Return what was written after that byte, at most one part, and the byte to go on from.
+    """Return what was written after that byte, at most one part, and the byte to read on from.
 
     A negative number is "the end of it". A log that is shorter than that began anew: it is read from its
     beginning. Raises FileNotFoundError when there is no log of that name.

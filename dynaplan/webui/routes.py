@@ -48,7 +48,7 @@ HEADERS = {
 """The headers of every answer below ``/ui``."""
 
 FEED = "dynaplan.cli.page_feed"
-"""The module that looks at the deployment, in a process of its own."""
+"""The module that polls the deployment, in a process of its own."""
 
 FEED_ANSWER_S = 60.0
 """Longest time for its answer, its start on a busy machine included, in seconds."""
@@ -56,7 +56,7 @@ FEED_ANSWER_S = 60.0
 MAX_ACTION_BYTES = 4096
 
 BODY_S = 10.0
-"""Seconds in which an action must have come whole."""
+"""Seconds in which the body of an action must arrive."""
 
 MAX_ACTIONS = 4
 """The largest number of commands that the page runs at once."""
@@ -79,7 +79,7 @@ class PageSettings:
 class PageRoutes:
     """Answers every request below ``/ui``. ``chat`` answers a chat request as any client's.
 
-    ``feed`` looks at the deployment, ``call`` runs a command.
+    ``feed`` polls the deployment, ``call`` runs a command.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class PageRoutes:
         return response
 
     async def close(self) -> None:
-        """End the open pages, and the process that looks for them."""
+        """End the open pages, and the process that polls for them."""
         await self._clients.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -224,7 +224,7 @@ class PageRoutes:
 
 
 def make_feed(namespace: str) -> HelperProcess:
-    """Return the process that looks at that deployment; it has this one's environment, tokens included."""
+    """Return the process that polls that deployment; it has this one's environment, tokens included."""
     environment = {**os.environ, **helper_environment()}
     return HelperProcess(FEED, (namespace,), HelperLimits(FEED_ANSWER_S), environment)
 

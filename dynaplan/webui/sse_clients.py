@@ -22,7 +22,7 @@ from dynaplan.webui.charts import ChartsRequest
 log = logging.getLogger(__name__)
 
 LINGER_S = 20.0
-"""Seconds for which the process goes on when the last page was closed."""
+"""Seconds for which the process runs on after the last page was closed."""
 
 RESTART_S = 3.0
 """Seconds after which a process that ended by itself is started again."""
@@ -34,11 +34,11 @@ MAX_CLIENTS = 32
 """The number of pages that may be open at one frontend."""
 
 TROUBLE = "trouble"
-"""The event that says why there are no others; empty when all is well again."""
+"""The event with the reason why there are no others; empty when all is well again."""
 
 
 class Feed(Protocol):
-    """The process that looks at the deployment; a ``HelperProcess``."""
+    """The process that polls the deployment; a ``HelperProcess``."""
 
     async def ask(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Return the answer; raises HelperFailed."""

@@ -32,14 +32,14 @@ class OneWorker:
         self.generated = 0
         self.lists = 0
 
-    async def listed(self) -> DeploymentState:
+    async def read_store(self) -> DeploymentState:
         self.lists += 1
         card = {"role": "decode", "model": "llama"}
         instance = Instance("dynamo", "VllmWorker", "generate", 1, "http://x", worker=WORKER.name, card=card)
         frontend = Instance("dynamo", "Frontend", "http", 2, "http://y", worker="dynamo_Frontend")
         return DeploymentState(registered=(instance, frontend), fleet={"free_gpus": [1]})
 
-    async def loads(self, registered: list[Instance]) -> dict[str, WorkerLoad]:
+    async def read_loads(self, registered: list[Instance]) -> dict[str, WorkerLoad]:
         self.generated += 10
         return {each.worker: WorkerLoad(generated_tokens=self.generated) for each in registered}
 
@@ -86,16 +86,16 @@ async def test_the_store_is_asked_every_other_second_only(seconds: list[float]) 
     for _ in range(4):
         await live.poll()
         seconds[0] += 1.0
-    gathering: Any = live._gathering
-    assert gathering.lists == 2
+    reader: Any = live._reader
+    assert reader.lists == 2
     await live.close()
 
 
 async def test_an_engine_that_began_anew_has_no_rate_yet(seconds: list[float]) -> None:
     live = StatusPoller(None)
     await live.poll()
-    gathering: Any = live._gathering
-    gathering.generated = -10
+    reader: Any = live._reader
+    reader.generated = -10
     seconds[0] += 1.0
     assert (await live.poll())["workers"][0]["tokens_per_s"] is None
     await live.close()
