@@ -91,9 +91,9 @@ def frontend(
         check_component,
         config_for,
         held_port,
-        join,
         run,
     )
+    from dynaplan.cli.join import join
     from dynaplan.cli.serve import exposure_warnings, listen_address, warn
 
     flags = known_flags(ctx)
@@ -155,10 +155,10 @@ def worker(
         advertised_address,
         check_component,
         config_for,
-        join,
         refuse_another_model,
         run,
     )
+    from dynaplan.cli.join import join
 
     flags: Flags = ctx.meta[FLAGS]
     address = advertised_address(advertise_host, advertise_port, token_file)
@@ -247,7 +247,7 @@ def orchestrate(namespace: str | None, token_file: Path | None, shell_command: s
     dynaplan orchestrate --namespace box \\
       --exec 'kubectl scale deploy/decode --replicas=$NUM_DECODE_WORKERS'
     """
-    from dynaplan.cli.component import join
+    from dynaplan.cli.join import join
     from dynaplan.process.logfile import configure_logging
 
     environment = dict(os.environ)  # as it is before joining, which adds the deployment's secrets

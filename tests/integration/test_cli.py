@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dynaplan.cli import component
+from dynaplan.cli import join
 from dynaplan.cli.status_document import read_routing
 from dynaplan.store import connections
 from dynaplan.store.instances import PUBLIC_URL, Instance
@@ -33,13 +33,13 @@ async def test_a_component_with_another_token_is_named(monkeypatch: pytest.Monke
     store = MemoryStore(SystemClock())
     monkeypatch.setattr(store, "close", lambda: asyncio.sleep(0))
     monkeypatch.setattr(connections, "connect_store", lambda: store)
-    monkeypatch.setattr(component, "TOKEN_CHECK_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(join, "TOKEN_CHECK_TIMEOUT_S", 30.0)
 
     async def who(_: web.Request) -> web.Response:
         return web.json_response({})
 
     server = WorkerServer(bound_socket("127.0.0.1", 0), "the token of the namespace")
-    await server.start([Route("GET", component.WHO_PATH, who, is_work=False)])
+    await server.start([Route("GET", join.WHO_PATH, who, is_work=False)])
     worker = Instance("box", "Worker", "generate", 7, server.url, worker="box_VllmWorker_gpu1_9")
     silent = Instance("box", "Worker", "generate", 8, "http://127.0.0.1:1", worker="dead")
     elsewhere = Instance("box", "Worker", "generate", 9, server.url, host="gpu2", network="another boot/1")
@@ -48,8 +48,8 @@ async def test_a_component_with_another_token_is_named(monkeypatch: pytest.Monke
     await store.put("/services/box/W/generate/a", json.dumps("no registration"))
     try:
         with pytest.raises(ConfigError, match="not that of namespace box: box_VllmWorker_gpu1_9 refuses it"):
-            await component._registered("box", "another token")
-        assert await component._registered("box", "the token of the namespace") == (worker, silent, elsewhere)
+            await join._registered("box", "another token")
+        assert await join._registered("box", "the token of the namespace") == (worker, silent, elsewhere)
     finally:
         await server.stop()
 

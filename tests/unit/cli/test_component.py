@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 import pytest
 
-from dynaplan.cli import component
+from dynaplan.cli import join
 from dynaplan.cli.component import (
     Component,
-    JoinedNamespace,
     check_component,
     config_for,
     refuse_another_model,
 )
+from dynaplan.cli.join import JoinedNamespace
 from dynaplan.store import connections
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
@@ -48,9 +48,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     return made
 
 
-def joined(namespace: str | None = "box", token_file: Path | None = None) -> component.JoinedNamespace:
+def joined(namespace: str | None = "box", token_file: Path | None = None) -> join.JoinedNamespace:
     with click.Context(click.Command("worker")):
-        return component.join(namespace, token_file)
+        return join.join(namespace, token_file)
 
 
 def token_file(directory: Path, text: str = "0123456789abcdef-of-a-file") -> Path:
