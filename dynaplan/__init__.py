@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PLACES = {"serve": "served", "ServedDeployment": "served", "simulate": "simulated"}
-"""The module below ``dynaplan.cli.from_python`` of each name, imported on use."""
+_PUBLIC = ("serve", "ServedDeployment", "simulate")
+"""The names of ``dynaplan.cli.python_api``, imported on use."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'dynaplan' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"dynaplan.cli.from_python.{_PLACES[name]}"), name)
+    return getattr(import_module("dynaplan.cli.python_api"), name)

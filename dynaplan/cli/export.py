@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.components.shared_options import compat_option, token_file_option
-from dynaplan.cli.deployment import namespace_option
-from dynaplan.cli.lazy_group import LazyGroup
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.main import LazyGroup
+from dynaplan.cli.options import (
+    api_key_option,
+    compat_option,
+    config_file_option,
+    namespace_option,
+    token_file_option,
+)
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cluster.manifests import NONE, OPERATORS
 from dynaplan.config.settings.servers import KUBERNETES, NATS
 from dynaplan.util.errors import ConfigError, DeploymentError
@@ -47,10 +52,10 @@ def command() -> None:
 
 
 @click.command(
-    cls=OverridingCommand, name="kubernetes", epilog="Any option of a service: --Service.key=value"
+    cls=ServiceOptionsCommand, name="kubernetes", epilog="Any option of a service: --Service.key=value"
 )
 @click.argument("graph", required=False)
-@click.option("-f", "--config-file", metavar="FILE", help="YAML, as of `dynaplan serve`.")
+@config_file_option
 @click.option("--image", default="", help="Container image with dynaplan and the engine in it; required.")
 @click.option(
     "--operator",
@@ -82,9 +87,7 @@ def command() -> None:
     multiple=True,
     help="A PersistentVolumeClaim with models, for frontends and workers; may be repeated.",
 )
-@click.option(
-    "--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable."
-)
+@api_key_option
 @token_file_option
 @compat_option
 @click.option(
@@ -110,10 +113,10 @@ def kubernetes(
     need: `kubectl apply` starts them.
     """
     # ``options`` are those that ClusterOptions has by the same names.
-    from dynaplan.cli.starting.serve import warn
-    from dynaplan.cluster.describing import ClusterOptions, cautions, describe
+    from dynaplan.cli.serve import warn
+    from dynaplan.cluster.description import ClusterOptions, cautions, describe
     from dynaplan.cluster.manifests import manifests, too_large
-    from dynaplan.cluster.sources import of_graph, of_running
+    from dynaplan.cluster.sources import graph_source, running_source
 
     if not options["image"]:
         raise ConfigError(
@@ -122,7 +125,9 @@ def kubernetes(
             "    podman build -t REGISTRY/dynaplan:1 --build-arg EXTRAS=vllm,kubernetes -f Containerfile .\n"
             "  Push it where the cluster reaches it, and name it: --image REGISTRY/dynaplan:1",
         )
-    source = of_graph(graph, config_file, namespace, ctx.obj) if graph else of_running(namespace, ctx.obj)
+    source = (
+        graph_source(graph, config_file, namespace, ctx.obj) if graph else running_source(namespace, ctx.obj)
+    )
     deployment = describe(source, ClusterOptions(**options))
     documents = manifests(deployment, operator)
     warn([*source.warnings, *cautions(source, deployment)])
@@ -192,7 +197,7 @@ def systemd(is_system: bool, user: str | None, output: Path | None, arguments: S
 
 def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the options as ``serve`` parses them; raises what it would raise, and for what is no unit's."""
-    from dynaplan.cli.starting.serve import command as serve
+    from dynaplan.cli.serve import command as serve
 
     try:
         params = serve.make_context("serve", list(arguments)).params

@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from io import StringIO
+from typing import Any
 
 import click
 
 from dynaplan import __version__
-from dynaplan.cli.lazy_group import OWN_PROCESS, LazyGroup
 from dynaplan.util import screen
-from dynaplan.util.errors import DynaplanError, UserError
+from dynaplan.util.errors import DynaplanError, UserError, nearest
+
+EXIT_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+"""Exit codes: the input was wrong; the shell's for Ctrl-C, and for a reader of the output that went away."""
 
 COMMANDS = {
-    "serve": ("starting.serve", "Run a graph until Ctrl-C."),
-    "frontend": ("components.frontend", "Run one frontend on its own."),
-    "worker": ("components.worker", "Run one engine worker on its own."),
-    "planner": ("components.planner", "Run the planner on its own."),
-    "orchestrate": ("components.orchestrate", "Carry out a planner's decisions by a command of yours."),
-    "status": ("watching.status", "Show the workers and their load."),
-    "top": ("watching.top", "Show it live, with keys to scale, hold and drain."),
-    "ui": ("ui.address", "Print the address of the web page that shows it."),
-    "scale": ("scaling.scale", "Set the number of workers by hand."),
-    "release": ("scaling.release", "End what `scale` holds and `reserve` keeps."),
-    "reserve": ("scaling.reserve", "Take GPUs from the deployment for a time."),
-    "restart": ("scaling.restart", "A new worker in the place of an old one, or of each."),
-    "reload": ("scaling.reload", "Read the YAML again, and apply what has changed."),
-    "upgrade": ("starting.upgrade", "Have this version take over a running deployment."),
-    "wake": ("scaling.wake", "Wake workers whose engines sleep."),
-    "why": ("watching.why", "Explain the last scaling decisions."),
-    "logs": ("watching.logs", "Print or follow the logs."),
+    "serve": ("serve", "Run a graph until Ctrl-C."),
+    "frontend": ("component_commands:frontend", "Run one frontend on its own."),
+    "worker": ("component_commands:worker", "Run one engine worker on its own."),
+    "planner": ("component_commands:planner", "Run the planner on its own."),
+    "orchestrate": (
+        "component_commands:orchestrate",
+        "Carry out a planner's decisions by a command of yours.",
+    ),
+    "status": ("status", "Show the workers and their load."),
+    "top": ("top", "Show it live, with keys to scale, hold and drain."),
+    "ui": ("ui", "Print the address of the web page that shows it."),
+    "scale": ("scale", "Set the number of workers by hand."),
+    "release": ("reserve:release", "End what `scale` holds and `reserve` keeps."),
+    "reserve": ("reserve:reserve", "Take GPUs from the deployment for a time."),
+    "restart": ("restart", "A new worker in the place of an old one, or of each."),
+    "reload": ("reload", "Read the YAML again, and apply what has changed."),
+    "upgrade": ("upgrade", "Have this version take over a running deployment."),
+    "wake": ("wake", "Wake workers whose engines sleep."),
+    "why": ("why", "Explain the last scaling decisions."),
+    "logs": ("logs", "Print or follow the logs."),
     "stop": ("stop", "End the deployment in order."),
-    "bench": ("bench.command", "Put load on it, and compare with the simulation."),
+    "bench": ("bench", "Put load on it, and compare with the simulation."),
     "simulate": ("simulate", "Try policies on a trace, in virtual time."),
     "replay": ("replay", "Decide recorded intervals again, with other settings."),
     "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
     "export": ("export", "Write what Kubernetes, Prometheus or Grafana needs of a deployment."),
-    "doctor": ("box.doctor", "Say what this box has and lacks."),
-    "report": ("box.report", "Write one masked file for a bug report."),
+    "doctor": ("doctor", "Say what this box has and lacks."),
+    "report": ("report", "Write one masked file for a bug report."),
     "pull": ("pull", "Fetch a small model to serve."),
     "compat": ("compat", "Run a program that imports Dynamo's modules."),
 }
-"""Each command in the order of the help page: the module that has it as ``command``, and its purpose."""
+"""Each command in the order of the help page: its place, as ``LazyGroup`` has them, and its purpose."""
 
 HABITS = {
     "load": "bench",
@@ -61,6 +68,56 @@ HABITS = {
     "unhold": "release",
 }
 """Commands of other tools, and the one of dynaplan that does the same."""
+
+
+OWN_PROCESS = "own process"
+"""The ``obj`` of the root context where the command line is all that this process does: it may fork."""
+
+
+class LazyGroup(click.Group):
+    """A group by a table: each command in the order of the help page, with its module and its purpose.
+
+    Modules are named below ``dynaplan.cli``; the command is called ``command`` there, or by the name behind a
+    colon. ``habits`` are words that users of other tools type, and the command that does the same.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        table: Mapping[str, tuple[str, str]],
+        habits: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._table = table
+        self._habits = habits or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module and return the command."""
+        if cmd_name not in self._table:
+            return None
+        module, _, name = self._table[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"dynaplan.cli.{module}"), name or "command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their purposes, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, purpose) for name, (_, purpose) in self._table.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with; an unknown one is answered with the nearest."""
+        name = args[0]
+        if name not in self._table and not name.startswith("-"):
+            meant = self._habits.get(name.lower())
+            hint = f"Did you mean {meant!r}?" if meant else nearest(name, self._table)
+            raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.command(
@@ -91,15 +148,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = group.main(args=words, prog_name="dynaplan", standalone_mode=False, obj=owner)
     except DynaplanError as error:
         _show(f"Error: {error}")
-        code = 2 if isinstance(error, UserError) else 1
+        code = EXIT_INPUT if isinstance(error, UserError) else 1
     except click.ClickException as error:
         shown = StringIO()
         error.show(shown)
         _show(shown.getvalue().rstrip())
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        code = 130
+        code = EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
-        code = 141
+        code = EXIT_BROKEN_PIPE
     sys.exit(code if isinstance(code, int) else 0)

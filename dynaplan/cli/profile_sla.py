@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.main import EXIT_INTERRUPTED
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 
 if TYPE_CHECKING:
     from dynaplan.lab.profiling.session import ProfileOptions, ProfileResult, RunStage
-
-EXIT_INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
 
 LOG_FILE = "profile_sla.log"
 """The name of the command's own log in the output directory."""
@@ -31,7 +29,7 @@ log = logging.getLogger("dynaplan.profile_sla")
 
 
 @click.command(
-    cls=OverridingCommand,
+    cls=ServiceOptionsCommand,
     name="profile-sla",
     epilog="Any option of a service: --Service.key=value",
 )
@@ -117,7 +115,6 @@ class ProfileProgress:
         self._now_s = now_s
 
     def report(self, line: str) -> None:
-        """Print a line above the progress line, and log it."""
         self._line.erase()
         click.echo(line)
         log.info(line)
@@ -235,7 +232,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
 
 
 def _next_step(options: ProfileOptions) -> str:
-    """Return the commands that go on with the result: with the disaggregated graph if the file is for it."""
+    """Return the commands that use the result: with the disaggregated graph if the file is for it."""
     from dynaplan.config.settings.frontend import PREFILL_COMPONENT
     from dynaplan.lab.profiling.results import CONFIG_FILE
 

@@ -38,7 +38,6 @@ def command(name: str | None) -> None:
 
 
 def _list() -> str:
-    """Return the table of the models that can be pulled."""
     from dynaplan.util.tables import text_table
 
     rows = [("NAME", "SIZE", "LICENCE", "HERE", "ABOUT")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.util import screen
 from dynaplan.util.tables import folded
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=OverridingCommand,
+    cls=ServiceOptionsCommand,
     name="replay",
     epilog="Any option of the planner: --Planner.key=value",
 )

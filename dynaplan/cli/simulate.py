@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.util import screen, tables
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=OverridingCommand,
+    cls=ServiceOptionsCommand,
     name="simulate",
     epilog="Any option of the graph's sections: --Planner.key=value, --VllmWorker.key=value",
 )
@@ -147,7 +147,7 @@ def command(
 
 
 def origins(options: SimulateOptions) -> list[str]:
-    """Return what is said of estimated profiles, each once."""
+    """Return a sentence for each estimated profile."""
     from dynaplan.config.settings.worker import SimOptions
     from dynaplan.engines.sim.profiles import timing_origin
     from dynaplan.fleet.desired_counts import SCALED_ROLES
@@ -189,7 +189,7 @@ def _watcher(policies: int | None, line: ProgressLine) -> Callable[[str, int, fl
 
 
 SETTLED_S = 1.0
-"""Seconds of a simulation after which its pace tells the time left."""
+"""Seconds of a simulation after which the time left is estimated by its pace."""
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -275,7 +275,7 @@ def simulation_of(
 
 
 def _routing(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the command line says of the router."""
+    """Return the command line's options of the router."""
     said = {"mode": given["router"], "is_kv_events": given["kv_events"]}
     return {name: value for name, value in said.items() if value is not None}
 

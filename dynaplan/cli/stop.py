@@ -8,13 +8,8 @@ import time
 
 import click
 
-from dynaplan.cli.deployment import namespace_argument
-
-POLL_S = 0.1
-"""Time between two looks whether the deployment has ended."""
-
-BETWEEN_SIGNALS_S = 0.5
-"""Time between the two signals of ``--now``; the second one ends the waiting for requests."""
+from dynaplan.cli.options import namespace_argument
+from dynaplan.cli.timing import EXIT_POLL_S, SIGNAL_GAP_S
 
 
 @click.command(name="stop")
@@ -33,7 +28,7 @@ def command(namespace: str | None, now: bool, timeout: float) -> None:
     processes = process_table
     os.kill(found.arbiter.pid, signal.SIGTERM)
     if now:
-        time.sleep(BETWEEN_SIGNALS_S)
+        time.sleep(SIGNAL_GAP_S)
         if processes.is_alive(found.arbiter):
             os.kill(found.arbiter.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + timeout
@@ -43,5 +38,5 @@ def command(namespace: str | None, now: bool, timeout: float) -> None:
                 f"{found.namespace} has not ended within {timeout:g} s",
                 hint="`dynaplan stop --now` ends it at once.",
             )
-        time.sleep(POLL_S)
+        time.sleep(EXIT_POLL_S)
     click.echo(f"{found.namespace} has ended")

@@ -26,13 +26,13 @@ NONE, DYNAMO = "none", "dynamo"
 OPERATORS = (NONE, DYNAMO)
 """Makers of the pods: Kubernetes' own controllers, or Dynamo's operator of a DynamoGraphDeployment."""
 
-LARGEST_CONFIG_MAP_BYTES = 1 << 20
+MAX_CONFIG_MAP_BYTES = 1 << 20
 """The most that a ConfigMap may hold, all keys and values together; the API server refuses more."""
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 """The form of a label's value (Kubernetes, "Labels and Selectors")."""
 
-SETTLING_S = 30
+ENGINE_STOP_S = 30
 """Seconds beyond the drain for the engine to end, and for the process to close its connections."""
 
 UNLISTED_S = 5
@@ -107,7 +107,6 @@ class ExportedDeployment:
     framework: str = ""
 
     def of_role(self, role: Role) -> ExportedService | None:
-        """Return the service with that role, or None."""
         return next((service for service in self.services if service.role is role), None)
 
 
@@ -205,7 +204,7 @@ def _service_values(
 
 def grace_s(service: ExportedService) -> int:
     """Return the seconds between SIGTERM and SIGKILL: the drain's, and some to end the engine."""
-    return math.ceil(service.drain_s) + SETTLING_S + UNLISTED_S * (service.role is Role.FRONTEND)
+    return math.ceil(service.drain_s) + ENGINE_STOP_S + UNLISTED_S * (service.role is Role.FRONTEND)
 
 
 def checksum(deployment: ExportedDeployment) -> str:
@@ -231,4 +230,4 @@ def too_large(found: Sequence[Document]) -> list[str]:
         for document in found
         if document["kind"] == "ConfigMap"
     }
-    return [name for name, size in sizes.items() if size > LARGEST_CONFIG_MAP_BYTES]
+    return [name for name, size in sizes.items() if size > MAX_CONFIG_MAP_BYTES]

@@ -15,7 +15,7 @@ from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE
 from dynaplan.util.http_routes import ALL_METRICS_PATH
 
 SCRAPE_INTERVAL_S = 5
-"""Seconds between two scrapes: the planner and the engines tell something new every few seconds."""
+"""Seconds between two scrapes: the planner and the engines have new values every few seconds."""
 
 HEAD = "# prometheus --config.file=THIS_FILE: it finds the metrics after later starts, too.\n"
 

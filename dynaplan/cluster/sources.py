@@ -38,7 +38,7 @@ class ExportSource:
     warnings: tuple[str, ...] = ()
 
 
-def of_graph(
+def graph_source(
     graph: str, config_file: str | None, namespace: str | None, overrides: Sequence[str]
 ) -> ExportSource:
     """Return what a graph and its configuration describe; raises a UserError as ``serve`` would."""
@@ -62,7 +62,7 @@ def of_graph(
     return ExportSource(spec, config, counts, startup_s=startup_s, warnings=tuple(warnings))
 
 
-def of_running(namespace: str | None, overrides: Sequence[str]) -> ExportSource:
+def running_source(namespace: str | None, overrides: Sequence[str]) -> ExportSource:
     """Return the deployment that runs here, with as many workers as it has now; raises a UserError."""
     from dynaplan.config.overrides import parse_overrides
     from dynaplan.fleet.deployments import find_deployment

@@ -14,13 +14,13 @@ from dynaplan.cluster.templates import lines
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.masking import looks_secret
 
-ENDING_S = 15
+CLEANUP_S = 15
 """Seconds that ``serve`` needs after its drain deadline: to kill what is left, and to clean up."""
 
-KEPT = re.compile(r"(DYN|DYNAMO|DYNAPLAN|ETCD|NATS|CUDA_VISIBLE|HF_HOME)[A-Z_]*")
+EXPORTED_VARIABLES = re.compile(r"(DYN|DYNAMO|DYNAPLAN|ETCD|NATS|CUDA_VISIBLE|HF_HOME)[A-Z_]*")
 """The variables of this shell that go into the unit, but for secrets: they configure a deployment."""
 
-NEVER_WRITTEN = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_PARENT_PID")
+EXCLUDED_VARIABLES = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_PARENT_PID")
 
 
 def unit(arguments: Sequence[str], params: Mapping[str, Any], directory: Path, user: str) -> str:
@@ -40,7 +40,7 @@ def unit(arguments: Sequence[str], params: Mapping[str, Any], directory: Path, u
         "directory": _literal(str(directory)),
         "variables": [_quoted(variable) for variable in _variables(os.environ)],
         "command": " ".join(map(_word, words)),
-        "stop_s": str(math.ceil(params["drain_timeout_s"]) + ENDING_S),
+        "stop_s": str(math.ceil(params["drain_timeout_s"]) + CLEANUP_S),
     }
     return "\n".join(lines("dynaplan.service", values | _places(name, user))) + "\n"
 
@@ -76,7 +76,7 @@ def _variables(environ: Mapping[str, str]) -> list[str]:
     return [
         f"{name}={value}"
         for name, value in sorted(environ.items())
-        if KEPT.fullmatch(name) and not looks_secret(name) and name not in NEVER_WRITTEN
+        if EXPORTED_VARIABLES.fullmatch(name) and not looks_secret(name) and name not in EXCLUDED_VARIABLES
     ]
 
 

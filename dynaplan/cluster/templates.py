@@ -24,7 +24,6 @@ CONDITION = "$if"
 
 
 def read_template(name: str) -> str:
-    """Return the text of a template."""
     return (DIRECTORY / name).read_text(encoding="utf-8")
 
 

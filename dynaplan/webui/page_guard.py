@@ -49,7 +49,7 @@ class OpenedSession:
 
 
 class PageGuard:
-    """Refuses what is not a user's own. ``host`` is the name that the frontend was told to listen on.
+    """Refuses what is not a user's own. ``host`` is the name that the frontend listens on.
 
     ``now_s`` is the time in seconds since the epoch.
     """

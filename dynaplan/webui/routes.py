@@ -19,11 +19,10 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
-from dynaplan.webui.commands import arguments_of, called
-from dynaplan.webui.live_charts import ChartsAsked
-from dynaplan.webui.log_reading import log_part
+from dynaplan.webui.actions import command_arguments, log_part, run_command
+from dynaplan.webui.charts import ChartsRequest
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
-from dynaplan.webui.viewers import Feed, Viewers
+from dynaplan.webui.sse_clients import Feed, SseClients
 from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -48,25 +47,25 @@ HEADERS = {
 }
 """The headers of every answer below ``/ui``."""
 
-FEED = "dynaplan.cli.ui.feed"
-"""The module that looks at the deployment, in a process of its own."""
+FEED = "dynaplan.cli.page_feed"
+"""The module that polls the deployment, in a process of its own."""
 
 FEED_ANSWER_S = 60.0
 """Longest time for its answer, its start on a busy machine included, in seconds."""
 
-MOST_ACTION_BYTES = 4096
+MAX_ACTION_BYTES = 4096
 
 BODY_S = 10.0
-"""Seconds in which an action must have come whole."""
+"""Seconds in which the body of an action must arrive."""
 
-MOST_ACTIONS = 4
+MAX_ACTIONS = 4
 """The largest number of commands that the page runs at once."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
-class PagePlace:
+class PageSettings:
     """The place of a page: its deployment, the logs there, and how its frontend is reached."""
 
     namespace: str
@@ -80,21 +79,21 @@ class PagePlace:
 class PageRoutes:
     """Answers every request below ``/ui``. ``chat`` answers a chat request as any client's.
 
-    ``feed`` looks at the deployment, ``call`` runs a command.
+    ``feed`` polls the deployment, ``call`` runs a command.
     """
 
     def __init__(
         self,
-        place: PagePlace,
+        place: PageSettings,
         chat: Handler,
         feed: Feed | None = None,
-        call: Callable[[list[str]], Awaitable[str]] = called,
+        call: Callable[[list[str]], Awaitable[str]] = run_command,
     ) -> None:
         self._place = place
         self._chat = chat
         self._call = call
         self._guard = PageGuard(place.secret, place.host, is_tls=place.is_tls)
-        self._viewers = Viewers(feed or make_feed(place.namespace))
+        self._clients = SseClients(feed or make_feed(place.namespace))
         self._running = 0
         self._handlers: Mapping[tuple[str, str], Handler] = {
             ("GET", ""): self._shell,
@@ -120,8 +119,8 @@ class PageRoutes:
         return response
 
     async def close(self) -> None:
-        """End the open pages, and the process that looks for them."""
-        await self._viewers.close()
+        """End the open pages, and the process that polls for them."""
+        await self._clients.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.removeprefix(PAGE_PATH).rstrip("/")
@@ -159,12 +158,12 @@ class PageRoutes:
     async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
         """Stream what is seen, as server-sent events, for as long as the page is open."""
         self._guard.check_key(request)
-        asked = _asked(request)
-        if self._viewers.is_full:
+        asked = _charts_request(request)
+        if self._clients.is_full:
             raise PageRefusal(503, "This page is open too often.")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
-        events = self._viewers.watch(asked)
+        events = self._clients.watch(asked)
         try:
             async for name, text in events:
                 # Drawings are fetched: a browser's parser makes documents of them, no script does.
@@ -179,7 +178,7 @@ class PageRoutes:
 
     async def _charts(self, request: web.BaseRequest) -> web.Response:
         self._guard.check_key(request)
-        drawing = self._viewers.charts(_asked(request))
+        drawing = self._clients.charts(_charts_request(request))
         if drawing is None:
             raise PageRefusal(404, "These charts are not drawn.")
         return web.Response(text=drawing, content_type="image/svg+xml")
@@ -203,7 +202,7 @@ class PageRoutes:
         """Run the command of an action; the answer is what it printed."""
         self._guard.check_action(request)
         arguments = _arguments(await _small_body(request))
-        if self._running >= MOST_ACTIONS:
+        if self._running >= MAX_ACTIONS:
             raise PageRefusal(503, "Other actions are still running.")
         self._running += 1
         try:
@@ -225,7 +224,7 @@ class PageRoutes:
 
 
 def make_feed(namespace: str) -> HelperProcess:
-    """Return the process that looks at that deployment; it has this one's environment, tokens included."""
+    """Return the process that polls that deployment; it has this one's environment, tokens included."""
     environment = {**os.environ, **helper_environment()}
     return HelperProcess(FEED, (namespace,), HelperLimits(FEED_ANSWER_S), environment)
 
@@ -237,7 +236,7 @@ def make_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler)
     if not (secret and log_dir and os.environ.get("DYNAPLAN_STATEFILE")):
         return None
     is_tls = runtime.server_tls is not None
-    place = PagePlace(
+    place = PageSettings(
         runtime.namespace, secret, Path(log_dir), settings.host, is_tls=is_tls, api_key=settings.api_key
     )
     return PageRoutes(place, chat)
@@ -248,9 +247,9 @@ def _read(name: str) -> bytes:
     return STYLE.encode() + text if name.endswith(".css") else text
 
 
-def _asked(request: web.BaseRequest) -> ChartsAsked:
+def _charts_request(request: web.BaseRequest) -> ChartsRequest:
     try:
-        return ChartsAsked.of(request.query.get("span", "3600"), request.query.get("width", "1000"))
+        return ChartsRequest.of(request.query.get("span", "3600"), request.query.get("width", "1000"))
     except ValueError:
         raise PageRefusal(400, "`span` is in seconds, `width` in px.") from None
 
@@ -259,11 +258,11 @@ async def _small_body(request: web.BaseRequest) -> bytes:
     body = b""
     try:
         async with asyncio.timeout(BODY_S):
-            while len(body) <= MOST_ACTION_BYTES and not request.content.at_eof():
-                body += await request.content.read(MOST_ACTION_BYTES + 1 - len(body))
+            while len(body) <= MAX_ACTION_BYTES and not request.content.at_eof():
+                body += await request.content.read(MAX_ACTION_BYTES + 1 - len(body))
     except TimeoutError:
         raise PageRefusal(408, "The action did not come.") from None
-    if len(body) > MOST_ACTION_BYTES:
+    if len(body) > MAX_ACTION_BYTES:
         raise PageRefusal(413, "An action is short.")
     return body
 
@@ -272,5 +271,5 @@ def _arguments(body: bytes) -> list[str]:
     with suppress(ValueError, RecursionError):
         action = json.loads(body)
         if isinstance(action, dict):
-            return arguments_of(action)
+            return command_arguments(action)
     raise PageRefusal(400, "There is no such action.")

@@ -26,7 +26,7 @@ NOT_RUN = {
     "tests/e2e/test_profile_sla.py runs it with fewer points",
     "dynaplan worker --namespace dynamo": "tests/e2e/test_components.py runs it, with serve and without",
     "dynaplan export kubernetes": "needs an image's name; tests/e2e/test_exported.py runs it",
-    "dynaplan top": "needs a keyboard; tests/unit/cli/watching/test_top.py has one",
+    "dynaplan top": "needs a keyboard; tests/integration/test_cli.py has one",
     "dynaplan frontend --namespace dynamo --port 8001": "tests/integration/test_components.py runs it",
 }
 """Commands that cannot be run here, and why. Those of the real model are run by tests/llm/test_readme.py."""

@@ -14,10 +14,10 @@ ELSEWHERE = {
     "ssh": "needs another machine",
     "nats": "needs its client",
     "prometheus": "tox -e interop and tox -e k8s run it",
-    "dynaplan top": "needs a keyboard; tests/unit/cli/watching/test_top.py has one",
+    "dynaplan top": "needs a keyboard; tests/integration/test_cli.py has one",
     "dynaplan pull": "downloads 98 MB; tests/llm/test_readme.py does",
     "export ETCD_": "needs an etcd of one's own; tests/contract has one",
-    'eval "$(_DYNAPLAN_COMPLETE=zsh': "needs zsh; tests/unit/cli/test_main_completion.py has its lines",
+    'eval "$(_DYNAPLAN_COMPLETE=zsh': "needs zsh; tests/unit/cli/test_main.py has its lines",
     "_DYNAPLAN_COMPLETE=fish": "needs fish, likewise",
 }
 """The beginnings of commands that no guide can run here, and why."""

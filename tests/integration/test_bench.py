@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from dynaplan.cli.bench.measurement import MeasuredService, OfferedLoad, measure
+from dynaplan.cli.bench_measurement import MeasuredService, OfferedLoad, measure
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Slo
 from tests.fakes.frontend_runtime import stage
@@ -25,26 +25,26 @@ async def test_whole_answers_are_counted_with_their_tokens() -> None:
         await here.worker()
         service = MeasuredService(here.url, "", False, is_text=True)
         measured = await measure(service, load(), Slo(), 1, None)
-    tally = measured.tally
-    assert tally.outcome.requests == tally.requests_sent > 2
-    assert tally.outcome.output_tokens == 5 * tally.requests_sent
-    assert (tally.outcome.lost, tally.other_answers, measured.is_interrupted) == (0, 0, False)
+    counters = measured.counters
+    assert counters.outcome.requests == counters.requests_sent > 2
+    assert counters.outcome.output_tokens == 5 * counters.requests_sent
+    assert (counters.outcome.lost, counters.other_answers, measured.is_interrupted) == (0, 0, False)
 
 
 async def test_a_trace_is_sent_whole() -> None:
     async with stage() as here:
         await here.worker()
         measured = await measure(MeasuredService(here.url, "", False, is_text=True), load(0), Slo(), 1, None)
-    assert measured.tally.outcome.requests == 3
+    assert measured.counters.outcome.requests == 3
 
 
 async def test_an_answer_that_breaks_off_is_a_failure_with_a_name() -> None:
     async with stage() as here:
         await here.worker("die_within")
         measured = await measure(MeasuredService(here.url, "", False, is_text=True), load(0), Slo(), 1, None)
-    (kind,) = measured.tally.failures
+    (kind,) = measured.counters.failures
     assert kind.startswith("broke off")
-    assert measured.tally.outcome.lost == 3
+    assert measured.counters.outcome.lost == 3
 
 
 async def test_ctrl_c_ends_with_what_there_is() -> None:
@@ -56,4 +56,4 @@ async def test_ctrl_c_ends_with_what_there_is() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         measured = await task
     assert measured.is_interrupted
-    assert (len(measured.tally.open), measured.tally.outcome.lost) == (2, 0)
+    assert (len(measured.counters.open), measured.counters.outcome.lost) == (2, 0)

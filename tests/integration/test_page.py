@@ -160,8 +160,8 @@ async def test_the_scripts_make_text_of_everything(browser: Browser) -> None:
 
 
 async def test_open_pages_share_one_process_which_ends_after_them(browser: Browser) -> None:
-    viewers = browser.here.frontend._page._viewers
-    viewers._linger_s = 0.0
+    clients = browser.here.frontend._page._clients
+    clients._linger_s = 0.0
     one, other = [await browser.get(f"/ui/events?span={span}") for span in (900, 3600)]
     seen = await until(one, "event: charts", "[[900, 1000], [3600, 1000]]")
     assert "event: look\ndata: {}" in seen
@@ -169,10 +169,10 @@ async def test_open_pages_share_one_process_which_ends_after_them(browser: Brows
     assert await (await browser.get("/ui/charts.svg?span=900")).text() == "<svg>900</svg>"
     assert (await browser.get("/ui/charts.svg?span=21600")).status == 404
     assert "event: charts" not in await until(other, "asked")
-    pid = viewers._feed.pid
+    pid = clients._feed.pid
     one.close()
     other.close()
-    await eventually(lambda: not psutil.pid_exists(pid) and not viewers._viewers)
+    await eventually(lambda: not psutil.pid_exists(pid) and not clients._clients)
 
 
 async def test_a_process_that_ends_is_said_and_started_again(
@@ -180,7 +180,7 @@ async def test_a_process_that_ends_is_said_and_started_again(
 ) -> None:
     async with page(monkeypatch, tmp_path, SILENT) as here:
         await here.sign_in()
-        here.here.frontend._page._viewers._again_s = 0.0
+        here.here.frontend._page._clients._again_s = 0.0
         response = await here.get("/ui/events")
         assert "has ended" in await until(response, "event: trouble")
         assert "has ended" in await until(response, "event: trouble")
@@ -190,7 +190,7 @@ async def test_a_process_that_ends_is_said_and_started_again(
 async def test_a_frontend_that_drains_ends_its_pages_and_their_process(browser: Browser) -> None:
     response = await browser.get("/ui/events")
     await until(response, "look")
-    pid = browser.here.frontend._page._viewers._feed.pid
+    pid = browser.here.frontend._page._clients._feed.pid
     await browser.here.frontend.drain()
     assert await response.content.read() is not None
     assert not psutil.pid_exists(pid)

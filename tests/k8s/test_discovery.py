@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from dynaplan.cluster.manifests import manifests
-from dynaplan.cluster.sources import of_graph
+from dynaplan.cluster.sources import graph_source
 from dynaplan.cluster.templates import documents as filled
 from dynaplan.store.instances import SERVICES_PREFIX
 from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
@@ -41,7 +41,7 @@ PASS_S = 0.2
 
 
 def documents() -> list[Object]:
-    source = of_graph("graphs.agg:Frontend", "agg.yaml", "box", ["--Common.speedup-ratio=0"])
+    source = graph_source("graphs.agg:Frontend", "agg.yaml", "box", ["--Common.speedup-ratio=0"])
     return manifests(exported(source, name=NAME, store="kubernetes"))
 
 

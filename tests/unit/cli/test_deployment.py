@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dynaplan.cli import deployment
-from dynaplan.cli.deployment import join, settle_paths, store_option
+from dynaplan.cli.deployment import find_store, settle_paths
 from dynaplan.cli.main import main
+from dynaplan.cli.options import store_option
 from dynaplan.config.settings.servers import BACKEND_VARIABLE
 from dynaplan.util.errors import ConfigError, DeploymentError
 
@@ -29,7 +30,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @click.command
 @store_option
 def joining() -> None:
-    found = join("ns")
+    found = find_store("ns")
     click.echo(f"{found.namespace if found else 'named'} by {os.environ.get(BACKEND_VARIABLE)}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaplan.cluster.describing import ClusterOptions, cautions, describe
+from dynaplan.cluster.description import ClusterOptions, cautions, describe
 from dynaplan.cluster.manifests import (
     NATS_TOKEN,
     NONE,
@@ -14,13 +14,13 @@ from dynaplan.cluster.manifests import (
     SharedServices,
     manifests,
 )
-from dynaplan.cluster.sources import ExportSource, of_graph
+from dynaplan.cluster.sources import ExportSource, graph_source
 from dynaplan.cluster.templates import Document as Manifest
 from dynaplan.graph.lifecycle import Role
 
 
 def disagg(*overrides: str, file: str = "disagg.yaml") -> ExportSource:
-    return of_graph("graphs.disagg:Frontend", file, "box", list(overrides))
+    return graph_source("graphs.disagg:Frontend", file, "box", list(overrides))
 
 
 def exported(source: ExportSource, **options: Any) -> ExportedDeployment:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.cluster.sources import of_graph
+from dynaplan.cluster.sources import graph_source
 from dynaplan.graph.lifecycle import Role
 from tests.unit.cluster.deployments import cautions_about, disagg
 
@@ -20,7 +20,7 @@ def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_vllms_kv_entries_move_between_pods() -> None:
     assert "PrefillWorker: KV entries of sim do not move between pods" in cautions_about(disagg())
     assert "do not move" not in cautions_about(disagg(file="vllm_disagg.yaml"))
-    assert "do not move" not in cautions_about(of_graph("graphs.agg:Frontend", "agg.yaml", "box", []))
+    assert "do not move" not in cautions_about(graph_source("graphs.agg:Frontend", "agg.yaml", "box", []))
 
 
 def test_a_share_of_a_gpu_is_said_to_become_a_whole_one() -> None:

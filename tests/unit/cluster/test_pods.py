@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cluster import planner_files
-from dynaplan.cluster.describing import PLANNER_PORT
+from dynaplan.cluster import description
+from dynaplan.cluster.description import PLANNER_PORT
 from dynaplan.cluster.manifests import DYNAMO, SharedServices, VolumeMount, file_key, grace_s
 from dynaplan.graph.lifecycle import Role
 from tests.unit.cluster.deployments import DECODE, FRONTEND, PLANNER, PREFILL, deployment, pod
@@ -42,7 +42,7 @@ def test_each_service_runs_the_command_that_starts_it_alone() -> None:
 def test_port_and_files_are_where_the_planners_flags_have_them() -> None:
     planner = container(Role.PLANNER)
     assert [port["containerPort"] for port in planner["ports"]] == [PLANNER_PORT]
-    assert planner_files.DIRECTORY in [mount["mountPath"] for mount in planner["volumeMounts"]]
+    assert description.PLANNER_DIRECTORY in [mount["mountPath"] for mount in planner["volumeMounts"]]
 
 
 def test_every_component_finds_the_servers_and_workers_have_a_port_that_probes_can_ask() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.cluster.sources import of_running, running_counts
+from dynaplan.cluster.sources import running_counts, running_source
 from dynaplan.fleet import local_host
 from dynaplan.fleet.rules.startup_times import startup_key
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -41,4 +41,4 @@ def test_the_slower_role_tells_how_long_a_start_takes_on_this_box(tmp_path: Path
 
 def test_without_a_running_deployment_the_way_out_is_told() -> None:
     with pytest.raises(DeploymentError, match="no deployment is running here"):
-        of_running(None, [])
+        running_source(None, [])

@@ -14,9 +14,8 @@ import click
 import pytest
 import yaml
 
-from dynaplan.cli.components.flags import FLAGS, ComponentCommand
 from dynaplan.cli.main import group
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.service_options import FLAGS, ComponentCommand, ServiceOptionsCommand
 from dynaplan.config.overrides import Sections, merge_sections, parse_overrides, split_overrides
 from dynaplan.config.yaml_file import read_sections
 from dynaplan.graph.config import find_config_file, read_config, validate_config
@@ -56,7 +55,7 @@ def mistakes(arguments: list[str], *, is_whole: bool) -> Iterator[str]:
         command.parse_args(context, list(rest))
         yield from (f"no such option: {name}" for name in context.meta[FLAGS].others)
         return
-    if isinstance(command, OverridingCommand):
+    if isinstance(command, ServiceOptionsCommand):
         rest = split_overrides(rest)[1]
     values, left, _ = command.make_parser(context).parse_args(list(rest))
     if left:

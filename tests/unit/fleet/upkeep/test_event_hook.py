@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from dynaplan.cli.starting import serve
+from dynaplan.cli import serve
 from dynaplan.fleet.upkeep import event_hook
 from dynaplan.fleet.upkeep.event_hook import (
     MIN_INTERVAL_S,

@@ -1,1 +1,0 @@
-"""``dynaplan bench``: load on a running deployment, beside its simulation."""

@@ -1,1 +1,0 @@
-"""The commands about the box itself: what it has and lacks, and a report for a bug."""

@@ -1,1 +1,0 @@
-"""Deployments and simulations from Python: ``dynaplan.serve`` and ``dynaplan.simulate``."""

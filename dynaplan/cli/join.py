@@ -1,0 +1,168 @@
+"""Joining a namespace: its store, its token, and the configuration of a ``serve`` that runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from dynaplan.cli.deployment import find_store
+from dynaplan.cli.timing import JOIN_STORE_TIMEOUT_S, TOKEN_CHECK_TIMEOUT_S
+from dynaplan.config import certificates
+from dynaplan.config.overrides import Sections
+from dynaplan.config.settings.servers import CA_VARIABLE, PLACES, store_backend
+from dynaplan.fleet import local_host
+from dynaplan.fleet.deployments import RunningDeployment, find_deployment
+from dynaplan.fleet.launch import LAUNCH_FILE, Launch
+from dynaplan.fleet.runtime_dir import lasting_token, new_token, read_token
+from dynaplan.graph.config import DEFAULT_NAMESPACE
+from dynaplan.process import process_table
+from dynaplan.store import connections
+from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
+from dynaplan.util.masking import mask_secrets
+from dynaplan.worker.hosting import worker_session
+from dynaplan.worker.lifecycle import WHO_PATH
+
+TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
+
+
+SERVE_VARIABLES = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_LOG_DIR", "DYNAPLAN_PARENT_PID", "DYNAPLAN_WORKER_NAME")
+"""Variables that a component must not have: they are for the processes that ``serve`` starts."""
+
+
+@dataclass(frozen=True)
+class JoinedNamespace:
+    """A namespace that a component joins.
+
+    ``deployment`` is the ``serve`` that owns the namespace on this host, ``config`` its configuration with
+    its secrets; None and empty without one. ``instances`` are the registrations, as they are now.
+    """
+
+    namespace: str
+    deployment: RunningDeployment | None = None
+    config: Sections = field(default_factory=dict, repr=False)
+    instances: tuple[Instance, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The place that was joined, in words."""
+        if self.deployment:
+            return f"deployment {self.namespace} (serve runs as pid {self.deployment.arbiter.pid})"
+        backend = store_backend(os.environ)
+        place = mask_secrets(os.environ.get(PLACES[backend], "")) or "its usual place"
+        return f"namespace {self.namespace} in the store {backend} at {place}"
+
+
+def join(namespace: str | None, token_file: Path | None) -> JoinedNamespace:
+    """Find the namespace and put its addresses and its token into this process's environment.
+
+    The store that the environment names comes first, then the ``serve`` of this user that runs here, then the
+    store that ``--store`` names at its usual place. Raises a UserError when there is none, when the store
+    does not answer, or when a component that is registered there has another token.
+    """
+    try:
+        deployment = find_store(namespace) or _deployment_beside(namespace)
+    except DeploymentError as error:
+        ways = "On one host --store file needs no server; ETCD_ENDPOINTS names an etcd."
+        raise DeploymentError(str(error.args[0]), hint=f"{error.hint}\n  {ways}") from None
+    namespace = deployment.namespace if deployment else namespace or DEFAULT_NAMESPACE
+    environment = deployment.environment() if deployment else {}
+    environment |= {name: os.environ[name] for name in (CA_VARIABLE,) if os.environ.get(name)}
+    token = _token(namespace, token_file, environment.get(TOKEN_VARIABLE, ""))
+    os.environ.update({**environment, TOKEN_VARIABLE: token, "DYN_NAMESPACE": namespace})
+    for name in SERVE_VARIABLES:
+        os.environ.pop(name, None)
+    instances = asyncio.run(_registered(namespace, token))
+    config = _config_of(deployment) if deployment else {}
+    return JoinedNamespace(namespace, deployment, config, instances)
+
+
+def _deployment_beside(namespace: str | None) -> RunningDeployment | None:
+    """Return the deployment that runs here in the store that the environment names, if there is one."""
+    try:
+        found = find_deployment(namespace)
+        place = PLACES[store_backend(os.environ)]
+        return found if found.environment().get(place) == os.environ.get(place, "") else None
+    except DeploymentError:
+        return None
+
+
+def _config_of(deployment: RunningDeployment) -> Sections:
+    """Return the configuration that ``serve`` gave its services, secrets included; empty without its file."""
+    try:
+        return Launch.from_json((deployment.runtime_dir / LAUNCH_FILE).read_text()).config
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
+    """Return the namespace's token: of the file, the deployment or the environment, or the one kept here."""
+    named = read_token(file) if file else ""
+    if named and of_deployment and named != of_deployment:
+        raise ConfigError(
+            f"the token in {file} is not that of deployment {namespace}",
+            hint="Leave --token-file out: on this host it is not needed.",
+        )
+    token = named or of_deployment or os.environ.get(TOKEN_VARIABLE, "")
+    if named or (token and not of_deployment):
+        return token
+    # A deployment's is kept too: the next `serve` takes it, and so do those who go on without this one.
+    kept = lasting_token(local_host.statefile_path(namespace), lambda: token or new_token())
+    return token or kept
+
+
+async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
+    """Return the registrations; UserError when the store is silent, or a component refuses the token."""
+    store = connections.connect_store()
+    try:
+        async with asyncio.timeout(JOIN_STORE_TIMEOUT_S):
+            items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
+    except (TemporaryError, PermanentError, TimeoutError) as error:
+        raise DeploymentError(
+            f"the store does not answer: {error or 'no answer in time'}",
+            hint="Start it, or correct its address; `dynaplan serve GRAPH` brings one along.",
+        ) from error
+    finally:
+        await store.close()
+    instances = tuple(_readable(item.value for item in items))
+    network = process_table.network()
+    urls = {each.url: each.worker for each in instances if each.url and each.is_reachable_from(network)}
+    async with worker_session(token, certificates.authorities(os.environ)) as session:
+        refusals = await asyncio.gather(*(_is_refused(session, url, worker) for url, worker in urls.items()))
+    for worker in (worker for worker, refused in zip(urls.values(), refusals, strict=True) if refused):
+        raise ConfigError(
+            f"the token is not that of namespace {namespace}: {worker} refuses it",
+            hint="Every component of a namespace has the same: name its file with --token-file.",
+        )
+    return instances
+
+
+async def _is_refused(session: aiohttp.ClientSession, url: str, worker: str) -> bool:
+    """Return whether the component there refuses the session's token; a silent one does not.
+
+    Raises ConfigError for one whose certificate cannot be believed.
+    """
+    try:
+        async with asyncio.timeout(TOKEN_CHECK_TIMEOUT_S), session.get(url + WHO_PATH) as response:
+            return response.status == 401
+    except aiohttp.ClientConnectorCertificateError as error:
+        reason = getattr(error.certificate_error, "verify_message", "") or str(error)
+        raise ConfigError(
+            f"the certificate of {worker} at {url} cannot be believed: {reason}",
+            hint="Name the authority that vouches for the components' certificates: --tls-ca FILE.",
+        ) from error
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False
+
+
+def _readable(values: Iterable[str]) -> Iterable[Instance]:
+    for value in values:
+        try:
+            yield Instance.from_json(value)
+        except ValueError:
+            continue

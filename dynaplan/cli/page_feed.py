@@ -1,0 +1,196 @@
+"""Polls a deployment for its web page: a helper process (``dynaplan.process.helper``), argument NAMESPACE.
+
+A frontend starts it while the page is open; ``dynaplan.webui.sse_clients`` has its question and answer. It is
+a process of its own, so that polling and drawing never hold a token up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from dynaplan.cli.status_poller import StatusPoller
+from dynaplan.cli.status_view import view_of
+from dynaplan.planner.rules.explain import explain, is_change, summarize
+from dynaplan.process.helper_main import Channel, become_helper
+from dynaplan.util.errors import DynaplanError
+from dynaplan.webui.charts import (
+    ChartLimits,
+    ChartsRequest,
+    DeploymentSample,
+    TimedChange,
+    live_svg,
+    record_time_s,
+    sample_of_status,
+    samples_of_log,
+)
+
+DEPLOYMENT_POLL_S = 2.5
+"""Least seconds between two polls of the deployment; a question in between only draws what is known."""
+
+DRAW_S = 10.0
+"""Seconds between two drawings of the same charts, and between two reads of the planner's log."""
+
+HISTORY_S = 6 * 3600.0
+"""The time of which samples are kept, in seconds: that of the longest charts."""
+
+MAX_RECORDS = 5000
+"""The most records that are read of the planner's log at first."""
+
+HISTORY_BYTES = 32 << 20
+"""The bytes at the end of a planner's log that are read at first."""
+
+RECENT_RECORDS = 12
+"""Records that are read again and again; a planner decides less often than that."""
+
+SHOWN_CHANGES, SHOWN_LAST = 30, 3
+"""Decisions that the page lists: changes, and the last ones of any kind."""
+
+Record = Mapping[str, Any]
+
+
+class DecisionHistory:
+    """The planner's decisions: the samples in them, and the changes.
+
+    ``read(last, tail_bytes)`` returns the last records, oldest first.
+    """
+
+    def __init__(self, read: Callable[[int, int], Sequence[Record]]) -> None:
+        self._read = read
+        self._newest_s = float("-inf")
+        self.samples: list[DeploymentSample] = []
+        self.changes: list[TimedChange] = []
+        self.listed: list[dict[str, Any]] = []
+
+    def poll(self, now_s: float) -> bool:
+        """Read the new records; return whether there were any."""
+        is_first = self._newest_s == float("-inf")
+        found = self._read(*((MAX_RECORDS, HISTORY_BYTES) if is_first else (RECENT_RECORDS, 1 << 20)))
+        timed = [(at_s, record) for record in found if (at_s := record_time_s(record)) is not None]
+        begin_s = now_s - HISTORY_S
+        new = [record for at_s, record in timed if at_s > max(self._newest_s, begin_s)]
+        if not new:
+            return False
+        before = [record for at_s, record in timed if at_s <= self._newest_s][-1:]
+        self._newest_s = max(at_s for at_s, _ in timed)
+        added = list(samples_of_log([*before, *new]))[len(before) :]
+        self.samples = [each for each in self.samples if each.at_s >= begin_s] + added
+        changed = [record for record in new if is_change(record)]
+        self.changes = [each for each in self.changes if each.at_s >= begin_s] + list(map(_change, changed))
+        self._list(new)
+        return True
+
+    def _list(self, new: Sequence[Record]) -> None:
+        kept = [each for each in self.listed if each["is_change"]]
+        listed = [*kept, *map(_listed, [each for each in new if is_change(each)][-SHOWN_CHANGES:])]
+        last = [_listed(each) for each in new[-SHOWN_LAST:] if not is_change(each)]
+        self.listed = sorted([*listed[-SHOWN_CHANGES:], *last], key=lambda each: float(each["at_s"]))
+
+
+def _change(record: Record) -> TimedChange:
+    return TimedChange(record_time_s(record) or 0.0, summarize(record).partition("  ")[2])
+
+
+def _listed(record: Record) -> dict[str, Any]:
+    """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` prints."""
+    clock, _, text = summarize(record).partition("  ")
+    return {
+        "at_s": record_time_s(record),
+        "time": clock,
+        "text": text,
+        "why": explain(record),
+        "is_change": is_change(record),
+    }
+
+
+class PageFeed:
+    """Polls and draws: one process's work."""
+
+    def __init__(self, poller: StatusPoller, read: Callable[[int, int], Sequence[Record]]) -> None:
+        self._poller = poller
+        self._history = DecisionHistory(read)
+        self._seen: list[DeploymentSample] = []
+        self._drawn_s: dict[ChartsRequest, float] = {}
+        self._looked_at_s = self._drawn_at_s = float("-inf")
+        self._document: dict[str, Any] = {}
+
+    async def events(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
+        """Return what is new for pages with these charts. Raises DeploymentError when the deployment ends."""
+        begun_s, found = time.monotonic(), []
+        if begun_s - self._looked_at_s >= DEPLOYMENT_POLL_S:
+            self._looked_at_s = begun_s
+            self._document = await self._poller.poll()
+            notes = view_of(self._document, time.time()).notes
+            found.append(("look", json.dumps({**self._document, "notes": notes}, separators=(",", ":"))))
+            if begun_s - self._drawn_at_s >= DRAW_S:
+                self._drawn_at_s = begun_s
+                found += self._sampled(time.time())
+        return found + self._drawn(shown)
+
+    def _sampled(self, now_s: float) -> list[tuple[str, str]]:
+        """Take a sample of what was seen, and read the planner's log; return its decisions if any are new."""
+        self._seen = [each for each in self._seen if each.at_s >= now_s - HISTORY_S]
+        self._seen.append(sample_of_status(self._document, now_s, DRAW_S))
+        if not self._history.poll(now_s):
+            return []
+        return [("decisions", json.dumps(self._history.listed[::-1], separators=(",", ":")))]
+
+    def _drawn(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
+        """Draw the charts that are shown and are not newer than the samples."""
+        self._drawn_s = {each: drawn_s for each, drawn_s in self._drawn_s.items() if each in shown}
+        due = [each for each in shown if self._drawn_s.get(each, float("-inf")) < self._drawn_at_s]
+        self._drawn_s |= dict.fromkeys(due, self._drawn_at_s)
+        return [(each.name, self._drawing(each)) for each in due]
+
+    def _drawing(self, asked: ChartsRequest) -> str:
+        document, now = self._document, datetime.now().astimezone()
+        limits = ChartLimits(
+            document.get("targets") or {},
+            len(document.get("gpus", ())),
+            any(row["role"] == "prefill" for row in document["workers"]),
+        )
+        offset = now.utcoffset()
+        return live_svg(
+            asked,
+            sorted([*self._history.samples, *self._seen], key=lambda each: each.at_s),
+            self._history.changes,
+            limits,
+            now.timestamp(),
+            offset.total_seconds() if offset else 0.0,
+        )
+
+
+async def _run(namespace: str, channel: Channel) -> None:
+    from dynaplan.planner.recorders.decision_log import recent_records
+
+    poller = StatusPoller(namespace)
+    planner_dir = poller.found.log_dir / "planner"
+    feed = PageFeed(poller, lambda last, tail_bytes: recent_records(planner_dir, last, tail_bytes))
+    try:
+        while question := await asyncio.to_thread(channel.read):
+            shown = [ChartsRequest(int(span_s), int(width)) for span_s, width in question[0]["charts"]]
+            channel.answer({"events": await feed.events(shown)})
+    finally:
+        await poller.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the deployment of the namespace in the arguments; return the exit code."""
+    channel, (namespace,) = become_helper(arguments)
+    try:
+        asyncio.run(_run(namespace, channel))
+    except DynaplanError as error:
+        channel.answer({"error": str(error.args[0])})
+        return 1
+    except (BrokenPipeError, KeyboardInterrupt):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

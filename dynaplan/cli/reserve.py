@@ -1,0 +1,263 @@
+"""``dynaplan reserve gpu=7 --for 3h``: take GPUs from the deployment, after the requests on them.
+
+``dynaplan release [ROLE|gpu=N ...]`` ends reservations, and the holds that ``scale`` makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.options import environment_option, namespace_option
+from dynaplan.cli.scale import release_on_cluster
+from dynaplan.cli.scale_args import describe_hours, new_hold
+from dynaplan.cli.scale_counts import (
+    WrittenCounts,
+    change_entries,
+    describe_next_decision,
+    expected_times,
+    planner_settings,
+    without_holds,
+    write_counts,
+)
+from dynaplan.cli.timing import WORKERS_POLL_S
+from dynaplan.config.settings.planner import KUBERNETES
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.holds import Hold
+from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.graph.config import DEFAULT_NAMESPACE
+from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
+from dynaplan.util.durations import wall_clock
+from dynaplan.util.errors import ConfigError, TemporaryError, nearest
+from dynaplan.util.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.gpus import Gpu
+
+GPU = "gpu="
+"""The beginning of an argument that names GPUs: ``gpu=7``, ``gpu=6,7``, ``gpu=4-7``."""
+
+_NAMED = re.compile(r"gpu=\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
+
+
+@click.command(name="reserve")
+@click.argument("gpus", nargs=-1, required=True, metavar="gpu=N[,N]...")
+@namespace_option
+@click.option("--for", "duration", metavar="TIME", help="For 90s, 10m, 2h or 1d; default: until `release`.")
+@click.option("--at", "hours", metavar="HH:MM-HH:MM", help="At 09:00-17:00 of every day.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the GPUs are free.")
+@click.option("--timeout", type=click.FloatRange(0.0), help="Seconds to wait.")
+@click.option("--yes", is_flag=True, help="Allow what leaves no GPU for a decode worker.")
+def reserve(
+    gpus: Sequence[str],
+    namespace: str | None,
+    duration: str | None,
+    hours: str | None,
+    wait: bool,
+    timeout: float | None,
+    yes: bool,
+) -> None:
+    """Reserve GPUs of the deployment for yourself: its workers leave them, and the planner keeps off.
+
+    A worker on such a GPU is drained, after another is ready in its place where there is a GPU for one.
+    Other deployments of dynaplan do not get the GPUs either. `dynaplan release gpu=7` gives them back.
+    """
+    found = connect(namespace)
+    chosen = sorted({index for text in gpus for index in parse_gpus(text)})
+    made = new_hold(duration, hours)
+    from dynaplan.fleet.rules.statefile import inventory_of
+
+    inventory = inventory_of(found.document)
+    check_reservation(chosen, inventory, found.workers, yes)
+    asyncio.run(_reserve(found, chosen, made))
+    for index in chosen:
+        click.echo(
+            f"GPU {index} is {reserved_words(made)}"
+            + (f": {describe_hours(made, time.time())}" if made.at else "")
+        )
+    if not wait or not made.is_open(time.time(), wall_clock):
+        return
+    asyncio.run(_wait_until_free(found, chosen, timeout))
+    uuids = {gpu.index: gpu.uuid for gpu in inventory}
+    click.echo(f"free: CUDA_VISIBLE_DEVICES={','.join(uuids[index] for index in chosen)}")
+
+
+def parse_gpus(text: str) -> list[int]:
+    """Return the GPUs that an argument names, ``gpu=7`` or ``gpu=4-6,9``; raises ConfigError."""
+    if not _NAMED.fullmatch(text):
+        raise ConfigError(f"{text}: no GPUs are named so", hint="For example: gpu=7, gpu=6,7 or gpu=4-7.")
+    found: list[int] = []
+    for part in text.removeprefix(GPU).split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def check_reservation(
+    chosen: Sequence[int], inventory: Sequence[Gpu], workers: Sequence[Worker], yes: bool
+) -> None:
+    """Raise ConfigError for a GPU that is not there, or when no decode worker would have one left."""
+    known = [gpu.index for gpu in inventory]
+    if missing := [index for index in chosen if index not in known]:
+        raise ConfigError(
+            f"GPU {','.join(map(str, missing))}: the deployment has {', '.join(map(str, known)) or 'no GPU'}",
+            hint="`dynaplan status` shows its GPUs.",
+        )
+    needed = min((each.gpu_request for each in workers if each.role is Role.DECODE), default=0)
+    left = len(set(known) - set(chosen))
+    if left < needed and not yes:
+        raise ConfigError(
+            f"that leaves {left} GPUs, and a decode worker takes {needed:g}: no request would be answered",
+            hint="Add --yes if that is meant; `dynaplan stop` ends the deployment.",
+        )
+
+
+async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) -> None:
+    """Write the reservations; raises ConfigError where somebody else has one."""
+    from dynaplan.fleet.plugin.carrying_out import check_alive
+    from dynaplan.store import connections
+
+    def change(now: ReservedGpus) -> ReservedGpus:
+        for index in chosen:
+            other = now.by_gpu.get(index)
+            if other and other.uid != os.getuid():
+                raise ConfigError(
+                    f"GPU {index} is {reserved_words(other)}",
+                    hint=f"`dynaplan release gpu={index}` ends that.",
+                )
+        return now.with_gpus(dict.fromkeys(chosen, made))
+
+    check_alive(found)
+    store = connections.connect_store()
+    try:
+        await change_entries(store, found.namespace, RESERVATIONS, ReservedGpus.from_text, change)
+    finally:
+        await store.close()
+
+
+async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
+    """Return when no worker holds any of the GPUs; raises TemporaryError after the time."""
+    from dynaplan.fleet.deployments import find_deployment
+    from dynaplan.fleet.plugin.carrying_out import check_alive
+
+    roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
+    longest_s = (
+        expected_times(found, roles).limit_s(starts=True, leaves=True) if timeout_s is None else timeout_s
+    )
+    deadline_s = time.monotonic() + longest_s
+    with ProgressLine() as line:
+        while holders := _holders(find_deployment(found.namespace).workers, chosen):
+            check_alive(found)
+            names = ", ".join(f"{each.name} ({each.state.value})" for each in holders)
+            if time.monotonic() > deadline_s:
+                raise TemporaryError(
+                    f"not free within {longest_s:g} s: {names}",
+                    hint="It goes on; `dynaplan status` shows how far it is.",
+                )
+            line.show(f"waiting for {names}", names)
+            await asyncio.sleep(WORKERS_POLL_S)
+
+
+def _holders(workers: Sequence[Worker], gpus: Sequence[int]) -> list[Worker]:
+    return [each for each in workers if each.state in HOLDS_GPUS and set(gpus) & set(each.gpus)]
+
+
+@click.command(name="release")
+@click.argument("chosen", nargs=-1, metavar="[ROLE|gpu=N]...")
+@namespace_option
+@environment_option
+def release(chosen: Sequence[str], namespace: str | None, environment: str) -> None:
+    """End the holds of these roles, decode or prefill, or the reservations of these GPUs.
+
+    Without any, all holds and all reservations end. The numbers of workers stay as they are.
+    """
+    roles, gpus = parse_release(chosen)
+    if environment == KUBERNETES:
+        _release_on_cluster(namespace or DEFAULT_NAMESPACE, roles, gpus)
+        return
+    found = connect(namespace)
+    if gpus or not chosen:
+        asyncio.run(_release_gpus(found, gpus))
+    if roles or not chosen:
+        _release_roles(found, roles)
+
+
+def parse_release(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
+    """Return the roles and the GPUs that are named; raises ConfigError for anything else."""
+    known = {role.value: role for role in SCALED_ROLES}
+    roles = [known[name] for name in chosen if name in known]
+    others = [name for name in chosen if name not in known]
+    for name in others:
+        if not name.startswith(GPU):
+            raise ConfigError(f"release {name}: no such role", hint=nearest(name, [*known, f"{GPU}7"]))
+    return roles, frozenset(index for name in others for index in parse_gpus(name))
+
+
+def _release_on_cluster(namespace: str, roles: Sequence[Role], gpus: frozenset[int]) -> None:
+    if gpus:
+        raise ConfigError(
+            f"release {GPU}{min(gpus)}: GPUs of a cluster are not reserved here",
+            hint="Its scheduler gives them to pods.",
+        )
+    chosen = roles or list(SCALED_ROLES)
+    _echo_ended(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)))
+
+
+def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
+    chosen = roles or list(SCALED_ROLES)
+    written = asyncio.run(_end_holds(found, chosen))
+    settings = planner_settings(found)
+    if _echo_ended(roles, chosen, written) and settings:
+        click.echo(describe_next_decision(found, settings, written.counts, written.holds, is_decision=False))
+
+
+def _echo_ended(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
+    """Print which holds were ended; return whether any was in force."""
+    ended = {role: hold for role in chosen if (hold := written.before.of(role))}
+    for role, hold in ended.items():
+        click.echo(f"released {role.value}: it was {hold}")
+    for role in chosen:
+        if roles and role not in ended:
+            click.echo(f"{role.value} is not held")
+    if not ended and not roles:
+        click.echo("nothing is held")
+    return bool(ended)
+
+
+async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
+    """End the reservations of these GPUs; of all without any."""
+    from dynaplan.store import connections
+
+    def without(now: ReservedGpus) -> ReservedGpus:
+        return now.without(gpus or frozenset(now.by_gpu))
+
+    store = connections.connect_store()
+    try:
+        before, _ = await change_entries(
+            store, found.namespace, RESERVATIONS, ReservedGpus.from_text, without
+        )
+    finally:
+        await store.close()
+    for index in sorted(gpus or before.by_gpu):
+        made = before.by_gpu.get(index)
+        click.echo(
+            f"released GPU {index}: it was {reserved_words(made)}" if made else f"GPU {index} is not reserved"
+        )
+
+
+async def _end_holds(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
+    from dynaplan.store import connections
+
+    store = connections.connect_store()
+    try:
+        return await write_counts(store, found.namespace, without_holds(chosen))
+    finally:
+        await store.close()

@@ -1,0 +1,293 @@
+"""``dynaplan restart [WORKER|ROLE]``: a new worker in the place of an old one, without dropping a request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.options import namespace_option, step_timeout_option
+from dynaplan.cli.scale_args import new_hold
+from dynaplan.cli.scale_counts import (
+    GPU_RELEASE_S,
+    MIN_WAIT_S,
+    expected_times,
+    free_gpus,
+    planner_settings,
+    progress_watcher,
+    wait_limit_s,
+    write_counts,
+)
+from dynaplan.cli.timing import DRAIN_START_TIMEOUT_S, GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
+from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
+from dynaplan.util.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.store.port import KeyValueStore
+
+HOLD_DURATION = "1h"
+"""The time for which the planner keeps off the role at most, when this command is killed on the way."""
+
+
+@click.command(name="restart")
+@click.argument("chosen", required=False, metavar="[WORKER|ROLE]")
+@namespace_option
+@step_timeout_option
+def command(chosen: str | None, namespace: str | None, timeout: float | None) -> None:
+    """Restart WORKER, all workers of ROLE, frontend included, or every engine worker, one after another.
+
+    A new worker is ready before the old one is drained, and the planner keeps off that role meanwhile. Where
+    no GPU is free for a new one, or within max-gpu-budget, the old one leaves first. When a new worker
+    fails, or at Ctrl-C, the old one goes on, and the rest is left as it is.
+    """
+    found = connect(namespace)
+    workers = chosen_workers(chosen, found.workers)
+    asyncio.run(_restart(found, workers, timeout))
+
+
+def chosen_workers(chosen: str | None, workers: Sequence[Worker]) -> list[Worker]:
+    """Return the workers of that name, role or component, or all of engines; ConfigError for another word."""
+    if chosen is None:
+        return [worker for worker in workers if worker.role in SCALED_ROLES]
+    own = [each for each in workers if chosen in (each.name, each.role.value, each.component)]
+    if own:
+        return own
+    names = dict.fromkeys(name for each in workers for name in (each.name, each.role.value))
+    raise ConfigError(f"restart {chosen}: no such worker or role", hint=nearest(chosen, names))
+
+
+async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_s: float | None) -> None:
+    from dynaplan.store import connections
+
+    store = connections.connect_store()
+    try:
+        gpu_wait_s = 0.0
+        for number, worker in enumerate(workers, 1):
+            begun_s = time.monotonic()
+            new, gpu_wait_s = await replace_worker(store, found, worker, timeout_s, gpu_wait_s)
+            which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
+            click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+    finally:
+        await store.close()
+
+
+async def replace_worker(
+    store: KeyValueStore, found: RunningDeployment, worker: Worker, timeout_s: float | None, gpu_wait_s: float
+) -> tuple[str, float]:
+    """Replace one process of the deployment.
+
+    Returns the name of the new one, and how long the GPU of the next one's successor may take to be free:
+    the old worker's GPU is released a while after its exit.
+    """
+    if worker.role not in SCALED_ROLES:
+        return await restart_process(found, worker, timeout_s), gpu_wait_s
+    restart = WorkerRestart(store, found.namespace, worker, timeout_s)
+    new = await restart.run(gpu_wait_s)
+    return new, GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
+
+
+class WorkerRestart:
+    """One worker's restart. ``timeout_s`` is the time of each step, None for as long as it may well take.
+
+    ``started_beside`` is whether the new worker was ready before the old one left.
+    """
+
+    def __init__(
+        self, store: KeyValueStore, namespace: str, worker: Worker, timeout_s: float | None = None
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._hold: Hold | None = None
+        self._decision_id = -1
+        self.started_beside = False
+
+    async def run(self, gpu_wait_s: float = 0.0) -> str:
+        """Return the name of the new worker; its GPU may take ``gpu_wait_s`` seconds to be free.
+
+        Raises PermanentError or TemporaryError when it fails; the old worker runs on.
+        """
+        from dynaplan.fleet.deployments import find_deployment
+        from dynaplan.fleet.plugin.carrying_out import check_alive
+
+        found = find_deployment(self._namespace)
+        check_alive(found)
+        before = {(each.name, each.pid) for each in found.workers}
+        self.started_beside = self._fits_budget(found) and await self._has_room(gpu_wait_s)
+        await (self._start_then_drain(found) if self.started_beside else self._drain_then_start(found))
+        role = self._worker.role
+        workers = find_deployment(self._namespace).workers
+        return next(
+            (w.name for w in workers if w.role is role and (w.name, w.pid) not in before), "a new one"
+        )
+
+    def _fits_budget(self, found: RunningDeployment) -> bool:
+        """Return whether one more worker is within the planner's budget; beyond it the other role shrinks."""
+        settings = planner_settings(found)
+        own = [each for each in found.workers if each.role in SCALED_ROLES]
+        gpus = sum(each.gpu_share * len(each.gpus) for each in (*own, self._worker))
+        return settings is None or gpus <= settings.max_gpu_budget
+
+    async def _has_room(self, gpu_wait_s: float) -> bool:
+        """Return whether GPUs are free for one more worker, now or after a while."""
+        deadline_s = time.monotonic() + gpu_wait_s
+        while True:
+            free = await free_gpus(self._store, self._namespace)
+            if free is not None and free >= len(self._worker.gpus):
+                return True
+            if time.monotonic() >= deadline_s:
+                return False
+            await asyncio.sleep(WORKERS_POLL_S)
+
+    async def _start_then_drain(self, found: RunningDeployment) -> None:
+        """Scale up by one worker, then down by the old one."""
+        from dynaplan.fleet.plugin.carrying_out import DecisionOvertaken
+
+        name, role = self._worker.name, self._worker.role
+        number = await self._write_count(found, +1)
+        try:
+            await self._wait(number)
+        except asyncio.CancelledError:
+            await self._write_count(found, -1)
+            raise
+        except DynaplanError as error:
+            await self._write_count(found, -1)
+            raise PermanentError(
+                f"no new worker took the place of {name}: {error.args[0]}",
+                hint=f"{name} goes on. `dynaplan status` and `dynaplan logs` say more of the new one.",
+            ) from error
+        number = await self._write_count(found, -1, name)
+        try:
+            await self._wait(number)
+        except DecisionOvertaken:  # the planner goes on with its own numbers: the old one leaves all the same
+            await self._wait_gone()
+        if self._is_there():
+            raise TemporaryError(
+                f"{name} is still there: somebody else has changed the number of {role.value} workers",
+                hint="Restart it again.",
+            )
+
+    async def _drain_then_start(self, found: RunningDeployment) -> None:
+        """Drain the old one, and have a new one on its GPU."""
+        why = "no GPU is free for a second one, or the GPU budget has none"
+        click.echo(f"{why}: {self._worker.name} leaves first", err=True)
+        present = sum(each.role is self._worker.role for each in found.workers)
+        await request_replacement(found, self._worker)
+        times = expected_times(found, {self._worker.role: present})
+        longest = self._timeout_s or times.limit_s(starts=True, leaves=True)
+        try:
+            async with asyncio.timeout(longest):
+                while self._is_there():
+                    await asyncio.sleep(WORKERS_POLL_S)
+        except TimeoutError:
+            raise TemporaryError(f"{self._worker.name} has not left within {longest:g} s") from None
+        await self._wait(present)
+
+    async def _wait_gone(self) -> None:
+        """Return when the old one has gone, or does not begin to leave, or has had its time."""
+        times, begun_s = expected_times(self._find(), {self._worker.role: 1}), time.monotonic()
+        longest = self._timeout_s or times.limit_s(starts=False, leaves=True)
+        while old := self._old():
+            limit_s = longest if old.state is WorkerState.DRAINING else DRAIN_START_TIMEOUT_S
+            if time.monotonic() - begun_s > limit_s:
+                return
+            await asyncio.sleep(WORKERS_POLL_S)
+
+    def _old(self) -> Worker | None:
+        own = (self._worker.name, self._worker.pid)
+        return next((each for each in self._find().workers if (each.name, each.pid) == own), None)
+
+    def _is_there(self) -> bool:
+        return self._old() is not None
+
+    def _find(self) -> RunningDeployment:
+        from dynaplan.fleet.deployments import find_deployment
+
+        return find_deployment(self._namespace)
+
+    async def _write_count(self, found: RunningDeployment, step: int, leaving: str = "") -> int:
+        """Write the role's number, one more or one less, and return it.
+
+        One more is held, so that the planner keeps off; one less restores the previous hold.
+        """
+        role = self._worker.role
+        present = sum(each.role is role for each in found.workers)
+
+        def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+            number = (now.of(role) if now.of(role) >= 0 else present) + step
+            if step < 0:
+                return {role: number}, holds.replaced(role, self._hold)
+            self._hold = holds.of(role)
+            held = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number)
+            return {role: number}, holds.replaced(role, held)
+
+        written = await write_counts(self._store, self._namespace, change, leaving)
+        self._decision_id = written.decision_id
+        return written.asked[role]
+
+    async def _wait(self, number: int) -> None:
+        from dynaplan.fleet.deployments import find_deployment
+        from dynaplan.fleet.plugin.carrying_out import ScaleRequest, carried_out
+
+        found = find_deployment(self._namespace)
+        wanted = {self._worker.role: number}
+        times = expected_times(found, wanted)
+        longest = self._timeout_s or wait_limit_s(found, wanted, times)
+        with ProgressLine() as line:
+            request = ScaleRequest(self._decision_id, wanted)
+            await carried_out(found, self._store, request, longest, progress_watcher(times, line))
+
+
+async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: float | None = None) -> str:
+    """Replace a frontend, or another process without GPUs; return the new one's name when the old is gone.
+
+    A new frontend accepts connections before the old one stops to, and the old one finishes its streams.
+    Raises PermanentError when the new one does not start, and TemporaryError after ``timeout_s`` seconds.
+    """
+    others = [each for each in _present(found.namespace, worker.component) if each.state in COUNTS]
+    await request_replacement(found, worker)
+    if timeout_s is None:
+        timeout_s = MIN_WAIT_S + expected_times(found, {worker.role: 1}).leave_s + GPU_RELEASE_S
+    before = {(each.name, each.pid) for each in others}
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        present = _present(found.namespace, worker.component)
+        now = [each for each in present if each.state in COUNTS]
+        ready = [each for each in now if each.state is WorkerState.READY]
+        new = [each for each in ready if (each.name, each.pid) not in before]
+        is_there = any((each.name, each.pid) == (worker.name, worker.pid) for each in present)
+        if new and len(ready) >= len(others) and not is_there:
+            return new[0].name
+        failed = [each for each in now if each.state in (WorkerState.FAILED, WorkerState.BACKOFF)]
+        if failed:
+            raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
+        if time.monotonic() > deadline_s:
+            raise TemporaryError(f"nothing has taken the place of {worker.name} within {timeout_s:g} s")
+        await asyncio.sleep(WORKERS_POLL_S)
+
+
+async def request_replacement(found: RunningDeployment, worker: Worker) -> None:
+    """Ask the fleet plugin, over circus, to replace this worker."""
+    from dynaplan.fleet.circus_client import A_PERSON, CircusClient
+
+    circus = CircusClient(found.circus_endpoint, sender=A_PERSON)
+    try:
+        await circus.call("restart", name=worker.name)
+    finally:
+        circus.close()
+
+
+def _present(namespace: str, component: str) -> list[Worker]:
+    from dynaplan.fleet.deployments import find_deployment
+
+    return [each for each in find_deployment(namespace).workers if each.component == component]

@@ -1,0 +1,377 @@
+"""``dynaplan scale decode=3 prefill=2``: set the desired counts by hand.
+
+A ``serve`` of this host is found by its statefile. One of another host is reached through its store alone.
+Numbers for a cluster are written where its planner keeps its decisions, and the planner carries them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.options import environment_option, namespace_option, store_option
+from dynaplan.cli.scale_args import (
+    ScaleArguments,
+    check_budget,
+    check_gpus,
+    check_leaving,
+    check_options,
+    describe_hold,
+    parse_count,
+    parse_hold,
+)
+from dynaplan.cli.scale_counts import (
+    ATTEMPTS,
+    DEFAULT_START_S,
+    WrittenCounts,
+    describe_next_decision,
+    expected_times,
+    left_out_gpus,
+    planner_settings,
+    progress_watcher,
+    published_fleet,
+    wait_limit_s,
+    without_holds,
+    write_counts,
+)
+from dynaplan.cli.timing import ACKNOWLEDGED_POLL_S, REMOTE_TIMEOUT_S
+from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
+from dynaplan.config.settings.servers import has_store_address
+from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts, planner_prefix
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.graph.config import DEFAULT_NAMESPACE
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.durations import wall_clock
+from dynaplan.util.errors import (
+    ClusterUnavailable,
+    ConfigError,
+    DeploymentError,
+    PermanentError,
+    TemporaryError,
+)
+from dynaplan.util.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.plugin.carrying_out import ScaleRequest
+    from dynaplan.planner.ports import ClusterConnector, CountsChange
+    from dynaplan.store.port import KeyValueStore
+
+NOT_CARRIED_OUT = (
+    "It stays asked for. `dynaplan planner --environment kubernetes` carries it out, and logs what it waits "
+    "for; `kubectl scale` needs no planner."
+)
+
+
+@click.command(name="scale")
+@click.argument("counts", nargs=-1, required=True, metavar="ROLE[=N]...")
+@namespace_option
+@store_option
+@environment_option
+@click.option("--hold", "is_held", is_flag=True, help="The planner keeps that number, until `release`.")
+@click.option("--for", "duration", metavar="TIME", help="Hold for 90s, 10m, 2h or 1d, and no longer.")
+@click.option("--at", "hours", metavar="HH:MM-HH:MM", help="Hold at 09:00-17:00 of every day.")
+@click.option("--at-least", type=click.IntRange(0), metavar="N", help="The planner never goes below.")
+@click.option("--at-most", type=click.IntRange(0), metavar="N", help="The planner never goes above.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is carried out.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.0),
+    show_default="three usual starts, and a drain; 120 at least",
+    help="Seconds to wait.",
+)
+@click.option("--leaving", metavar="WORKER", help="Where a worker leaves, this one does.")
+@click.option("--yes", is_flag=True, help="Allow decode=0, with which no request is answered.")
+def command(
+    counts: Sequence[str],
+    namespace: str | None,
+    environment: str,
+    is_held: bool,
+    duration: str | None,
+    hours: str | None,
+    at_least: int | None,
+    at_most: int | None,
+    wait: bool,
+    timeout: float | None,
+    leaving: str | None,
+    yes: bool,
+) -> None:
+    """Set the number of workers of a role: decode or prefill. The planner goes on from there.
+
+    decode=3 asks for three, decode=+1 for one more. The present number again tries workers that have
+    failed once more. The planner may change the number at its next decision, unless it is held:
+
+    \b
+    dynaplan scale decode=3 --hold                  until `dynaplan release decode`
+    dynaplan scale decode=3 --for 2h                for two hours
+    dynaplan scale decode --at-least 2 --for 8h     the planner scales, within bounds
+    dynaplan scale decode=3 --at 09:00-17:00        at these hours of every day
+
+    For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store. With
+    --environment kubernetes the planner there carries it out; it needs rights to the planner's ConfigMap.
+    """
+    found = None if environment == KUBERNETES else find_here(namespace)
+    asked = [parse_count(text, _roles(found)) for text in counts]
+    hold = parse_hold(is_held, duration, at_least, at_most, hours)
+    check_options(asked, hold)
+    if hours is not None and (found is None or planner_settings(found) is None):
+        raise ConfigError(
+            "--at: no planner of a serve on this host scales that deployment, and it is what keeps hours",
+            hint="Serve a graph with a Planner, or have cron run `dynaplan scale`.",
+        )
+    arguments = ScaleArguments(asked, hold, leaving or "", timeout if wait else 0.0, is_confirmed=yes)
+    if found is not None:
+        if leaving:
+            check_leaving(leaving, asked, found.workers)
+        asyncio.run(_scale(found, arguments))
+        return
+    scale_there = _scale_on_cluster if environment == KUBERNETES else _scale_in_store
+    asyncio.run(scale_there(namespace or DEFAULT_NAMESPACE, arguments))
+
+
+def _roles(found: RunningDeployment | None) -> dict[str, Role]:
+    """Return the roles that can be scaled, by their names and by those of their components."""
+    scaled = {role.value: role for role in COUNT_KEYS}
+    if found is None:
+        return scaled
+    entries = found.document["components"].values()
+    components = {
+        entry["component"]: scaled[entry["role"]] for entry in entries if entry.get("role") in scaled
+    }
+    return {role.value: role for role in components.values()} | components
+
+
+async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
+    """Scale a deployment of this host, and print what the planner may do about it."""
+    from dynaplan.fleet.plugin.carrying_out import ScaleRequest, check_alive
+    from dynaplan.store import connections
+
+    settings = planner_settings(found)
+    store = connections.connect_store()
+    try:
+        fleet = await published_fleet(store, found.namespace)
+        left_out = await left_out_gpus(store, found.namespace)
+
+        def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+            wanted, after = arguments.resolve(now, holds)
+            if fleet:
+                least = {role: held.at_least for role in arguments.roles if (held := after.of(role))}
+                check_gpus(fleet, wanted or least, left_out)
+            if fleet and settings and arguments.hold:
+                check_budget(settings, fleet, after)
+            return wanted, after
+
+        check_alive(found)
+        written = await write_counts(store, found.namespace, change, arguments.leaving)
+        if arguments.has_hours and settings:
+            _echo_hours(arguments.roles, settings, written)
+            return
+        _echo_written(found, settings, written)
+        if arguments.timeout_s != 0.0:
+            is_for_others = bool(settings and settings.is_carried_out_elsewhere)
+            if is_for_others:
+                click.echo("environment: virtual; waiting for the program that carries decisions out")
+            request = ScaleRequest(written.decision_id, written.asked, is_for_others)
+            await _wait(found, store, request, arguments.timeout_s)
+            click.echo("carried out")
+    finally:
+        await store.close()
+
+
+async def _wait(
+    found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float | None
+) -> None:
+    """Wait, and show the progress, for that time; None: as long as it may well take."""
+    from dynaplan.fleet.plugin.carrying_out import carried_out
+
+    times = expected_times(found, request.wanted)
+    longest = wait_limit_s(found, request.wanted, times) if timeout_s is None else timeout_s
+    with ProgressLine() as line:
+        await carried_out(found, store, request, longest, progress_watcher(times, line))
+
+
+def _echo_hours(roles: Sequence[Role], settings: PlannerSettings, written: WrittenCounts) -> None:
+    """Print which hours are held from now on, and what they replace."""
+    _echo_holds(roles, written)
+    click.echo(
+        f"The planner goes there at its next decision, within {settings.adjustment_interval_s:g} s of the "
+        f"hour. `dynaplan release {roles[0].value}` ends it."
+    )
+
+
+def _echo_counts(written: WrittenCounts) -> None:
+    counts = ", ".join(f"{role.value}={number}" for role, number in written.asked.items())
+    click.echo(f"asked for {counts} (decision {written.decision_id})")
+
+
+def _echo_holds(roles: Iterable[Role], written: WrittenCounts) -> None:
+    """Print which holds there are from now on, and what they replace."""
+    for role in roles:
+        before, hold = written.before.of(role), written.holds.of(role)
+        if hold:
+            click.echo(describe_hold(role, hold, time.time()))
+        if before and before != hold:
+            click.echo(f"that replaces: {role.value} {before}")
+
+
+def _echo_written(found: RunningDeployment, settings: PlannerSettings | None, written: WrittenCounts) -> None:
+    """Print what was asked for, what is held, and what the planner may do about the rest."""
+    _echo_counts(written)
+    _echo_holds(written.asked, written)
+    if settings is None:
+        if any(written.holds.of(role) for role in written.asked):
+            click.echo("No planner scales this deployment now; one that is started keeps to it.")
+        return
+    in_force = written.holds.in_force(time.time(), wall_clock)
+    free = [role for role in written.asked if not (hold := in_force.of(role)) or not hold.is_exact]
+    if free:
+        click.echo(describe_next_decision(found, settings, written.counts, written.holds))
+    if free and not any(in_force.of(role) for role in free):
+        number = f"{free[0].value}={written.asked[free[0]]}"
+        click.echo(f"To keep it: `dynaplan scale {number} --hold`, or --for 2h.")
+
+
+def find_here(namespace: str | None) -> RunningDeployment | None:
+    """Return the deployment that runs here, and join it; None when the store is named, and none of it does.
+
+    Raises DeploymentError when none runs here and no store is named.
+    """
+    source = click.get_current_context().get_parameter_source("store")
+    try:
+        return connect(namespace)
+    except DeploymentError:
+        if has_store_address(os.environ) or source is ParameterSource.COMMANDLINE:
+            return None
+        raise
+
+
+async def _scale_in_store(namespace: str, arguments: ScaleArguments) -> None:
+    """Scale a deployment of another host by its store alone, and wait until it acknowledges that.
+
+    Raises DeploymentError when no ``serve`` has published a fleet there: nobody would carry them out.
+    """
+    from dynaplan.store import connections
+
+    store = connections.connect_store()
+    try:
+        fleet = await published_fleet(store, namespace)
+        if fleet is None:
+            raise DeploymentError(
+                f"no `dynaplan serve` of namespace {namespace} is known to the store: nobody would scale",
+                hint="Name another one with --namespace, or start `dynaplan serve GRAPH` with this store. "
+                "On a cluster: --environment kubernetes.",
+            )
+        left_out = await left_out_gpus(store, namespace)
+
+        def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+            wanted, after = arguments.resolve(now, holds)
+            check_gpus(fleet, wanted, left_out)
+            return wanted, after
+
+        written = await write_counts(store, namespace, change, arguments.leaving)
+        _echo_counts(written)
+        if arguments.timeout_s != 0.0:
+            counts = partial(_counts, store, namespace)
+            hint = "It goes on; `dynaplan status` on the host of its `serve` shows how far it is."
+            await wait_acknowledged(
+                counts, written.decision_id, arguments.timeout_s or REMOTE_TIMEOUT_S, hint
+            )
+            click.echo("carried out")
+    finally:
+        await store.close()
+
+
+async def wait_acknowledged(
+    read: Callable[[], Awaitable[DesiredCounts]], decision_id: int, timeout_s: float, hint: str
+) -> None:
+    """Return when a decision is acknowledged: it is carried out, or as far as it goes.
+
+    Raises PermanentError when a later decision overrides it, TemporaryError with the hint after the time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (counts := await read()).scaled_decision_id < decision_id:
+                if counts.decision_id > decision_id:
+                    raise PermanentError(
+                        f"overtaken by decision {counts.decision_id}",
+                        hint="The planner, or somebody else, has asked for other numbers.",
+                    )
+                await asyncio.sleep(ACKNOWLEDGED_POLL_S)
+    except TimeoutError as error:
+        raise TemporaryError(f"not acknowledged within {timeout_s:g} s", hint=hint) from error
+
+
+async def _counts(store: KeyValueStore, namespace: str) -> DesiredCounts:
+    items = await store.list(planner_prefix(namespace))
+    return DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
+
+
+async def _scale_on_cluster(namespace: str, arguments: ScaleArguments) -> None:
+    """Write the counts and the holds into the planner's ConfigMap, and wait until they are acknowledged."""
+    if arguments.leaving:
+        raise ConfigError(
+            f"--leaving {arguments.leaving}: on a cluster a controller chooses the pod that leaves",
+            hint="The planner marks the idlest pods of a Deployment; or use `kubectl delete pod`.",
+        )
+    connector = _connector(namespace)
+    try:
+        written = await _write_to_cluster(connector, arguments.resolve)
+        _echo_counts(written)
+        for role in written.asked:
+            if held := written.holds.of(role):
+                click.echo(describe_hold(role, held, time.time()))
+        if arguments.timeout_s != 0.0:
+            click.echo(f"waiting for the planner of namespace {namespace} to carry it out")
+            longest_s = arguments.timeout_s or DEFAULT_START_S
+            await wait_acknowledged(connector.desired, written.decision_id, longest_s, NOT_CARRIED_OUT)
+            click.echo("carried out")
+    finally:
+        await connector.close()
+
+
+async def release_on_cluster(namespace: str, chosen: Sequence[Role]) -> WrittenCounts:
+    connector = _connector(namespace)
+    try:
+        return await _write_to_cluster(connector, without_holds(chosen))
+    finally:
+        await connector.close()
+
+
+def _connector(namespace: str) -> ClusterConnector:
+    """Return a connector that carries nothing out: that is the planner's part, which knows its budget."""
+
+    from dynaplan.planner.kubernetes.connector import connect_cluster
+
+    options = {"namespace": namespace, "environment": KUBERNETES, "no-operation": True}
+    return connect_cluster(PlannerSettings.from_options(options), dict)
+
+
+async def _write_to_cluster(connector: ClusterConnector, change: CountsChange) -> WrittenCounts:
+    """Write the change; retried when another decision was written meanwhile."""
+    seen: list[tuple[DesiredCounts, RoleHolds, dict[Role, int], RoleHolds]] = []
+
+    def noted(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+        asked, after = change(now, holds)
+        seen.append((now, holds, dict(asked), after))
+        return dict(asked), after
+
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            decision_id = await connector.ask(noted)
+            break
+        except ClusterUnavailable:
+            raise
+        except TemporaryError as error:
+            if attempt == ATTEMPTS:
+                raise
+            await asyncio.sleep(error.delay_s)
+    now, before, asked, holds = seen[-1]
+    return WrittenCounts(decision_id, asked, now, before, holds)

@@ -1,1 +1,0 @@
-"""Commands that change how many workers serve: their counts, holds on these, engines that sleep."""

@@ -1,0 +1,360 @@
+"""``dynaplan serve GRAPH``: run a whole graph on this box."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynaplan.cli.deployment import settle_paths
+from dynaplan.cli.main import OWN_PROCESS
+from dynaplan.cli.options import api_key_option, compat_option, store_option, tls_options, token_file_option
+from dynaplan.cli.service_options import (
+    ARGUMENTS,
+    GRAPH_OF_A_MODEL,
+    ServeCommand,
+    file_for,
+    is_model,
+    model_override,
+    serve_command,
+)
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.worker import ProcessSettings
+from dynaplan.process.signals import ended_by_sigint
+from dynaplan.store.instances import is_loopback
+from dynaplan.util import screen
+from dynaplan.util.log_lines import FORMAT_VARIABLE
+
+if TYPE_CHECKING:
+    from dynaplan.config.overrides import Sections
+    from dynaplan.graph.loading import Graph
+    from dynaplan.graph.model import GraphSpec
+    from dynaplan.process.holder_link import HolderLink
+
+FORK_VARIABLE = "DYNAPLAN_FORK_WORKERS"
+
+ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
+"""The variable of ``fleet/upkeep/event_hook.py``, which the help page need not import."""
+
+
+@click.command(
+    cls=ServeCommand,
+    name="serve",
+    epilog="Any option of a service: --Service.key=value",
+)
+@click.argument("graph")
+@click.option(
+    "-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module."
+)
+@click.option(
+    "-p",
+    "--port",
+    type=click.IntRange(0, 65535),
+    envvar="DYNAMO_PORT",
+    help=f"Default: {FrontendSettings.port}.",
+)
+@click.option("--host", envvar="DYNAMO_HOST", help=f"Default: {FrontendSettings.host}.")
+@click.option(
+    "--service-name", envvar="DYNAMO_SERVICE_NAME", default="", help="Serve only this service of the graph."
+)
+@click.option(
+    "--working-dir", type=click.Path(path_type=Path), help="Where to import and run; default: here."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Validate, print the configuration and the GPU map, start nothing."
+)
+@click.option(
+    "--show-env", is_flag=True, help="With --dry-run: also the variable that holds the configuration."
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(0, 1024),
+    help="Use this many GPUs; simulated when there is no NVIDIA driver.",
+)
+@click.option(
+    "--use-busy-gpus",
+    is_flag=True,
+    envvar="DYNAPLAN_USE_BUSY_GPUS",
+    help="Also use GPUs whose memory other programs use; without it they are left out.",
+)
+@click.option(
+    "--namespace", envvar="DYN_NAMESPACE", default=None, help="Name of this deployment; default: dynamo."
+)
+@store_option
+@compat_option
+@api_key_option
+@click.option(
+    "--drain-timeout",
+    "drain_timeout_s",
+    type=click.FloatRange(0.0),
+    default=30.0,
+    show_default=True,
+    help="Seconds that requests may take to finish when everything ends.",
+)
+@click.option(
+    "--leave-timeout",
+    "leave_timeout_s",
+    type=click.FloatRange(0.0),
+    default=ProcessSettings.drain_deadline_s,
+    show_default=True,
+    help="Seconds that a worker may take to finish its requests when it leaves.",
+)
+@click.option(
+    "--detach", is_flag=True, help="Return when it is ready, and leave it running; implies --exit-on-failure."
+)
+@click.option(
+    "--exit-on-failure", is_flag=True, help="End with 78 when no worker of a service can ever start."
+)
+@click.option(
+    "--supervise/--no-supervise",
+    envvar="DYNAPLAN_SUPERVISE",
+    default=True,
+    show_default=True,
+    help="Start serve again when it is killed; requests go on meanwhile.",
+)
+@click.option(
+    "--orphan-grace",
+    type=click.FloatRange(0.0),
+    envvar="DYNAPLAN_ORPHAN_GRACE",
+    default=120.0,
+    show_default=True,
+    help="Seconds that workers go on without serve, then they drain and end; 0 is --no-supervise.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    envvar=FORMAT_VARIABLE,
+    expose_value=False,
+    callback=lambda ctx, parameter, form: form and os.environ.update({FORMAT_VARIABLE: form}),
+    help="Form of the lines in every log; json: one object a line.",
+)
+@click.option(
+    "--on-event",
+    envvar=ON_EVENT_VARIABLE,
+    metavar="COMMAND|URL",
+    expose_value=False,
+    callback=lambda ctx, parameter, hook: hook and os.environ.update({ON_EVENT_VARIABLE: hook}),
+    help="Tell it of events, as JSON: failed, scaled, target_missed. As the variable where it holds a key.",
+)
+@click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
+@token_file_option
+@tls_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    graph: str,
+    config_file: str | None,
+    port: int | None,
+    host: str | None,
+    service_name: str,
+    working_dir: Path | None,
+    dry_run: bool,
+    show_env: bool,
+    namespace: str | None,
+    api_key: str,
+    detach: bool,
+    supervise: bool,
+    orphan_grace: float,
+    **served: Any,
+) -> int:
+    """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
+
+    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
+    """
+    # ``served`` are the options that ServeOptions has by the same names.
+    started_in, link = Path.cwd(), None
+    if supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS and not (dry_run or detach):
+        link, code = run_below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace)
+        if code is not None:
+            return code
+    with ended_by_sigint():
+        from dynaplan.cli.serve_checks import check_settings
+
+        if is_model(graph):
+            graph, config_file = _model_graph(graph, config_file, ctx)
+        directory = _enter(working_dir or default_working_dir(graph))
+        loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
+        from dynaplan.fleet.serve import ServeOptions, serve
+
+        if service_name:
+            spec = only_service(spec, service_name)
+        # After the checks that raise: a warning about an option would only distract from an error in it.
+        frontend = config.get("Frontend", {})
+        host, port = listen_address(host, port, frontend)
+        warn(warnings + check_settings(loaded, spec, config) + exposure_warnings(host, api_key, frontend))
+        memory = memory_lines(spec, config, served["gpus"])
+    if dry_run:
+        click.echo(dry_run_page(spec, config, served["gpus"], served["use_busy_gpus"], show_env, memory))
+        return 0
+    if detach:
+        from dynaplan.cli.detach import serve_detached
+
+        return serve_detached(ctx.meta[ARGUMENTS], started_in, spec.namespace)
+    options = ServeOptions(
+        host=host,
+        port=port,
+        api_key=api_key or None,
+        config_file=find_config(config_file, directory, loaded),
+        overrides=tuple(ctx.obj),
+        **served,
+    )
+    return serve(spec, config, options, link)
+
+
+def run_below_holder(
+    arguments: Sequence[str], grace_s: float, drain_timeout_s: float, namespace: str | None
+) -> tuple[HolderLink, int | None]:
+    """Go on in a process below a holder; return the link to it.
+
+    Of a process that the holder has started again also its exit code: by then it has adopted what the one
+    before had started, and that has ended. None where nothing was to be adopted.
+    """
+    from dynaplan.cli.detach import PROGRAM
+    from dynaplan.process.holder_link import held, inherited_link
+    from dynaplan.util.descriptors import raise_descriptor_limit
+
+    link = inherited_link(os.environ)
+    if link is None:
+        raise_descriptor_limit()  # the holder's children have its limit
+        link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
+        link.arguments = arguments
+        _use_fork_server(link, namespace)
+        return link, None
+    link.arguments = arguments
+    _use_fork_server(link, namespace)
+    with ended_by_sigint():
+        from dynaplan.fleet.serve import serve_on
+    return link, serve_on(link)
+
+
+def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
+    """Start workers from the fork server from now on, unless the user has switched that off.
+
+    It imports while this process prepares the rest. ``/proc/PID/environ`` shows for each worker what
+    is given here: enough to see whose it is.
+    """
+    if os.environ.get(FORK_VARIABLE) == "0":
+        return
+    own = {"DYNAPLAN_PARENT_PID": str(link.holder_pid), "DYNAPLAN_WORKER_NAME": ""}
+    if namespace:
+        own["DYN_NAMESPACE"] = namespace
+    from dynaplan.fleet import WORKER_PROGRAM
+
+    free = ("DYN", "CUDA_", "ETCD_", "NATS_", "NOTIFY_SOCKET", "WATCHDOG_")
+    link.have_fork_server("dynaplan.fleet.preloading", WORKER_PROGRAM, own, free)
+
+
+def listen_address(host: str | None, port: int | None, frontend: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the address and the port to listen on: the option's, else the YAML's, else the default."""
+    chosen = next(each for each in (port, frontend.get("port"), FrontendSettings.port) if each is not None)
+    return host or str(frontend.get("host") or FrontendSettings.host), chosen
+
+
+def _enter(directory: Path) -> Path:
+    """Settle the paths that were given, change to the directory and return it; GraphError without it."""
+    from dynaplan.util.errors import GraphError
+
+    directory = directory.resolve()
+    if not directory.is_dir():
+        raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
+    settle_paths()
+    os.chdir(directory)
+    return directory
+
+
+def load_deployment(
+    graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
+) -> tuple[Graph, Sections, GraphSpec, list[str]]:
+    """Return the graph, its configuration, its services with their settings, and warnings."""
+    from dynaplan.cli.serve_checks import locate_models
+    from dynaplan.graph.config import read_config, resolve_graph, unused_common_overrides, validate_config
+    from dynaplan.graph.loading import load_graph
+
+    loaded = load_graph(graph, directory)
+    config = read_config(find_config(config_file, directory, loaded), overrides)
+    warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
+    config = locate_models(loaded, config, directory)
+    return loaded, config, resolve_graph(loaded, config, namespace), warnings
+
+
+def find_config(name: str | None, directory: Path, graph: Graph) -> Path | None:
+    """Return the file of ``-f NAME``, which the working directory or the graph's module has; None without."""
+    from dynaplan.graph.config import find_config_file
+
+    return find_config_file(name, directory, graph) if name else None
+
+
+def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:
+    """Return the graph and the configuration that serve a model by itself; the overrides name it then."""
+    config_file = config_file or file_for(model)
+    click.echo(f"{model} is a model. This is: {serve_command(model, config_file)}", err=True)
+    ctx.obj = [model_override(model), *ctx.obj]
+    return GRAPH_OF_A_MODEL, config_file
+
+
+def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[str]:
+    """Return a line for each service about its model's memory; warns, or raises ConfigError."""
+    from dynaplan.cli.serve_checks import check_memory
+    from dynaplan.fleet import local_host
+
+    lines, warnings = check_memory(spec, config, *local_host.gpu_inventory(gpus))
+    warn(warnings)
+    return lines
+
+
+def dry_run_page(
+    spec: GraphSpec,
+    config: Sections,
+    gpus: int | None,
+    use_busy_gpus: bool,
+    show_env: bool,
+    memory: list[str],
+) -> str:
+    """Return what ``--dry-run`` prints: the configuration, the models' memory, the workers and the GPUs."""
+    from dynaplan.fleet.gpu_inventory import gpu_map
+    from dynaplan.graph.config import dry_run_text, environment_text
+
+    parts = [dry_run_text(config), environment_text(config) if show_env else "", "\n".join(memory)]
+    return "\n\n".join(filter(None, [*parts, gpu_map(spec, config, gpus, use_busy_gpus)]))
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Print each warning as a line of its own on standard error."""
+    for warning in warnings:
+        click.echo(f"{screen.warning('Warning:')} {warning}", err=True)
+
+
+def exposure_warnings(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:
+    """Return a warning when others can reach the address and no key is asked for."""
+    if api_key or frontend.get("api-key") or frontend.get("api_key") or is_loopback(host):
+        return []
+    return [
+        f"--host {host} without an API key: whoever reaches this machine can use the service; "
+        "set DYNAPLAN_API_KEY to ask for a key"
+    ]
+
+
+def default_working_dir(graph: str) -> Path:
+    """Return GRAPH itself when it is a directory, else the current directory."""
+    return Path(graph) if Path(graph).is_dir() else Path.cwd()
+
+
+def only_service(spec: GraphSpec, name: str) -> GraphSpec:
+    from dataclasses import replace
+
+    from dynaplan.util.errors import GraphError, nearest
+
+    service = spec.service(name)
+    if service is None:
+        names = [each.name for each in spec.services]
+        raise GraphError(f"--service-name {name}: the graph has no such service", hint=nearest(name, names))
+    if service.in_process_of:
+        raise GraphError(
+            f"--service-name {name}: it runs inside {service.in_process_of}'s process",
+            hint=f"Use --service-name {service.in_process_of}.",
+        )
+    return replace(spec, services=(service,))

@@ -1,0 +1,263 @@
+"""Checks of ``serve`` before anything starts: settings that a child would refuse, and models' memory.
+
+Of memory, refused is only what cannot be otherwise: llama.cpp clears the memory of all its KV entries at its
+start, so that a box without room for them ends in an out-of-memory kill, and vLLM itself refuses. All else is
+a warning, as a model with sliding windows takes less than the formula says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaplan.config.service_config import section_options, served_model_name
+from dynaplan.config.settings.fields import WRITTEN
+from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.config.stock import matching_options
+from dynaplan.engines import registry
+from dynaplan.engines.model_memory import MemoryNeed, longest_context
+from dynaplan.graph.lifecycle import Role
+from dynaplan.process.memory_model import BoxMemory
+from dynaplan.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaplan.config.overrides import Sections
+    from dynaplan.fleet.gpus import Gpu
+    from dynaplan.graph.loading import Graph
+    from dynaplan.graph.model import GraphSpec, ServiceSpec
+
+Options = Mapping[str, Any]
+
+
+def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]:
+    """Read the stock services' options as their processes will; the warnings.
+
+    Raises ConfigError, naming service, key and value.
+    """
+    _check_both_sides(spec, config)
+    warnings: list[str] = []
+    for each in spec.services:
+        check = CHECKS.get(each.role)
+        if check is None or not graph.service(each.name).options:
+            continue
+        try:
+            found = check(section_options(config, each.name), each, spec)
+        except ConfigError as error:
+            raise ConfigError(f"{each.name}: {error.args[0]}", hint=error.hint) from error
+        warnings += (f"{each.name}: {warning}" for warning in found)
+    return list(dict.fromkeys(warnings))
+
+
+def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
+    """The configuration with what the workers of real engines need to agree on their model.
+
+    Whatever is a path in ``directory`` becomes absolute, for workers may run elsewhere, and every worker
+    has the name that clients use: its own ``served-model-name``, the Frontend's, or the path's last part.
+    """
+    from dynaplan.config.overrides import merge_sections
+    from dynaplan.graph.config import real_engine
+
+    located: Sections = {}
+    for service in graph.services():
+        options = section_options(config, service.name)
+        paths = {key: each.path for key, each in (service.options or {}).items() if each.path}
+        given = (key for key in options if key in paths)
+        found = {key: _absolute_path(options[key], directory, paths[key] == WRITTEN) for key in given}
+        engine = real_engine(service, options)
+        if engine and options.get("model"):
+            model, usual = registry.model_location(engine, options["model"], directory)
+            found["model"] = model
+            found["served-model-name"] = (
+                options.get("served-model-name") or served_model_name(config) or usual
+            )
+        located[service.name] = {key: value for key, value in found.items() if value}
+    return merge_sections(config, {name: section for name, section in located.items() if section})
+
+
+def _absolute_path(value: object, directory: Path, is_new: bool) -> str:
+    """The absolute path of what may be a path in that directory; empty when there is nothing, nor will be."""
+    path = directory / Path(str(value)).expanduser()
+    return str(path.absolute()) if value and (is_new or path.exists()) else ""
+
+
+def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
+    decode, prefill = spec.of_role(Role.DECODE), spec.of_role(Role.PREFILL)
+    if decode is None or prefill is None:
+        return
+    both = [section_options(config, each.name) for each in (decode, prefill)]
+    engines = {engine_of(options) for options in both}
+    real = sorted(engines - {SIMULATED})
+    if not real or not engines <= set(registry.ENGINES):
+        return
+    for key in matching_options(real[0]):
+        values = [engine_of(options) if key == "engine" else options.get(key) for options in both]
+        if values[0] != values[1]:
+            raise ConfigError(
+                f"{decode.name}.{key} is {values[0]!r}, but {prefill.name}.{key} is {values[1]!r}",
+                hint=f"Expected the same. --Common.{key}=... is for all services that list {key} in their "
+                "common-configs.",
+            )
+
+
+def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> list[str]:
+    return registry.check_engine(engine_of(options), options, service.gpus)
+
+
+def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
+    from dynaplan.config.planner import in_namespace, settings_of
+    from dynaplan.planner.inputs import check_sources
+
+    check_sources(settings_of(in_namespace(options, graph.namespace)))
+    if options.get("environment") != "kubernetes":
+        return []
+    return ["environment = kubernetes means local here: it scales this box"]
+
+
+def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) -> list[str]:
+    recording = options.get("record-traffic")
+    if recording and (Path(recording).is_dir() or not Path(recording).parent.is_dir()):
+        raise ConfigError(
+            f"record-traffic is {recording!r}",
+            hint="Expected a file in a directory that is there: a new one, or a recording to go on with.",
+        )
+    return []
+
+
+CHECKS: Mapping[Role, Callable[[Options, ServiceSpec, GraphSpec], list[str]]] = {
+    Role.DECODE: _check_engine,
+    Role.PREFILL: _check_engine,
+    Role.PLANNER: _check_planner,
+    Role.FRONTEND: _check_frontend,
+}
+
+
+GB = 2**30
+LLAMACPP = "llamacpp"
+
+
+@dataclass(frozen=True)
+class ServiceMemory:
+    """The memory of a service's workers: each takes ``need``, of ``gpu_bytes`` or, if 0, of the box."""
+
+    service: str
+    engine: str
+    model: str
+    workers: int
+    need: MemoryNeed
+    gpu_bytes: float = 0.0
+
+
+def check_memory(
+    spec: GraphSpec, config: Sections, gpus: Sequence[Gpu], is_simulated: bool
+) -> tuple[list[str], list[str]]:
+    """Return a line for each service about its memory, and warnings.
+
+    Raises ConfigError, with the longest context that fits, when a worker can certainly not start.
+    """
+    from dynaplan.process.host_memory import box_memory
+
+    found = [
+        memory
+        for service in spec.services
+        if (memory := _service_memory(service, config, () if is_simulated else gpus))
+    ]
+    if not found:
+        return [], []
+    box = box_memory()
+    lines = [_memory_line(each, box) for each in found]
+    warnings = [text for each in found if each.gpu_bytes and (text := _memory_fault(each))]
+    return lines, warnings + _box_memory_faults([each for each in found if not each.gpu_bytes], box)
+
+
+def _service_memory(
+    service: ServiceSpec, config: Mapping[str, Any], gpus: Sequence[Gpu]
+) -> ServiceMemory | None:
+    from dynaplan.engines.model_memory import memory_need
+
+    options = section_options(config, service.name)
+    engine = engine_of(options)
+    need = memory_need(engine, options, service.gpus)
+    if need is None:
+        return None
+    smallest = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=0)
+    on_cpu = not service.gpus or options.get("n-gpu-layers") == 0
+    gpu_bytes = 0.0 if on_cpu else smallest * max(1, int(service.gpus))
+    gpu_bytes *= need.gpu_fraction
+    return ServiceMemory(service.name, engine, str(options["model"]), service.workers, need, gpu_bytes)
+
+
+def _memory_line(memory: ServiceMemory, box: BoxMemory) -> str:
+    need = memory.need
+    requests = f"{need.sequences} x " if need.sequences > 1 else ""
+    tokens = f"{requests}{need.context_tokens} tokens of {need.token_bytes / 1024:.1f} KiB"
+    parts = f"weights {_gb(need.weights_bytes)} + KV {_gb(need.kv_bytes)} ({tokens})"
+    has, whose = (memory.gpu_bytes, "its GPUs") if memory.gpu_bytes else (box.total_bytes, "this box")
+    each = "per worker" if memory.workers > 1 else "for its worker"
+    return f"{memory.service}: {parts} = {_gb(need.total_bytes)} {each}, of {_gb(has)} of {whose}"
+
+
+def _memory_fault(memory: ServiceMemory) -> str:
+    """Return a warning about one worker and its GPUs, or nothing; ConfigError where it is certain."""
+    need = memory.need
+    if need.total_bytes <= memory.gpu_bytes:
+        return ""
+    fault = f"{_memory_request(memory)}; its GPUs have {_gb(memory.gpu_bytes)} for it"
+    # llama.cpp leaves on the CPU what its GPUs cannot hold.
+    is_certain = need.is_certain and memory.engine != LLAMACPP
+    fits = longest_context(memory.gpu_bytes - need.weights_bytes, need.token_bytes * need.sequences)
+    return _report_fault(memory.service, fault, fits, is_certain, memory.engine)
+
+
+def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> list[str]:
+    """Judge the workers that share the memory of the box; weights that several map count once."""
+    if not services:
+        return []
+    weights = {each.model: each.need.weights_bytes for each in services}
+    kv_bytes = sum(each.workers * each.need.kv_bytes for each in services)
+    needed = sum(weights.values()) + kv_bytes
+    largest = max(services, key=lambda each: each.workers * each.need.kv_bytes)
+    fault = _memory_request(largest)
+    workers = sum(each.workers for each in services)
+    if workers > 1:
+        fault += f"; all {workers} workers need {_gb(needed)}"
+    if needed > box.total_bytes:
+        is_certain = all(each.need.is_certain and each.engine == LLAMACPP for each in services)
+        fits = _longest_context(services, box.total_bytes - sum(weights.values()))
+        text = f"{fault}; this box has {_gb(box.total_bytes)}"
+        return [_report_fault(largest.service, text, fits, is_certain, largest.engine)]
+    if needed > box.available_bytes:
+        fits = _longest_context(services, box.available_bytes - sum(weights.values()))
+        text = f"{fault}; {_gb(box.available_bytes)} of {_gb(box.total_bytes)} are free now"
+        return [_report_fault(largest.service, text, fits, False, largest.engine)]
+    return []
+
+
+def _longest_context(services: Sequence[ServiceMemory], kv_bytes: float) -> int:
+    """Return the context in tokens with which the KV entries of all workers take that memory."""
+    token_bytes = sum(each.workers * each.need.token_bytes * each.need.sequences for each in services)
+    return longest_context(kv_bytes, token_bytes)
+
+
+def _memory_request(memory: ServiceMemory) -> str:
+    need = memory.need
+    slots = f" for each of {need.sequences} requests (max-num-seqs)" if need.sequences > 1 else ""
+    return (
+        f"max-model-len is {need.context_tokens}{slots}, which needs {_gb(need.kv_bytes)} of KV entries and "
+        f"{_gb(need.weights_bytes)} of weights per worker"
+    )
+
+
+def _report_fault(service: str, fault: str, fits: int, is_certain: bool, engine: str) -> str:
+    """Return the warning, or raise it when it is certain."""
+    smaller = {LLAMACPP: "a smaller max-num-seqs, or cache-type-k and cache-type-v: q8_0"}
+    hint = f"The longest context that fits is max-model-len: {fits}." if fits else "Not even the weights fit."
+    hint += f" Also: {smaller.get(engine, 'a kv-cache-dtype of 8 bits, or more GPUs per worker')}."
+    if is_certain:
+        raise ConfigError(f"{service}: {fault}", hint=hint)
+    return f"{service}: {fault}. {hint}"
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / GB:.1f} GB"

@@ -1,1 +1,0 @@
-"""`dynaplan serve`, and what it checks before anything starts."""

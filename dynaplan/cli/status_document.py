@@ -1,0 +1,462 @@
+"""The document of ``status``: the state of a deployment, gathered from statefile, store and workers.
+
+``status`` gathers once, ``top`` and the web page again and again. Each worker is a row, also one that no
+``serve`` has started; frontends are asked how they know what workers have cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaplan.cli.deployment import service_config
+from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
+from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
+from dynaplan.fleet.desired_counts import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.holds import HOLDS, RoleHolds
+from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.rules.statefile import planner_keys_of
+from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
+from dynaplan.util.documents import parse_object
+from dynaplan.util.durations import wall_clock
+from dynaplan.util.http_routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from dynaplan.engines.worker_load import WorkerLoad
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.reattach.versions import RunningServe
+    from dynaplan.graph.lifecycle import Worker
+    from dynaplan.planner.ports import WorkerLoadSource
+    from dynaplan.store.instances import Instance
+    from dynaplan.store.port import Store
+
+
+@dataclass(frozen=True)
+class DeploymentState:
+    """The answers of the store and of the workers; all are empty when the store ``is_silent``.
+
+    ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the
+    addresses of instances that cannot be called, by key. ``fleet`` is what the fleet plugin publishes.
+    """
+
+    loads: Mapping[str, WorkerLoad] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    not_callable: Mapping[str, str] = field(default_factory=dict)
+    registered: tuple[Instance, ...] = ()
+    holds: RoleHolds | None = None
+    reservations: ReservedGpus | None = None
+    desired: DesiredCounts = field(default_factory=DesiredCounts)
+    fleet: Mapping[str, Any] = field(default_factory=dict)
+    is_silent: bool = False
+
+    @property
+    def troubles(self) -> list[str]:
+        """A sentence for each thing that is wrong, by what was answered and what was not."""
+        if self.is_silent:
+            return ["The key-value store does not answer: loads are not known."]
+        return unreachable_notes(self.registered)
+
+    @property
+    def waits(self) -> dict[str, str]:
+        """Why workers wait for GPUs, by the worker's or the service's name."""
+        waiting = self.fleet.get("waiting")
+        return {str(name): str(why) for name, why in waiting.items()} if isinstance(waiting, dict) else {}
+
+
+class StatusReader:
+    """Keeps the connections between one poll and the next; ``close`` ends them.
+
+    The environment names the store, as ``connect`` leaves it.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        from dynaplan.config import certificates
+        from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
+        from dynaplan.store import connections
+
+        self._namespace = namespace
+        self._store: Store = connections.connect_store()
+        self._metrics: WorkerLoadSource = HttpWorkerLoads(tls=certificates.authorities(os.environ))
+
+    async def read(self) -> DeploymentState:
+        """Read the store, and the loads of its workers."""
+        listed = await self.read_store()
+        return replace(listed, loads=await self.read_loads(listed.registered))
+
+    async def read_store(self) -> DeploymentState:
+        """Read the store alone."""
+        from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
+        from dynaplan.util.errors import StoreUnavailable
+
+        namespace = self._namespace
+        try:
+            async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
+                lists = await asyncio.gather(*(self._store.list(each) for each in prefixes(namespace)))
+        except (StoreUnavailable, TimeoutError):
+            return DeploymentState(is_silent=True)
+        items = [item for found in lists for item in found]
+        ignored, foreign = unreadable(namespace, items), uncallable(items)
+        registered = tuple(
+            Instance.from_json(item.value)
+            for item in items
+            if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored | foreign
+        )
+        keys = {item.key: item.value for item in items if item.key not in ignored}
+        holds = keys.get(planner_prefix(namespace) + HOLDS, "")
+        return DeploymentState(
+            ignored=ignored,
+            not_callable=foreign,
+            registered=registered,
+            holds=current_holds(holds),
+            reservations=current_entries(
+                ReservedGpus.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
+            ),
+            desired=DesiredCounts.from_keys(namespace, keys),
+            fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
+        )
+
+    async def read_loads(self, registered: Iterable[Instance]) -> dict[str, WorkerLoad]:
+        """Read the loads of these workers; one that has none or does not answer is left out."""
+        urls = {instance.worker: instance.url for instance in registered}
+        loads = await self._metrics.loads(tuple(urls.values()))
+        # A service without engine says zero throughout: it has no load.
+        return {name: load for name, load in zip(urls, loads, strict=True) if load and load != type(load)()}
+
+    async def close(self) -> None:
+        await self._metrics.close()
+        await self._store.close()
+
+
+def deployment_document(
+    found: RunningDeployment, answers: DeploymentState, routed: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    from dynaplan.fleet.reattach.versions import read_serve
+    from dynaplan.fleet.rules.observing import unmanaged
+
+    serve = read_serve(found.runtime_dir)
+    held = (answers.holds or statefile_holds(found.document)).by_role
+    kept = planner_keys_of(found.document)
+    reservations = answers.reservations or current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
+    usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
+    workers = [
+        worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
+        for worker in found.workers
+    ]
+    workers += [unmanaged_row(each, loads.get(each.worker)) for each in unmanaged(answers.registered)]
+    return {
+        "namespace": found.namespace,
+        "frontend_url": found.frontend_url,
+        "metrics_url": found.frontend_url + ALL_METRICS_PATH,
+        "log_dir": str(found.log_dir),
+        "logs_at": _below_home(found.log_dir),
+        "serve_pid": found.arbiter.pid,
+        "version": serve.version.number if serve else None,
+        **_service(found, answers),
+        "workers": workers,
+        "gpus": _gpus(found, reservations),
+        "free_gpus": answers.fleet.get(FREE_GPUS),
+        "waits": waits,
+        "holds": {role.value: asdict(hold) for role, hold in held.items()},
+        "reservations": reservations.to_json(),
+        "troubles": [*_troubles(found), *_other_version_notes(found, serve), *answers.troubles],
+        "ignored_keys": dict(answers.ignored),
+        "not_callable": dict(answers.not_callable),
+        "routing": {worker: dict(sources) for worker, sources in routed.items()},
+    }
+
+
+def store_document(
+    namespace: str, answers: DeploymentState, routed: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the JSON form of a namespace without a ``serve`` on this host: the components in the store."""
+    registered = answers.registered
+    components = {each.worker: each for each in registered}
+    holds = answers.holds.by_role if answers.holds else {}
+    return {
+        "namespace": namespace,
+        "frontend_url": ", ".join(public_urls(registered)),
+        "serve_pid": None,
+        "models": _models(answers),
+        "workers": [
+            unmanaged_row(each, answers.loads.get(name)) for name, each in sorted(components.items())
+        ],
+        "waits": answers.waits,
+        "holds": {role.value: asdict(hold) for role, hold in holds.items()},
+        "troubles": answers.troubles,
+        "ignored_keys": dict(answers.ignored),
+        "not_callable": dict(answers.not_callable),
+        "routing": {worker: dict(sources) for worker, sources in routed.items()},
+    }
+
+
+def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, Any]:
+    """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
+    from dynaplan.fleet.desired_counts import SCALED_ROLES
+
+    settings, desired = planner_settings(found), answers.desired
+    promised = settings.targets() if settings and settings.is_by_targets else None
+    return {
+        "models": _models(answers),
+        "policy": settings.policy if settings else None,
+        "targets": asdict(promised) if promised else None,
+        "dispatch": _dispatch(found),
+        "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
+        "is_pending": desired.is_pending,
+    }
+
+
+def _dispatch(found: RunningDeployment) -> str | None:
+    """Return the order in which queued prompts are computed; None where nothing sets a deadline."""
+    from dynaplan.config.frontend import configured_deadline
+    from dynaplan.config.service_config import section_options
+
+    config = service_config(found)
+    deadline = configured_deadline(config, section_options(config, "Planner"))
+    return str(deadline) if deadline.origin else None
+
+
+def _below_home(path: Path) -> str:
+    """Return the path as a shell takes it, ``~/...`` where it is below the home directory: it is shorter."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(path)
+
+
+def _models(answers: DeploymentState) -> list[str]:
+    return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
+
+
+def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
+    """Return the GPUs of the deployment, with the workers that hold them, and their reservations."""
+    from dynaplan.fleet.rules.statefile import inventory_of
+
+    reserved = reservations.in_force(time.time(), wall_clock)
+    holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
+    return [
+        {
+            "index": gpu.index,
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "workers": [worker.name for worker in holding if gpu.index in worker.gpus],
+            "reserved": reserved_words(reserved[gpu.index]) if gpu.index in reserved else "",
+        }
+        for gpu in inventory_of(found.document)
+    ]
+
+
+def _other_version_notes(found: RunningDeployment, serve: RunningServe | None) -> list[str]:
+    """Return a sentence about the workers that an upgrade has not renewed."""
+    if serve is None or not (left := serve.not_renewed(found.workers)):
+        return []
+    names = ", ".join(each.name for each in left)
+    return [
+        f"{names}: not of {serve.version}, as serve is. `dynaplan upgrade` of its environment renews them."
+    ]
+
+
+def _troubles(found: RunningDeployment) -> list[str]:
+    """Return a sentence for each process of the deployment's own that is dead or does not answer."""
+    from dynaplan.fleet import local_host
+    from dynaplan.fleet.heartbeat import PLUGIN_PULSE, SERVE_PULSE
+
+    hints = {
+        SERVE_PULSE: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
+        PLUGIN_PULSE: ("the fleet plugin", "The states above may be old; serve starts it again"),
+    }
+    for worker in found.workers:
+        if worker.role.value == "planner":
+            hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
+    heartbeats = local_host.heartbeats(found.runtime_dir)
+    pulses = {name: heartbeats.read(name) for name in hints}
+    serve = pulses[SERVE_PULSE]
+    if serve and serve.process != found.arbiter and not serve.is_alive:
+        hints[SERVE_PULSE] = hints[SERVE_PULSE][0], "Its holder starts it again, and requests go on"
+    return [
+        f"{trouble}. {hints[name][1].format(pid=pulse.process.pid)}."
+        for name, pulse in pulses.items()
+        if pulse and (trouble := pulse.trouble(hints[name][0]))
+    ]
+
+
+def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
+    """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
+    from dynaplan.config.service_config import section_options
+    from dynaplan.fleet import local_host
+    from dynaplan.fleet.rules.startup_times import startup_key, usual_s
+
+    config = service_config(found)
+    times = local_host.startup_times(found.statefile).read()
+    return {
+        worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
+        for worker in found.workers
+    }
+
+
+ENGINE_ROLES = ("decode", "prefill")
+
+
+def worker_row(
+    worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits: str = ""
+) -> dict[str, Any]:
+    """Return the JSON form of one worker; ``waits`` is why it does not start yet.
+
+    A worker without a registration is loading its engine, unless it has been registered before: its URL is
+    known then.
+    """
+    since_s = round(time.monotonic() - worker.since_s, 3)
+    is_loading = (
+        not waits
+        and worker.state.value == "starting"
+        and worker.role.value in ENGINE_ROLES
+        and not worker.url
+    )
+    return {
+        "worker": worker.name,
+        "component": worker.component,
+        "role": worker.role.value,
+        "state": "asleep" if load and load.is_asleep else worker.state.value,
+        "loading_s": since_s if is_loading else None,
+        "usually_s": usually_s if is_loading else None,
+        "draining_s": since_s if worker.state.value == "draining" else None,
+        "gpus": list(worker.gpus),
+        "pid": worker.pid,
+        "is_alive": _is_alive(worker),
+        "running": load.running_requests if load else None,
+        "waiting": load.waiting_requests if load else None,
+        "kv_usage": load.kv_usage if load else None,
+        "uptime_s": uptime_s(worker.started_at),
+        "restarts": len(worker.restarts_s),
+        "waits": waits,
+        "reason": worker.reason,
+        "is_managed": True,
+    }
+
+
+def unmanaged_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]:
+    """Return the JSON form of a component by its registration; it has the keys of a managed worker's."""
+    return {
+        "worker": instance.worker,
+        "component": instance.component,
+        "role": str(instance.card.get("role") or "service"),
+        "state": "asleep" if load and load.is_asleep else "ready",
+        "loading_s": None,
+        "usually_s": None,
+        "draining_s": None,
+        "gpus": list(instance.card.get("gpus", ())),
+        "pid": instance.pid,
+        "is_alive": None,
+        "running": load.running_requests if load else None,
+        "waiting": load.waiting_requests if load else None,
+        "kv_usage": load.kv_usage if load else None,
+        "uptime_s": _uptime_of(instance),
+        "restarts": 0,
+        "waits": "",
+        "reason": "",
+        "is_managed": instance.is_managed,
+        "host": instance.host,
+    }
+
+
+def unreachable_notes(instances: Iterable[Instance]) -> list[str]:
+    """Return a sentence when prompts are computed by decode workers that prefill workers cannot reach."""
+    by_role: dict[object, list[Instance]] = {}
+    for each in instances:
+        by_role.setdefault(each.card.get("role"), []).append(each)
+    alone = [
+        decode.worker
+        for decode in by_role.get("decode", ())
+        if not all(prefill.can_hand_over_to(decode) for prefill in by_role.get("prefill", ()))
+    ]
+    if not alone:
+        return []
+    return [
+        f"{', '.join(alone)} computes prompts itself: prefill workers on another host cannot hand KV entries "
+        "over. vLLM's can, with kv-network and --advertise-host on both sides."
+    ]
+
+
+def uptime_s(started_at: int) -> float | None:
+    """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
+    if not started_at:
+        return None
+    return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
+
+
+def is_lost(row: Mapping[str, Any]) -> bool:
+    """Return whether the worker was registered once and has lost its registration."""
+    is_starting = row["state"] == "starting" and not row["waits"]
+    return is_starting and row["role"] in ENGINE_ROLES and row["loading_s"] is None
+
+
+def _is_alive(worker: Worker) -> bool | None:
+    """Return whether the worker's process runs; None for a worker that has none."""
+    from dynaplan.process import process_table
+
+    return process_table.identify(worker.pid) == worker.started_at if worker.pid else None
+
+
+def _uptime_of(instance: Instance) -> float | None:
+    """Return the age of its process, which is known on its own host only."""
+    from dynaplan.process import process_table
+
+    if instance.network != process_table.network():
+        return None
+    return uptime_s(process_table.identify(instance.pid) or 0)
+
+
+async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str]]:
+    """Read from the frontends among these: by worker and frontend, the source of knowledge of its cache.
+
+    A frontend that does not answer is left out, as is one that does not route by prefix.
+    """
+    import aiohttp
+
+    from dynaplan.config import certificates
+
+    frontends = {each.worker: each.url for each in instances if PUBLIC_URL in each.card}
+    timeout = aiohttp.ClientTimeout(total=ROUTING_TIMEOUT_S)
+    connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        answers = await asyncio.gather(*(_answer(session, url) for url in frontends.values()))
+    known: dict[str, dict[str, str]] = {}
+    for frontend, answer in zip(frontends, answers, strict=True):
+        for worker, source in answer.items():
+            known.setdefault(worker, {})[frontend] = source
+    return known
+
+
+def routing_lines(known: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return sentences: workers whose engines report their caches, and each whose cache is predicted."""
+    told = [worker for worker, sources in known.items() if set(sources.values()) == {EVENTS}]
+    lines = [f"routed by what its engine says it has cached: {', '.join(sorted(told))}"] if told else []
+    for worker, sources in sorted(known.items()):
+        if worker not in told:
+            by_source: dict[str, list[str]] = {}
+            for frontend, source in sources.items():
+                by_source.setdefault(source, []).append(frontend)
+            where = "; ".join(
+                source if len(by_source) == 1 else f"{source} (at {', '.join(sorted(frontends))})"
+                for source, frontends in sorted(by_source.items())
+            )
+            lines.append(f"{worker} is routed by {where}")
+    return lines
+
+
+async def _answer(session: aiohttp.ClientSession, url: str) -> dict[str, str]:
+    import aiohttp
+
+    try:
+        async with session.get(url + ROUTING_PATH) as response:
+            answer = parse_object(await response.text()) if response.status == 200 else {}
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return {}
+    return {str(worker): str(source) for worker, source in answer.items()}

@@ -1,0 +1,248 @@
+"""Polls one deployment: all that ``status`` shows, and rates, which take two polls.
+
+The rates and times of the last minute are differences of two readings of the frontends' counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.status_document import (
+    ENGINE_ROLES,
+    DeploymentState,
+    StatusReader,
+    deployment_document,
+    read_routing,
+)
+from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
+from dynaplan.store.instances import public_urls
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from dynaplan.fleet.deployments import RunningDeployment
+
+
+class StatusPoller:
+    """Follows one deployment; ``poll`` returns its document, ``close`` ends the connections.
+
+    Raises DeploymentError when no deployment of that namespace runs, at first or any more.
+    """
+
+    def __init__(self, namespace: str | None) -> None:
+        from dynaplan.fleet import local_host
+        from dynaplan.fleet.rules.statefile import inventory_of
+        from dynaplan.planner.metrics.exposition import ITL, TTFT, Exposition, metrics_prefix
+
+        self.found: RunningDeployment = connect(namespace)
+        self._reader = StatusReader(self.found.namespace)
+        self._read_counts = Exposition(metrics_prefix(), self.found.namespace, buckets=(TTFT, ITL)).read
+        self._gpus = inventory_of(self.found.document)
+        self._read_uses = local_host.gpu_uses(self._gpus)
+        self._read_activity = local_host.gpu_activity(self._gpus)
+        self._session: aiohttp.ClientSession | None = None
+        self._window = LoadWindow()
+        self._routed: Mapping[str, Mapping[str, str]] = {}
+        self._decision: dict[str, Any] = {}
+        self._gpu_rows: dict[int, dict[str, Any]] = {}
+        self._tokens: dict[str, tuple[float, int]] = {}
+        self._listed = DeploymentState()
+        self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
+
+    async def poll(self) -> dict[str, Any]:
+        """Return the document of ``status``, with the load, the GPUs' activity and the last decision."""
+        self._refresh()
+        now_s = time.monotonic()
+        if now_s - self._listed_s >= STORE_POLL_S:
+            self._listed_s = now_s
+            self._listed = await self._reader.read_store()
+        engines = [each for each in self._listed.registered if each.card.get("role") in ENGINE_ROLES]
+        answers = replace(self._listed, loads=await self._reader.read_loads(engines))
+        if now_s - self._seldom_s >= SLOW_POLL_S:
+            self._seldom_s = now_s
+            await self._poll_slow_sources(answers)
+        if self._gpus and now_s - self._gpus_s >= GPU_POLL_S:
+            self._gpus_s = now_s
+            self._gpu_rows = await asyncio.to_thread(self._read_gpus)
+        document = deployment_document(self.found, answers, self._routed)
+        for row in document["workers"]:
+            load = answers.loads.get(row["worker"])
+            generated = load.generated_tokens if load else None
+            row["tokens_per_s"] = self._tokens_per_s(row["worker"], now_s, generated)
+        for row in document["gpus"]:
+            row |= self._gpu_rows.get(row["index"], {})
+        figures = self._window.figures()
+        return {**document, "load": asdict(figures) if figures else None, **self._decision}
+
+    async def close(self) -> None:
+        if self._session:
+            await self._session.close()
+        await self._reader.close()
+
+    def _refresh(self) -> None:
+        from dynaplan.fleet.deployments import find_deployment
+
+        self.found = find_deployment(self.found.namespace)
+
+    async def _poll_slow_sources(self, answers: DeploymentState) -> None:
+        from dynaplan.planner.recorders.decision_log import recent_records
+        from dynaplan.planner.rules.explain import summarize
+
+        self._routed = await read_routing(answers.registered)
+        counts: dict[tuple[str, str], float] = {}
+        for each in [await self._counts(url) for url in public_urls(answers.registered)]:
+            for key, value in (each or {}).items():
+                counts[key] = counts.get(key, 0.0) + value
+        if counts:
+            self._window.add(time.monotonic(), counts)
+        records = recent_records(self.found.log_dir / "planner", 1)
+        if records:
+            budget = records[0].get("next_state", {}).get("error_budget")
+            self._decision = {"last_decision": summarize(records[0]), "error_budget": budget}
+
+    async def _counts(self, url: str) -> Counts | None:
+        """Return the counts of the frontends at that address; None when they do not answer."""
+        import aiohttp
+
+        from dynaplan.config import certificates
+
+        if self._session is None:
+            connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
+            timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        try:
+            async with self._session.get(f"{url}/metrics", raise_for_status=True) as response:
+                return self._read_counts(await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
+    def _tokens_per_s(self, worker: str, now_s: float, generated: int | None) -> float | None:
+        """Return the tokens that a worker has generated since the last poll, per second."""
+        before = self._tokens.pop(worker, None)
+        if generated is None:
+            return None
+        self._tokens[worker] = (now_s, generated)
+        if before is None or generated < before[1] or now_s <= before[0]:
+            return None
+        return (generated - before[1]) / (now_s - before[0])
+
+    def _read_gpus(self) -> dict[int, dict[str, Any]]:
+        uses, activity = self._read_uses(), self._read_activity()
+        sessions = {worker.pid for worker in self.found.workers if worker.pid}
+        rows: dict[int, dict[str, Any]] = {}
+        for gpu in self._gpus:
+            use, doing = uses.get(gpu.index), activity.get(gpu.index)
+            others = [each for each in use.processes if _session(each.pid) not in sessions] if use else []
+            rows[gpu.index] = {
+                "used_bytes": use.used_bytes if use else None,
+                "utilisation": doing.utilisation if doing else None,
+                "watts": doing.watts if doing else None,
+                "others": [f"{each.name or 'a process'} ({each.pid})" for each in others if each.pid],
+            }
+        return rows
+
+
+def _session(pid: int) -> int:
+    """Return the session of a process: that of an engine is its worker's; 0 when the process is gone."""
+    try:
+        return os.getsid(pid) if pid else 0
+    except OSError:
+        return 0
+
+
+WINDOW_S = 60.0
+"""The longest time between the two readings that are compared, in seconds."""
+
+TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
+REQUESTS = ("requests", "")
+
+Counts = Mapping[tuple[str, str], float]
+"""Counts by sample and, of a bucket, its upper bound; buckets are cumulative, as in Prometheus."""
+
+
+@dataclass(frozen=True)
+class LoadSummary:
+    """The load of a deployment over the last ``window_s`` seconds, times in ms; None: nothing was counted.
+
+    The times at the percentiles are read off histograms, so they are as exact as their buckets are narrow.
+    """
+
+    window_s: float
+    requests_per_s: float
+    tokens_per_s: float
+    ttft_mean_ms: float | None
+    ttft_percentile_ms: float | None
+    itl_mean_ms: float | None
+    itl_percentile_ms: float | None
+
+
+class LoadWindow:
+    """The readings of the last minute; ``percentiles`` are those of TTFT and ITL, from 0 to 100."""
+
+    def __init__(self, percentiles: tuple[float, float] = (95.0, 95.0)) -> None:
+        self._percentiles = percentiles
+        self._readings: deque[tuple[float, Counts]] = deque()
+
+    def add(self, at_s: float, counts: Counts) -> None:
+        """Add a reading; counts that fell are those of frontends that began anew, and begin the window."""
+        if self._readings and _is_reset(self._readings[-1][1], counts):
+            self._readings.clear()
+        self._readings.append((at_s, counts))
+        while len(self._readings) > 2 and at_s - self._readings[0][0] > WINDOW_S:
+            self._readings.popleft()
+
+    def figures(self) -> LoadSummary | None:
+        """Return the figures of the window; None before the second reading."""
+        if len(self._readings) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._readings[0], self._readings[-1]
+        seen = {key: max(0.0, value - first.get(key, 0.0)) for key, value in last.items()}
+        window_s = max(last_s - first_s, 1e-9)
+        # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
+        tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
+        return LoadSummary(
+            window_s,
+            seen.get(REQUESTS, 0.0) / window_s,
+            tokens / window_s,
+            _mean_ms(seen, TTFT),
+            percentile_ms(seen, TTFT, self._percentiles[0]),
+            _mean_ms(seen, ITL),
+            percentile_ms(seen, ITL, self._percentiles[1]),
+        )
+
+
+def percentile_ms(seen: Counts, name: str, percentile: float) -> float | None:
+    """Return the time at that percentile in ms; None when nothing was counted.
+
+    Within a bucket times are taken to lie evenly, as by ``histogram_quantile`` of Prometheus; above the last
+    bound it is that bound.
+    """
+    buckets = sorted((float(le), count) for (sample, le), count in seen.items() if sample == f"{name}_bucket")
+    if not buckets or buckets[-1][1] <= 0:
+        return None
+    rank = buckets[-1][1] * percentile / 100
+    below_s = below = 0.0
+    for bound_s, count in buckets:
+        if count >= rank and count > below:
+            if math.isinf(bound_s):
+                return 1000 * below_s
+            return 1000 * (below_s + (bound_s - below_s) * (rank - below) / (count - below))
+        below_s, below = bound_s, count
+    return 1000 * below_s
+
+
+def _mean_ms(seen: Counts, name: str) -> float | None:
+    count = seen.get((f"{name}_count", ""), 0.0)
+    return 1000 * seen.get((f"{name}_sum", ""), 0.0) / count if count > 0 else None
+
+
+def _is_reset(before: Counts, now: Counts) -> bool:
+    return any(now.get(key, 0.0) < value - 0.5 for key, value in before.items() if key[0].endswith("_count"))

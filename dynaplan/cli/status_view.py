@@ -1,0 +1,316 @@
+"""The document of ``status`` as a person sees it: pure, and the same wherever it is shown.
+
+``view_of`` makes tables and sentences of it; ``render_page`` lays them out, as wide as the screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynaplan.cli.scale_args import describe_hold, describe_hours
+from dynaplan.cli.status_document import ENGINE_ROLES, is_lost, routing_lines
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.holds import Hold
+from dynaplan.fleet.reservations import reserved_words
+from dynaplan.fleet.rules.busy_gpus import indices
+from dynaplan.util import screen
+from dynaplan.util.durations import clock
+from dynaplan.util.tables import folded, text_table
+
+Row = Mapping[str, Any]
+Document = Mapping[str, Any]
+
+COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME", "RESTARTS")
+TOKENS = "TOK/S"
+"""The column that is there once two polls have measured it."""
+
+WORKER_COLUMNS_DROPPED = ("PID", "UPTIME", "GPUS", "ROLE", "RESTARTS", "KV")
+"""The columns that a narrow screen does without, the first first; before them, an engine's usual time."""
+
+GPU_COLUMNS = ("GPU", "NAME", "MEMORY", "BUSY", "WATTS", "WORKERS")
+GB = 2**30
+
+
+@dataclass(frozen=True)
+class View:
+    """All that is shown of a deployment, top to bottom; ``workers`` and ``gpus`` have their headings first.
+
+    ``short_workers`` is for a narrow screen. ``names`` are the workers, in the order of the rows. ``places``
+    are the addresses of the metrics and the logs.
+    """
+
+    title: str
+    service: str
+    places: str
+    load: tuple[str, ...]
+    workers: tuple[tuple[str, ...], ...]
+    short_workers: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...]
+    gpus_title: str
+    gpus: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    decision: str = ""
+
+
+def view_of(document: Document, now_s: float) -> View:
+    """Return what is shown of a document; ``now_s`` is the time of the clock on the wall, in seconds."""
+    pid = document["serve_pid"]
+    owner = f"serve runs as pid {pid}" if pid else "no serve of it runs here"
+    if version := document.get("version"):
+        owner += f", version {version}"
+    rows = document["workers"]
+    return View(
+        title=f"{document['namespace']}  {document['frontend_url']}  {owner}",
+        service=_service(document),
+        places=_places(document),
+        load=_load(document),
+        workers=table_rows(rows),
+        short_workers=table_rows(rows, is_short=True),
+        names=tuple(row["worker"] for row in rows),
+        gpus_title=_gpus_title(document),
+        gpus=_gpus(document),
+        notes=_notes(document, now_s),
+        decision=document.get("last_decision", ""),
+    )
+
+
+def table_rows(rows: Sequence[Row], *, is_short: bool = False) -> tuple[tuple[str, ...], ...]:
+    """Return the workers' table, its headings first; a dash is "not known" or "does not have one"."""
+    has_tokens = any(row.get("tokens_per_s") is not None for row in rows)
+    headings = (*COLUMNS, TOKENS) if has_tokens else COLUMNS
+    return headings, *(_cells(row, has_tokens=has_tokens, is_short=is_short) for row in rows)
+
+
+def _service(document: Document) -> str:
+    """Return the model, the planner's policy, the workers that are asked for, and the free GPUs."""
+    parts = [f"model {', '.join(document['models']) or 'not known yet'}"]
+    if policy := document.get("policy"):
+        parts.append(f"policy {policy}")
+    elif document["serve_pid"]:
+        parts.append("no planner")
+    if dispatch := document.get("dispatch"):
+        parts.append(f"prompts {dispatch}")
+    if desired := document.get("desired"):
+        asked = ", ".join(f"{role} {_present(document, role)} of {desired[role]}" for role in desired)
+        parts.append(f"ready {asked}" + (" (being carried out)" if document.get("is_pending") else ""))
+    if (free := document.get("free_gpus")) is not None and document.get("gpus"):
+        parts.append(f"{len(free)} of {len(document['gpus'])} GPUs free")
+    return "  ".join(parts)
+
+
+def _places(document: Document) -> str:
+    if not document.get("metrics_url"):
+        return ""
+    return f"metrics {document['metrics_url']}  logs {document['logs_at']}"
+
+
+def _present(document: Document, role: str) -> int:
+    ready = (row for row in document["workers"] if row["state"] == "ready" and row["is_alive"] is not False)
+    return sum(row["role"] == role for row in ready)
+
+
+def _load(document: Document) -> tuple[str, ...]:
+    """Return the traffic of the last minute against its targets; nothing where it was not followed."""
+    if "load" not in document:
+        return ()
+    figures, targets = document["load"], document.get("targets") or {}
+    if figures is None:
+        return ("counting requests ...",)
+    parts = [f"{figures['requests_per_s']:.1f} requests/s", f"{figures['tokens_per_s']:.0f} tokens/s"]
+    for name in ("ttft", "itl"):
+        parts.append(_times(name, figures, targets))
+    lines = ["  ".join(parts)]
+    budget = document.get("error_budget")
+    if targets and budget:
+        lines.append(
+            f"error budget: TTFT {budget['ttft_requests']:+.0f} requests, ITL {budget['itl_requests']:+.0f}"
+        )
+    return tuple(lines)
+
+
+def _times(name: str, figures: Mapping[str, Any], targets: Mapping[str, Any]) -> str:
+    """Return ``TTFT 182 ms, p95 430 (target 500)``."""
+    mean_ms, high_ms = figures[f"{name}_mean_ms"], figures[f"{name}_percentile_ms"]
+    if mean_ms is None or high_ms is None:
+        return f"{name.upper()} -"
+    percentile = targets.get(f"{name}_percentile", 95)
+    target = f" (target {targets[f'{name}_ms']:g})" if targets else ""
+    return f"{name.upper()} {mean_ms:.3g} ms, p{percentile:g} {high_ms:.3g}{target}"
+
+
+def _gpus(document: Document) -> tuple[tuple[str, ...], ...]:
+    """Return the table of the GPUs with its headings; empty without GPUs, or where they were not read.
+
+    Free ones of one name are one row.
+    """
+    rows = [row for row in document.get("gpus", ()) if "utilisation" in row]
+    if not rows:
+        return ()
+    is_free = [row for row in rows if not (row["workers"] or row["others"] or row.get("reserved"))]
+    cells = [_gpu_cells(row) for row in rows if row not in is_free]
+    for name in dict.fromkeys(row["name"] for row in is_free):
+        free = [row["index"] for row in is_free if row["name"] == name]
+        if len(free) == 1:
+            cells += [_gpu_cells(row) for row in is_free if row["name"] == name]
+        else:
+            cells.append((indices(free), name or "-", "-", "-", "-", "free"))
+    return GPU_COLUMNS, *cells
+
+
+def _gpus_title(document: Document) -> str:
+    """Return ``8 GPUs``, and their name where all have the same."""
+    names = {row["name"] for row in document.get("gpus", ())}
+    number = f"{len(document.get('gpus', ()))} GPUs"
+    return f"{number}, {names.pop()}" if len(names) == 1 else number
+
+
+def _gpu_cells(row: Row) -> tuple[str, ...]:
+    used, whole = row["used_bytes"], row["memory_bytes"]
+    return (
+        str(row["index"]),
+        row["name"] or "-",
+        "-" if used is None or not whole else f"{used / GB:.0f} of {whole / GB:.0f} GB",
+        "-" if row["utilisation"] is None else f"{row['utilisation']:.0%}",
+        "-" if row["watts"] is None else f"{row['watts']:.0f}",
+        ", ".join(filter(None, [*row["workers"], *row["others"], row.get("reserved")])) or "free",
+    )
+
+
+def _notes(document: Document, now_s: float) -> tuple[str, ...]:
+    """Return a paragraph for everything that is wrong, held, or waits."""
+    notes = list(document["troubles"])
+    if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
+        notes.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
+    notes += hold_lines(document, now_s)
+    for row in document["workers"]:
+        if row["reason"] and (row["state"] in ("failed", "backoff") or is_lost(row)):
+            notes.append(f"{row['worker']}: {row['reason']}{_retry_hint(row, document['workers'])}")
+        elif row["reason"] and row["state"] == "draining":
+            notes.append(f"{row['worker']} leaves: {row['reason']}")
+    notes += routing_lines(document["routing"])
+    notes += [f"{name} waits: {reason}" for name, reason in document["waits"].items()]
+    notes += [
+        f"ignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key."
+        for key, reason in document["ignored_keys"].items()
+    ]
+    notes += [
+        f"not callable: {key} is reached by {reached}. dynaplan calls over HTTP only:"
+        " it gets no requests, and is not counted."
+        for key, reached in document["not_callable"].items()
+    ]
+    return tuple(notes)
+
+
+def hold_lines(document: Document, now_s: float) -> list[str]:
+    """Return a sentence for each hold, and for each reserved GPU."""
+    holds = document.get("holds", {})
+    lines = [
+        describe_hold(role, Hold(**holds[role.value]), now_s) for role in SCALED_ROLES if role.value in holds
+    ]
+    for index, made in document.get("reservations", {}).items():
+        hold = Hold(**made)
+        changes = f": {describe_hours(hold, now_s)}" if hold.at else ""
+        lines.append(
+            f"GPU {index} is {reserved_words(hold)}{changes}; `dynaplan release gpu={index}` ends that"
+        )
+    return lines
+
+
+def _cells(row: Row, *, has_tokens: bool, is_short: bool) -> tuple[str, ...]:
+    known = {key: "-" if row[key] is None else str(row[key]) for key in ("running", "waiting")}
+    cells = (
+        row["worker"],
+        row["role"],
+        _state(row, is_short=is_short),
+        ",".join(map(str, row["gpus"])) or "-",
+        str(row["pid"] or "-"),
+        known["running"],
+        known["waiting"],
+        "-" if row["kv_usage"] is None else f"{row['kv_usage']:.1%}",
+        "-" if row["uptime_s"] is None else clock(row["uptime_s"]),
+        str(row["restarts"]),
+    )
+    tokens = row.get("tokens_per_s")
+    return (*cells, "-" if tokens is None else f"{tokens:.0f}") if has_tokens else cells
+
+
+def _state(row: Row, *, is_short: bool) -> str:
+    """Return ``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state.
+
+    The usual time is left out of what is to be short. A worker that waits for its GPU is "waiting", one that
+    is draining says since when. A worker whose process is gone, which the fleet plugin has not noticed or
+    cannot notice, is "dead".
+    """
+    if row["is_alive"] is False:
+        return "dead"
+    if row["waits"]:
+        return "waiting"
+    if row["draining_s"] is not None:
+        return f"draining {clock(row['draining_s'])}"
+    if row["loading_s"] is None:
+        return str(row["state"])
+    usually = "" if row["usually_s"] is None or is_short else f" (usually {clock(row['usually_s'])})"
+    return f"loading {clock(row['loading_s'])}{usually}"
+
+
+def _retry_hint(row: Row, rows: Sequence[Row]) -> str:
+    """Return the command that tries a failed worker again at once, as a line of its own; empty for others."""
+    if row["state"] != "failed" or row["role"] not in ENGINE_ROLES:
+        return ""
+    present = (each for each in rows if each["component"] == row["component"])
+    number = sum(each["state"] != "draining" for each in present)
+    return f"\n  `dynaplan scale {row['role']}={number}` tries again at once."
+
+
+GPU_COLUMNS_DROPPED = ("NAME", "WATTS", "MEMORY")
+"""The columns of the GPUs that a narrow screen does without, the first first."""
+
+
+def render_page(view: View, width: int = 0) -> str:
+    """Return the whole text; ``width`` is that of the screen in columns, 0 for any."""
+    parts = [
+        render_lines(filter(None, [view.title, view.service, view.places]), width),
+        render_lines(view.load, width),
+        render_decision(view, width),
+        render_workers(view, width),
+        render_gpus(view, width),
+        *(render_lines([note], width) for note in view.notes),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def render_lines(lines: Iterable[str], width: int) -> str:
+    """Return the lines below one another, folded."""
+    return "\n".join(folded(line, width, "  ") for line in lines)
+
+
+def render_decision(view: View, width: int = 0) -> str:
+    """Return the planner's last decision in one line, or two; empty before there is one."""
+    return render_lines([f"last decision {view.decision}"], width) if view.decision else ""
+
+
+def render_workers(view: View, width: int = 0) -> str:
+    """Lay the workers out under their headings; a narrow screen does without ``WORKER_COLUMNS_DROPPED``."""
+    return render_worker_table(view.workers, view.short_workers, width)
+
+
+def render_worker_table(
+    rows: Sequence[Sequence[str]], short_rows: Sequence[Sequence[str]], width: int = 0
+) -> str:
+    """Lay rows out, or the short ones where those are wider than ``width`` columns (0 for any width)."""
+    is_narrow = bool(width) and max(map(len, text_table(rows).splitlines())) > width
+    chosen = short_rows if is_narrow else rows
+    return text_table(
+        chosen, width=width, dropping=WORKER_COLUMNS_DROPPED, paint={"STATE": screen.state_coloured}
+    )
+
+
+def render_gpus(view: View, width: int = 0) -> str:
+    """Lay the GPUs out under their headings; empty without any."""
+    if not view.gpus:
+        return ""
+    is_same = len({row[1] for row in view.gpus[1:]}) == 1
+    rows = [(*row[:1], *row[2:]) for row in view.gpus] if is_same else view.gpus
+    return f"{view.gpus_title}\n{text_table(rows, width=width, dropping=GPU_COLUMNS_DROPPED)}"

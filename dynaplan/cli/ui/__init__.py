@@ -1,1 +1,0 @@
-"""The web page's side of the command line: its address, and the process that looks for it."""

@@ -1,0 +1,233 @@
+"""``dynaplan upgrade``: this version takes over a running deployment, without dropping a request.
+
+First ``serve``, as ``fleet/reattach/versions.py`` describes. Then the workers, one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.detach import PROGRAM
+from dynaplan.cli.options import namespace_argument, step_timeout_option
+from dynaplan.cli.reload import reload_lock
+from dynaplan.cli.restart import replace_worker
+from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
+from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.graph.lifecycle import Worker
+from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.launch import Launch
+    from dynaplan.fleet.reattach.versions import RunningServe
+
+STOP_AND_SERVE = "`dynaplan stop`, then `dynaplan serve`, starts this version."
+
+
+@click.command(name="upgrade")
+@namespace_argument
+@click.option("--force", is_flag=True, help="Also where this version runs already.")
+@step_timeout_option
+def command(namespace: str | None, force: bool, timeout: float | None) -> None:
+    """Have the version of dynaplan that runs this command take over a deployment of another version.
+
+    Run it from the new version's environment. `serve` is replaced, and adopts what runs; if the new one does
+    not come up, the old one goes on. Then every worker, frontends and planner included, is renewed: a new one
+    is ready before the old one is drained. An interrupted upgrade goes on when it is run again; the old
+    version's own `dynaplan upgrade` goes back.
+    """
+    _check_format(namespace)
+    found = connect(namespace)
+    running = check_version(found, force=force)
+    check_configuration(_read_launch(found))
+    asyncio.run(Upgrade(found, running, timeout).run(is_forced=force))
+
+
+def _check_format(namespace: str | None) -> None:
+    """Raise DeploymentError for a statefile of a format that this version does not know."""
+    from dynaplan.fleet.deployments import statefiles
+    from dynaplan.fleet.rules.statefile import VERSION
+
+    for path in statefiles(namespace):
+        try:
+            version = int(json.loads(path.read_text()).get("version", VERSION))
+        except (OSError, ValueError, TypeError, AttributeError):
+            continue
+        if version > VERSION:
+            raise DeploymentError(
+                f"{path} is of format {version}, and this dynaplan reads formats up to {VERSION}",
+                hint=f"A newer dynaplan runs there. {STOP_AND_SERVE}",
+            )
+
+
+def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
+    """Return the ``serve`` that runs; raises DeploymentError when it cannot be replaced, or needs not be."""
+    from dynaplan.fleet.reattach.versions import own_version, read_serve
+
+    if (owner := os.stat(found.runtime_dir).st_uid) != os.getuid():
+        raise DeploymentError(
+            f"{found.namespace} is of the user with the id {owner}", hint="Run this as that user."
+        )
+    running = read_serve(found.runtime_dir)
+    if running is None:
+        raise DeploymentError(
+            f"{found.namespace} was started by a version that cannot be upgraded", hint=STOP_AND_SERVE
+        )
+    if running.pid == found.arbiter.pid:
+        raise DeploymentError(
+            f"{found.namespace} has no holder, which starts the next serve: it runs with --no-supervise",
+            hint=STOP_AND_SERVE,
+        )
+    if own_version() == running.version and not force and not running.not_renewed(found.workers):
+        raise DeploymentError(
+            f"{found.namespace} runs {running.version} already",
+            hint="Run this from the new version's environment, or with --force.",
+        )
+    return running
+
+
+def _read_launch(found: RunningDeployment) -> Launch:
+    from dynaplan.fleet.launch import read_launch
+
+    try:
+        return read_launch(found.runtime_dir)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise DeploymentError(
+            f"this version cannot read how {found.namespace} was started: {error}", hint=STOP_AND_SERVE
+        ) from error
+
+
+def check_configuration(launch: Launch) -> None:
+    """Raise a UserError where this version, in this environment, cannot run the graph or its settings."""
+    from dynaplan.cli.serve import warn
+    from dynaplan.cli.serve_checks import check_settings
+    from dynaplan.graph.config import resolve_graph, validate_config
+    from dynaplan.graph.loading import load_graph
+
+    here, directory = Path.cwd(), Path(launch.graph.working_dir)
+    os.chdir(directory)
+    try:
+        graph = load_graph(launch.graph.identifier, directory)
+        warnings = validate_config(graph, launch.config)
+        spec = resolve_graph(graph, launch.config, launch.namespace)
+        warn(warnings + check_settings(graph, spec, launch.config))
+    finally:
+        os.chdir(here)
+
+
+class Upgrade:
+    """One upgrade of a deployment, in which ``running`` is the ``serve`` that was found."""
+
+    def __init__(
+        self, found: RunningDeployment, running: RunningServe, timeout_s: float | None = None
+    ) -> None:
+        self._found = found
+        self._running = running
+        self._timeout_s = timeout_s
+        self._old = running.not_renewed
+
+    async def run(self, *, is_forced: bool = False) -> None:
+        """Take over, and renew every worker.
+
+        Raises PermanentError when the new version or a new worker does not start.
+        """
+        from dynaplan.fleet.reattach.versions import own_version
+
+        begun_s = time.monotonic()
+        with reload_lock(self._found, "reload or upgrade"):
+            if is_forced or own_version() != self._running.version:
+                self._running = await self._take_over()
+                click.echo(f"serve: {self._running.version} after {time.monotonic() - begun_s:.1f} s")
+            self._old = self._running.older if is_forced else self._running.not_renewed
+            try:
+                number = await self._renew()
+            except DynaplanError as error:
+                left = ", ".join(each.name for each in self._left()) or "none"
+                raise PermanentError(
+                    f"serve is of the new version, of the old one still {left}: {error.args[0]}",
+                    hint="They go on. `dynaplan upgrade` again goes on with them; that of the old version's "
+                    "environment goes back.",
+                ) from error
+        click.echo(f"upgraded after {time.monotonic() - begun_s:.1f} s: serve and {number} workers")
+
+    async def _take_over(self) -> RunningServe:
+        """Replace the old ``serve`` by this version's; return it once it runs."""
+        from dynaplan.fleet.reattach.versions import own_version, take_over
+
+        try:
+            take_over(self._found.runtime_dir, self._running, PROGRAM, os.environ.get("PYTHONPATH"))
+        except OSError as error:
+            raise DeploymentError(
+                f"serve of {self._found.namespace} cannot be replaced: {error}",
+                hint="Run it again when `dynaplan status` says that it is there.",
+            ) from error
+        now = await self._wait_successor()
+        if now.version != own_version():
+            raise PermanentError(
+                f"the new version's serve did not come up: {now.version} goes on",
+                hint="Its output has the reason, above 'The other serve did not come up'; of a detached one "
+                "`dynaplan logs serve` prints it. No worker was touched.",
+            )
+        await self._wait_plugin(now)
+        return now
+
+    async def _wait_successor(self) -> RunningServe:
+        """Return the ``serve`` that follows the one that was found; TemporaryError when none does."""
+        from dynaplan.fleet.reattach.versions import read_serve
+
+        deadline_s = time.monotonic() + TAKE_OVER_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            now = read_serve(self._found.runtime_dir)
+            if now and (now.pid, now.started_at) != (self._running.pid, self._running.started_at):
+                return now
+            await asyncio.sleep(SERVE_POLL_S)
+        raise TemporaryError(
+            f"no serve has come within {TAKE_OVER_TIMEOUT_S:g} s", hint="`dynaplan status` shows what runs."
+        )
+
+    async def _wait_plugin(self, serve: RunningServe) -> None:
+        """Return when the fleet plugin of that ``serve`` keeps the workers."""
+        from dynaplan.fleet import local_host
+
+        heartbeats = local_host.heartbeats(self._found.runtime_dir)
+        deadline_s = time.monotonic() + PLUGIN_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            pulse = heartbeats.read(PLUGIN_PULSE)
+            if pulse and pulse.is_alive and pulse.process.started_at >= serve.started_at:
+                return
+            await asyncio.sleep(SERVE_POLL_S)
+        raise PermanentError(
+            f"the new version's fleet plugin has not answered within {PLUGIN_TIMEOUT_S:g} s",
+            hint="The `dynaplan upgrade` of the old version's environment goes back. No worker was touched.",
+        )
+
+    async def _renew(self) -> int:
+        """Replace all workers that are not of this version; return how many."""
+        from dynaplan.store import connections
+
+        store, gpu_wait_s = connections.connect_store(), 0.0
+        tried: set[tuple[str, int]] = set()
+        try:
+            while left := [each for each in self._left() if (each.name, each.pid) not in tried]:
+                worker, begun_s = left[0], time.monotonic()
+                tried.add((worker.name, worker.pid))
+                new, gpu_wait_s = await replace_worker(
+                    store, self._found, worker, self._timeout_s, gpu_wait_s
+                )
+                click.echo(f"{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+        finally:
+            await store.close()
+        return len(tried)
+
+    def _left(self) -> list[Worker]:
+        from dynaplan.fleet.deployments import find_deployment
+
+        return self._old(find_deployment(self._found.namespace).workers)

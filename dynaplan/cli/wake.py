@@ -1,0 +1,94 @@
+"""``dynaplan wake``: wake the workers whose engines sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.options import namespace_option
+from dynaplan.cli.timing import AWAKE_POLL_S
+from dynaplan.util.errors import ConfigError, TemporaryError, nearest
+
+if TYPE_CHECKING:
+    from dynaplan.store.port import Store
+
+
+@click.command(name="wake")
+@click.argument("worker", required=False)
+@namespace_option
+@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait.")
+def command(worker: str | None, namespace: str | None, timeout_s: float) -> None:
+    """Wake WORKER, or every worker that `dynaplan status` shows as asleep.
+
+    A request wakes one, too, when all are asleep. vLLM can be woken only with VLLM_SERVER_DEV_MODE=1.
+    """
+    found = connect(namespace)
+    names = [each.name for each in found.workers]
+    if worker and worker not in names:
+        raise ConfigError(f"there is no worker {worker!r}", hint=nearest(worker, names))
+    asyncio.run(_wake(found.namespace, worker, timeout_s))
+
+
+async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
+    """Ask the sleeping workers to wake and wait for it; raises TemporaryError when one does not."""
+    from dynaplan.store import connections
+
+    store = connections.connect_store()
+    begun_s = time.monotonic()
+    try:
+        asleep = {
+            name: each
+            for name, each in (await _sleeping_workers(store, namespace)).items()
+            if worker in (None, name)
+        }
+        if not asleep:
+            click.echo(f"{worker or 'no worker'} is {'awake' if worker else 'asleep'}")
+            return
+        await _request_wake(store, namespace, asleep)
+        while asleep:
+            still = await _sleeping_workers(store, namespace)
+            for name in asleep.keys() - still.keys():
+                click.echo(f"{name} is awake after {time.monotonic() - begun_s:.1f} s")
+            asleep = {name: still[name] for name in asleep.keys() & still.keys()}
+            for name, (_, reason) in asleep.items():
+                if reason:
+                    raise TemporaryError(f"{name} cannot be woken: {reason}")
+            if asleep and time.monotonic() - begun_s > timeout_s:
+                raise TemporaryError(f"{', '.join(sorted(asleep))}: not awake within {timeout_s:g} s")
+            await asyncio.sleep(AWAKE_POLL_S)
+    finally:
+        await store.close()
+
+
+async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
+    """Request it of each worker; an earlier reason is cleared, so that the next one is the answer."""
+    from dynaplan.gateway.routing.sleeping_workers import request_wake
+    from dynaplan.store.instances import ASLEEP
+    from dynaplan.store.model import Transaction
+
+    for instance_id, _ in asleep.values():
+        key = ASLEEP.key(namespace, instance_id)
+        await store.commit(Transaction(puts={key: ""}, lease=instance_id))
+        if not await request_wake(store, store, namespace, instance_id):
+            raise TemporaryError("the key-value store does not answer", hint="Try again.")
+
+
+async def _sleeping_workers(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
+    """Return the instance id of each sleeping worker, and the reason why it cannot be woken, or empty."""
+    from dynaplan.store.instances import ASLEEP, SERVICES_PREFIX, Instance
+
+    items = await store.list(ASLEEP.prefix(namespace))
+    reasons = {ASLEEP.instance(namespace, item.key): item.value for item in items}
+    found: dict[str, tuple[int, str]] = {}
+    for item in await store.list(f"{SERVICES_PREFIX}{namespace}/"):
+        try:
+            instance = Instance.from_json(item.value)
+        except ValueError:
+            continue  # `status` names it
+        if instance.instance_id in reasons:
+            found[instance.worker] = instance.instance_id, reasons[instance.instance_id]
+    return found

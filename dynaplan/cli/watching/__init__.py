@@ -1,1 +1,0 @@
-"""Commands that only read: the state of a deployment, its logs, its planner's reasons."""

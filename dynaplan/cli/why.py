@@ -1,0 +1,95 @@
+"""``dynaplan why``: print the planner's last decisions in words, and which workers were removed, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.options import namespace_option
+from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
+from dynaplan.util import screen
+from dynaplan.util.tables import folded
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.rules.removals import Removal
+
+
+@click.command(name="why")
+@namespace_option
+@click.option(
+    "-n", "--last", type=click.IntRange(1), default=3, show_default=True, help="How many decisions."
+)
+@click.option("--changes", is_flag=True, help="Only those that changed something.")
+def command(namespace: str | None, last: int, changes: bool) -> None:
+    """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
+    from dynaplan.cli.scale_counts import current_entries, statefile_holds
+    from dynaplan.cli.status_view import hold_lines
+    from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+    from dynaplan.fleet.rules.statefile import planner_keys_of
+    from dynaplan.planner.recorders.decision_log import recent_records
+    from dynaplan.planner.rules.explain import explain, is_change
+
+    found = connect(namespace)
+    records = recent_records(found.log_dir / "planner", 10_000 if changes else last)
+    if changes:
+        records = [record for record in records if is_change(record)]
+    for record in records[-last:]:
+        click.echo(_shown(explain(record)) + "\n")
+    for line in removal_lines(asyncio.run(removals(found.namespace))):
+        click.echo(folded(line, screen.width(), INDENT))
+    kept = planner_keys_of(found.document)
+    holds = statefile_holds(found.document).to_json()
+    reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
+    for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
+        click.echo(folded(line, screen.width(), INDENT))
+    if not records:
+        what = "change" if changes else "decision"
+        click.echo(
+            f"No {what} yet. The planner decides every adjustment-interval, once a decode worker is ready."
+        )
+
+
+INDENT = " " * 13
+"""Spaces below the label of a step."""
+
+
+def _shown(explained: str) -> str:
+    """Return an explanation as wide as the screen, its changes coloured."""
+    verdict, *steps = folded(explained, screen.width(), INDENT).split("\n")
+    is_changed = "  no change" not in verdict
+    lines = [screen.good(step) if step.startswith("  changed ") else step for step in steps]
+    return "\n".join([screen.good(verdict) if is_changed else verdict, *lines])
+
+
+async def removals(namespace: str) -> tuple[Removal, ...]:
+    """Read the last removals, the newest last; none where the store does not answer."""
+    from dynaplan.fleet.desired_counts import fleet_key
+    from dynaplan.fleet.rules.removals import removals_in
+    from dynaplan.store import connections
+    from dynaplan.util.documents import parse_object
+    from dynaplan.util.errors import StoreUnavailable
+
+    store = connections.connect_store()
+    try:
+        async with asyncio.timeout(REMOVALS_TIMEOUT_S):
+            item = await store.get(fleet_key(namespace))
+        return removals_in(parse_object(item.value)) if item else ()
+    except (StoreUnavailable, TimeoutError, ValueError):
+        return ()
+    finally:
+        await store.close()
+
+
+def removal_lines(found: Iterable[Removal]) -> list[str]:
+    """Return a line for each, in local time."""
+    return [f"{_local(each.at_unix_s)}  {each.worker} was told to leave: {each.why}" for each in found]
+
+
+def _local(at_unix_s: float) -> str:
+    return datetime.fromtimestamp(at_unix_s).isoformat(" ", "seconds")

@@ -1,0 +1,100 @@
+"""What the page does for its user: actions, each a command of dynaplan, and a worker's log part by part."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", re.ASCII)
+"""The form of a worker's name, or of a log's: never an option, never a path."""
+
+ROLES = frozenset(role.value for role in SCALED_ROLES)
+
+
+def command_arguments(action: Mapping[str, Any]) -> list[str]:
+    """Return the command of an action of the page; raises ValueError with what is wrong with it.
+
+    ``{"do": "scale", "role": "decode", "by": 1}``; ``hold`` and ``release`` take a role, ``restart`` a
+    worker, ``drain`` both.
+    """
+    match action:
+        case {"do": "scale", "role": str(role), "by": int(by)} if role in ROLES and by in (-1, 1):
+            return ["scale", f"{role}={by:+d}", "--no-wait"]
+        case {"do": "hold", "role": str(role)} if role in ROLES:
+            return ["scale", f"{role}=+0", "--hold", "--no-wait"]
+        case {"do": "release", "role": str(role)} if role in ROLES:
+            return ["release", role]
+        case {"do": "drain", "role": str(role), "worker": str(worker)} if role in ROLES and _is_name(worker):
+            return ["scale", f"{role}=-1", "--leaving", worker, "--no-wait"]
+        case {"do": "restart", "worker": str(worker)} if _is_name(worker):
+            return ["restart", worker]
+    raise ValueError("There is no such action.")
+
+
+def _is_name(text: str) -> bool:
+    return NAME.fullmatch(text) is not None
+
+
+async def run_command(arguments: Sequence[str]) -> str:
+    """Run a command of dynaplan in a process of its own; return all that it wrote."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dynaplan", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return output.decode(errors="replace").rstrip()
+
+
+PART_BYTES = 64 * 1024
+"""The number of bytes that are read at once, and of the end that is shown at first."""
+
+
+def log_part(log_dir: Path, name: str, after: int) -> tuple[str, int]:
+    """Return what was written after that byte, at most one part, and the byte to read on from.
+
+    A negative number is "the end of it". A log that is shorter than that began anew: it is read from its
+    beginning. Raises FileNotFoundError when there is no log of that name.
+    """
+    if not NAME.fullmatch(name):
+        raise FileNotFoundError(name)
+    descriptor = os.open(log_dir / f"{name}.log", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(name)
+        size = found.st_size
+        start = max(0, size - PART_BYTES) if after < 0 else after if after <= size else 0
+        file.seek(start)
+        part = file.read(PART_BYTES)
+    if after < 0 < start:
+        cut = part.find(b"\n") + 1
+        start, part = start + cut, part[cut:]
+    whole = _whole_characters(part)
+    return part[:whole].decode(errors="replace"), start + whole
+
+
+def _whole_characters(part: bytes) -> int:
+    """Return the number of bytes before a UTF-8 character that is cut off at the end."""
+    for back in range(1, min(4, len(part)) + 1):
+        byte = part[-back]
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(part) - back if back < length else len(part)
+        if byte < 0x80:
+            break
+    return len(part)

@@ -1,0 +1,120 @@
+"""The process behind the page: what it writes of a deployment, how often it draws, and what it remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dynaplan.cli import page_feed as module
+from dynaplan.cli.page_feed import HISTORY_S, DecisionHistory, PageFeed
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.rules.decision import decide
+from dynaplan.webui.charts import ChartsRequest
+from tests.unit.cli.status_documents import FIGURES, document, worker_document
+from tests.unit.planner.rules.situations import interval
+
+NOW_S = 1_800_000_000.0
+SMALL = ChartsRequest(900, 380)
+
+
+def record(ago_s: float, *, is_change: bool) -> dict[str, Any]:
+    """A line of the planner's log, written that long ago."""
+    settings = PlannerSettings()
+    observation = interval(1, 1, 0.95 if is_change else 0.7)
+    next_state, decision = decide(settings, PlannerState(), observation)
+    wall_time = datetime.fromtimestamp(NOW_S - ago_s, UTC).isoformat()
+    found = DecisionRecord(wall_time, settings, PlannerState(), observation, decision, next_state)
+    return json.loads(json.dumps(found.to_json()))
+
+
+def history(records: list[dict[str, Any]]) -> DecisionHistory:
+    return DecisionHistory(lambda last, tail_bytes: records[-last:])
+
+
+def test_history_is_read_from_the_log_once_and_then_what_is_new() -> None:
+    records = [record(60, is_change=False), record(30, is_change=True)]
+    read = history(records)
+    assert read.poll(NOW_S)
+    assert not read.poll(NOW_S)
+    records.append(record(0, is_change=False))
+    assert read.poll(NOW_S)
+    assert [round(NOW_S - each.at_s) for each in read.samples] == [60, 30, 0]
+    assert [each.lasted_s for each in read.samples] == [600.0, 30.0, 30.0]
+    assert [NOW_S - each.at_s for each in read.changes] == [30.0]
+    assert read.changes[0].text.startswith("changed prefill 1, decode 1 -> prefill 1, decode 2: ")
+
+
+def test_what_is_older_than_the_longest_charts_is_let_go() -> None:
+    records = [record(HISTORY_S + 10, is_change=True), record(10, is_change=True)]
+    read = history(records)
+    read.poll(NOW_S)
+    assert len(read.samples) == len(read.changes) == 1
+    records.append(record(-HISTORY_S, is_change=False))
+    read.poll(NOW_S + HISTORY_S)
+    assert len(read.samples) == 1
+    assert read.changes == []
+
+
+def test_changes_are_listed_with_all_that_why_says_and_of_the_rest_the_last() -> None:
+    records = [record(100 - each, is_change=each % 5 == 0) for each in range(50)]
+    read = history(records)
+    read.poll(NOW_S)
+    assert [each["is_change"] for each in read.listed].count(True) == 10
+    assert [each["is_change"] for each in read.listed].count(False) == module.SHOWN_LAST
+    assert "observed" in read.listed[-1]["why"]
+    assert read.listed[-1]["time"]
+    assert read.listed == sorted(read.listed, key=lambda each: each["at_s"])
+
+
+class Looks:
+    """A deployment that looks the same at each poll; copies ``StatusPoller``."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    async def poll(self) -> dict[str, Any]:
+        self.looks += 1
+        prefill = worker_document("p", role="prefill", state="backoff", reason="it crashed")
+        return document(worker_document(), prefill, load=FIGURES)
+
+
+def no_records(last: int, tail_bytes: int) -> Sequence[dict[str, Any]]:
+    return []
+
+
+def page_feed() -> PageFeed:
+    return PageFeed(Looks(), no_records)  # type: ignore[arg-type]
+
+
+async def test_looks_have_the_sentences_of_top() -> None:
+    [(name, text)] = await page_feed().events([])
+    look = json.loads(text)
+    assert name == "look"
+    assert look["workers"][0]["worker"] == "dynamo_VllmWorker"
+    assert "p: it crashed" in look["notes"]
+
+
+async def test_only_charts_that_are_shown_are_drawn_and_at_once() -> None:
+    feed = page_feed()
+    assert [name for name, _ in await feed.events([])] == ["look"]
+    assert [name for name, _ in await feed.events([SMALL])] == [SMALL.name]
+    assert await feed.events([SMALL]) == []
+
+
+async def test_charts_are_drawn_again_when_there_is_more_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEPLOYMENT_POLL_S", 0.0)
+    monkeypatch.setattr(module, "DRAW_S", 0.0)
+    drawing = page_feed()
+    for _ in range(3):
+        assert [name for name, _ in await drawing.events([SMALL])] == ["look", SMALL.name]
+
+
+async def test_new_decisions_are_listed_once() -> None:
+    feed = PageFeed(Looks(), lambda last, tail_bytes: [record(10, is_change=True)])  # type: ignore[arg-type]
+    feed._history.poll = lambda now_s, poll=feed._history.poll: poll(NOW_S)  # type: ignore[method-assign]
+    assert [name for name, _ in await feed.events([])] == ["look", "decisions"]

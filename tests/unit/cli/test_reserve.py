@@ -1,0 +1,97 @@
+"""GPUs are named, checked and reserved by ``dynaplan reserve``, and given back by ``release``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaplan.cli import reserve
+from dynaplan.cli.reserve import check_reservation, parse_gpus, parse_release
+from dynaplan.fleet import deployments
+from dynaplan.fleet.holds import Hold
+from dynaplan.fleet.plugin import carrying_out
+from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store import connections
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, TemporaryError
+from tests.unit.fleet.rules.graphs import box, worker
+
+KEY = f"v1/ns/planner/{RESERVATIONS}"
+
+
+@pytest.mark.parametrize(("text", "gpus"), [("gpu=7", [7]), ("gpu=6,7", [6, 7]), ("gpu=4-6,9", [4, 5, 6, 9])])
+def test_gpus_are_named_by_numbers_lists_and_ranges(text: str, gpus: list[int]) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize("text", ["7", "gpu=", "gpu=x", "gpu=1-", "gpu=-1", "gpu=1,,2", "gpu=1000000000"])
+def test_any_other_name_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="no GPUs are named so") as refusal:
+        parse_gpus(text)
+    assert "gpu=6,7" in str(refusal.value.hint)
+
+
+def test_a_gpu_must_be_there_and_one_must_be_left_for_a_decode_worker() -> None:
+    workers = [worker("VllmWorker", gpus=(0, 1))]
+    check_reservation([3], box(4), workers, yes=False)
+    with pytest.raises(ConfigError, match="GPU 4,5: the deployment has 0, 1, 2, 3"):
+        check_reservation([4, 5], box(4), workers, yes=False)
+    with pytest.raises(ConfigError, match="leaves 1 GPUs, and a decode worker takes 2"):
+        check_reservation([1, 2, 3], box(4), workers, yes=False)
+    check_reservation([0, 1, 2, 3], box(4), workers, yes=True)
+
+
+def test_roles_and_gpus_are_released_by_their_names() -> None:
+    assert parse_release(["decode", "gpu=7", "gpu=1-2"]) == ([Role.DECODE], frozenset({1, 2, 7}))
+    assert parse_release([]) == ([], frozenset())
+    with pytest.raises(ConfigError, match="no such role"):
+        parse_release(["decod"])
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A deployment with a worker on GPU 0, and its store."""
+    store = MemoryStore(SystemClock())
+
+    async def closed() -> None:
+        return None
+
+    monkeypatch.setattr(store, "close", closed)
+    found = SimpleNamespace(
+        namespace="ns", workers=(worker("VllmWorker", gpus=(0,)),), runtime_dir=Path("/nowhere"), store=store
+    )
+    monkeypatch.setattr(connections, "connect_store", lambda: store)
+    monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
+    monkeypatch.setattr(deployments, "find_deployment", lambda _: found)
+    return found
+
+
+async def reserved(found: Any) -> ReservedGpus:
+    item = await found.store.get(KEY)
+    return ReservedGpus.from_text(item.value if item else "")
+
+
+async def test_a_reservation_is_kept_beside_others_and_released_alone(
+    found: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, other = Hold(by="me", uid=os.getuid()), Hold(by="alice", uid=os.getuid() + 1)
+    await found.store.put(KEY, ReservedGpus({3: other}).to_text())
+    await reserve._reserve(found, [0, 1], mine)
+    assert await reserved(found) == ReservedGpus({0: mine, 1: mine, 3: other})
+    with pytest.raises(ConfigError, match="GPU 3 is reserved by alice"):
+        await reserve._reserve(found, [3], mine)
+    await reserve._release_gpus(found, frozenset({0, 2}))
+    assert await reserved(found) == ReservedGpus({1: mine, 3: other})
+    assert "GPU 2 is not reserved" in capsys.readouterr().out
+
+
+async def test_the_command_waits_until_no_worker_holds_the_gpu(found: Any) -> None:
+    await reserve._wait_until_free(found, [1], 0.0)
+    with pytest.raises(TemporaryError, match=r"not free within 0 s: dynamo_VllmWorker \(ready\)"):
+        await reserve._wait_until_free(found, [0, 1], 0.0)

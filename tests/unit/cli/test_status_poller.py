@@ -1,0 +1,159 @@
+"""Looking at a deployment again and again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaplan.cli import status_poller
+from dynaplan.cli.status_document import DeploymentState
+from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, StatusPoller, percentile_ms
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.fleet import deployments, local_host
+from dynaplan.fleet.deployments import RunningDeployment
+from dynaplan.fleet.gpus import GpuActivity, GpuProcess, GpuUse
+from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.store.instances import Instance
+from tests.unit.fleet.rules.graphs import worker
+from tests.unit.fleet.rules.test_statefile import new_document
+
+WORKER = worker("VllmWorker", gpus=(0,))
+
+
+class OneWorker:
+    """A store and a worker that generates ten tokens between two looks; copies ``StatusReader``."""
+
+    def __init__(self, namespace: str) -> None:
+        self.generated = 0
+        self.lists = 0
+
+    async def read_store(self) -> DeploymentState:
+        self.lists += 1
+        card = {"role": "decode", "model": "llama"}
+        instance = Instance("dynamo", "VllmWorker", "generate", 1, "http://x", worker=WORKER.name, card=card)
+        frontend = Instance("dynamo", "Frontend", "http", 2, "http://y", worker="dynamo_Frontend")
+        return DeploymentState(registered=(instance, frontend), fleet={"free_gpus": [1]})
+
+    async def read_loads(self, registered: list[Instance]) -> dict[str, WorkerLoad]:
+        self.generated += 10
+        return {each.worker: WorkerLoad(generated_tokens=self.generated) for each in registered}
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[float]]:
+    document = with_fleet(
+        {
+            **new_document(),
+            "addresses": {"frontend_url": "http://z", "log_dir": str(tmp_path), "runtime_dir": str(tmp_path)},
+        },
+        [WORKER],
+    )
+    found = RunningDeployment(tmp_path / "dynamo.json", document, ProcessIdentity(5, 1, "boot"))
+    now = [100.0]
+    monkeypatch.setattr(status_poller, "connect", lambda namespace: found)
+    monkeypatch.setattr(deployments, "find_deployment", lambda namespace: found)
+    monkeypatch.setattr(status_poller, "StatusReader", OneWorker)
+    monkeypatch.setattr(status_poller.time, "monotonic", lambda: now[0])
+    use = GpuUse(2**30, (GpuProcess(os.getpid(), "python"), GpuProcess(0)))
+    monkeypatch.setattr(local_host, "gpu_uses", lambda gpus: lambda: {0: use})
+    monkeypatch.setattr(local_host, "gpu_activity", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
+    yield now
+
+
+async def test_two_looks_tell_the_tokens_and_one_the_gpus(seconds: list[float]) -> None:
+    live = StatusPoller(None)
+    first = await live.poll()
+    seconds[0] += 1.0
+    second = await live.poll()
+    await live.close()
+    assert [row["tokens_per_s"] for row in (first["workers"][0], second["workers"][0])] == [None, 10.0]
+    assert (second["free_gpus"], second["models"], second["load"]) == ([1], ["llama"], None)
+    shown: dict[str, Any] = second["gpus"][0]
+    assert (shown["used_bytes"], shown["utilisation"], shown["watts"]) == (2**30, 0.5, 300.0)
+    assert shown["others"] == [f"python ({os.getpid()})"]
+    assert shown["workers"] == [WORKER.name]
+
+
+async def test_the_store_is_asked_every_other_second_only(seconds: list[float]) -> None:
+    live = StatusPoller(None)
+    for _ in range(4):
+        await live.poll()
+        seconds[0] += 1.0
+    reader: Any = live._reader
+    assert reader.lists == 2
+    await live.close()
+
+
+async def test_an_engine_that_began_anew_has_no_rate_yet(seconds: list[float]) -> None:
+    live = StatusPoller(None)
+    await live.poll()
+    reader: Any = live._reader
+    reader.generated = -10
+    seconds[0] += 1.0
+    assert (await live.poll())["workers"][0]["tokens_per_s"] is None
+    await live.close()
+
+
+BOUNDS = ("0.1", "0.2", "+Inf")
+
+
+def counts(
+    requests: float, buckets: tuple[float, float, float], tokens: float = 0.0
+) -> dict[tuple[str, str], float]:
+    name = "time_to_first_token_seconds"
+    own = {(f"{name}_bucket", bound): count for bound, count in zip(BOUNDS, buckets, strict=True)}
+    own |= {(f"{name}_count", ""): buckets[-1], (f"{name}_sum", ""): 0.1 * buckets[-1]}
+    itl = {("inter_token_latency_seconds_count", ""): tokens, ("inter_token_latency_seconds_sum", ""): 0.0}
+    return {("requests", ""): requests, **own, **itl}
+
+
+def test_two_readings_give_rates_means_and_percentiles() -> None:
+    window = LoadWindow()
+    window.add(0.0, counts(100, (50, 50, 50), 1000))
+    assert window.figures() is None
+    window.add(10.0, counts(150, (60, 100, 100), 1950))
+    figures = window.figures()
+    assert figures
+    assert (figures.window_s, figures.requests_per_s, figures.tokens_per_s) == (10.0, 5.0, 100.0)
+    assert figures.ttft_mean_ms == pytest.approx(100.0)
+    # 10 of 50 lie below 100 ms and 40 evenly up to 200 ms: 47.5 of them are below 193.75 ms.
+    assert figures.ttft_percentile_ms == pytest.approx(193.75)
+    assert (figures.itl_mean_ms, figures.itl_percentile_ms) == (0.0, None)
+
+
+def test_an_idle_minute_has_no_times() -> None:
+    window = LoadWindow()
+    for at_s in (0.0, 5.0):
+        window.add(at_s, counts(7, (7, 7, 7)))
+    figures = window.figures()
+    assert figures
+    assert (figures.requests_per_s, figures.ttft_mean_ms, figures.ttft_percentile_ms) == (0.0, None, None)
+
+
+def test_only_the_last_minute_counts() -> None:
+    window = LoadWindow()
+    for second in range(0, 130, 5):
+        window.add(float(second), counts(0 if second < 60 else 600, (0, 0, 0)))
+    figures = window.figures()
+    assert figures
+    assert (figures.window_s, figures.requests_per_s) == (WINDOW_S, 0.0)
+
+
+def test_frontends_that_began_anew_begin_the_window() -> None:
+    window = LoadWindow()
+    window.add(0.0, counts(100, (100, 100, 100)))
+    window.add(5.0, counts(3, (3, 3, 3)))
+    assert window.figures() is None
+
+
+def test_a_percentile_above_the_last_bound_is_that_bound() -> None:
+    assert percentile_ms(counts(0, (0, 1, 10)), "time_to_first_token_seconds", 95) == 200.0
+    finite = {key: value for key, value in counts(0, (1, 2, 2)).items() if key[1] != "+Inf"}
+    assert percentile_ms(finite, "time_to_first_token_seconds", 100) == 200.0

@@ -1,0 +1,132 @@
+"""From a document to what is shown of it."""
+
+from __future__ import annotations
+
+import click
+
+from dynaplan.cli.status_view import render_page, view_of
+from tests.unit.cli.status_documents import FIGURES, document, gpu_document, worker_document
+
+
+def test_the_head_says_what_is_served_how_and_where() -> None:
+    gpus = [gpu_document(index) for index in range(3)]
+    view = view_of(document(gpus=gpus), 0.0)
+    ready = "ready decode 1 of 2 (being carried out)"
+    assert view.title == "dynamo  http://127.0.0.1:8000  serve runs as pid 5"
+    assert view_of(document(version="0.2.0"), 0.0).title.endswith("serve runs as pid 5, version 0.2.0")
+    assert view.service == f"model llama  policy load  {ready}  2 of 3 GPUs free"
+    assert view.places == "metrics http://127.0.0.1:8000/metrics  logs ~/logs"
+
+
+def test_a_worker_whose_process_is_gone_is_not_counted_as_ready() -> None:
+    rows = worker_document(), worker_document("dynamo_VllmWorker_1", is_alive=False)
+    assert "ready decode 1 of 2" in view_of(document(*rows), 0.0).service
+    assert "dead" in view_of(document(*rows), 0.0).workers[2]
+
+
+def test_without_serve_nothing_is_said_of_planner_and_places() -> None:
+    of_store = document(serve_pid=None, models=[])
+    for key in ("policy", "desired", "metrics_url", "gpus", "free_gpus"):
+        del of_store[key]
+    view = view_of(of_store, 0.0)
+    assert (view.service, view.places) == ("model not known yet", "")
+    assert view.title.endswith("no serve of it runs here")
+    assert view_of(document(policy=None), 0.0).service.startswith("model llama  no planner")
+
+
+def test_the_load_is_shown_against_its_targets() -> None:
+    targets = {"ttft_ms": 500.0, "itl_ms": 50.0, "ttft_percentile": 90.0, "itl_percentile": 95.0}
+    budget = {"ttft_requests": 12.4, "itl_requests": -3.2}
+    view = view_of(document(load=FIGURES, targets=targets, error_budget=budget), 0.0)
+    assert view.load == (
+        "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p90 96.3 (target 500)  ITL -",
+        "error budget: TTFT +12 requests, ITL -3",
+    )
+    assert view_of(document(load=FIGURES), 0.0).load == (
+        "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p95 96.3  ITL -",
+    )
+    assert view_of(document(load=None), 0.0).load == ("counting requests ...",)
+    assert view_of(document(), 0.0).load == ()
+
+
+def test_tokens_have_a_column_once_two_looks_have_told_them() -> None:
+    fast = worker_document(tokens_per_s=466.4)
+    view = view_of(document(fast, worker_document("other", tokens_per_s=None)), 0.0)
+    assert [row[-1] for row in view.workers] == ["TOK/S", "466", "-"]
+    assert view_of(document(), 0.0).workers[0][-1] == "RESTARTS"
+    assert view_of(document(), 0.0).workers[1][-1] == "2"
+
+
+def test_gpus_show_whose_they_are_and_free_ones_are_one_row() -> None:
+    busy = gpu_document(0, ("dynamo_VllmWorker",), used_bytes=71 * 2**30, utilisation=0.974, watts=641.7)
+    others = gpu_document(1, others=["python (4711)"])
+    view = view_of(document(gpus=[busy, others, gpu_document(2), gpu_document(3)]), 0.0)
+    assert view.gpus_title == "4 GPUs, H100"
+    assert view.gpus[1:] == (
+        ("0", "H100", "71 of 80 GB", "97%", "642", "dynamo_VllmWorker"),
+        ("1", "H100", "0 of 80 GB", "-", "-", "python (4711)"),
+        ("2,3", "H100", "-", "-", "-", "free"),
+    )
+    assert view_of(document(gpus=[gpu_document(0)]), 0.0).gpus[1][-1] == "free"
+
+
+def test_gpus_of_several_names_keep_their_names() -> None:
+    other = gpu_document(1, ("b",), name="L4", memory_bytes=0)
+    view = view_of(document(gpus=[gpu_document(0, ("a",)), other]), 0.0)
+    assert view.gpus_title == "2 GPUs"
+    assert render_page(view).splitlines()[-2].split()[:6] == ["0", "H100", "0", "of", "80", "GB"]
+    assert view_of(document(), 0.0).gpus == ()
+
+
+def test_gpus_that_were_not_read_are_not_shown() -> None:
+    plain = {key: gpu_document(0)[key] for key in ("index", "name", "memory_bytes", "workers")}
+    assert view_of(document(gpus=[plain]), 0.0).gpus == ()
+
+
+def test_a_page_of_80_columns_is_no_wider() -> None:
+    rows = [worker_document(f"dynamo_PrefillWorker_{index}", tokens_per_s=1.0) for index in range(9)]
+    gpus = [gpu_document(index, (f"dynamo_PrefillWorker_{index}",)) for index in range(8)]
+    shown = document(*rows, gpus=gpus, load=FIGURES, last_decision="16:00:00  no change: " + "word " * 30)
+    lines = click.unstyle(render_page(view_of(shown, 0.0), 80)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("last decision 16:00:00") for line in lines)
+
+
+def test_what_waits_failed_or_is_ignored_has_a_paragraph_each() -> None:
+    failed = worker_document(state="failed", reason="exit code 78")
+    lost = worker_document("lost", state="starting", reason="its registration is gone")
+    alone = worker_document("alone", is_managed=False)
+    held = {"decode": {"at_least": 1, "at_most": 1}}
+    shown = document(
+        failed,
+        lost,
+        alone,
+        holds=held,
+        troubles=["the planner has ended."],
+        waits={"VllmWorker": "0 of 8 are free"},
+        ignored_keys={"v1/x": "no number"},
+        not_callable={"v1/y": "tcp"},
+    )
+    notes = "\n".join(view_of(shown, 0.0).notes)
+    for part in (
+        "the planner has ended.",
+        "unmanaged, so that serve neither restarts nor ends them: alone",
+        "decode is held at 1",
+        "exit code 78\n  `dynaplan scale decode=3` tries again at once.",
+        "lost: its registration is gone",
+        "VllmWorker waits: 0 of 8 are free",
+        "ignored: v1/x: no number",
+        "not callable: v1/y is reached by tcp",
+    ):
+        assert part in notes
+
+
+def test_a_worker_that_leaves_is_named_with_the_reason() -> None:
+    why = "1 of 2 VllmWorker wanted; its cache served the least, 0 tokens in about 10 minutes"
+    leaving = worker_document("box_VllmWorker_1", state="draining", reason=why)
+    assert f"box_VllmWorker_1 leaves: {why}" in view_of(document(leaving), 0.0).notes
+
+
+def test_the_order_of_queued_prompts_stands_beside_the_policy() -> None:
+    shown = view_of(document(policy="sla", dispatch="by deadline, 500 ms (Planner.ttft)"), 0.0).service
+    assert "policy sla  prompts by deadline, 500 ms (Planner.ttft)  ready" in shown
