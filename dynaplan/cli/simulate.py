@@ -145,7 +145,7 @@ def origins(options: SimulateOptions) -> list[str]:
     """Return what is said of estimated profiles, each once."""
     from dynaplan.config.settings.worker import SimOptions
     from dynaplan.engines import registry
-    from dynaplan.fleet.desired_counts import SCALED_ROLES
+    from dynaplan.fleet.store_keys import SCALED_ROLES
     from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dynaplan.engines.port import Engine
     from dynaplan.engines.timing_model.kv_memory import MemoryNeed
     from dynaplan.engines.timing_model.timing import StepTiming
-    from dynaplan.process.memory_model import BoxMemory
+    from dynaplan.process.memory import BoxMemory
 
 ENGINES: Mapping[str, str] = {
     "sim": "sim.engine",
@@ -80,9 +80,9 @@ def memory_need(name: str, options: Mapping[str, Any], gpus: float) -> MemoryNee
 
 def box_memory() -> BoxMemory:
     """Return the memory of this box."""
-    from dynaplan.process import host_memory as box_memory
+    from dynaplan.process import memory
 
-    return box_memory.box_memory()
+    return memory.box_memory()
 
 
 def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:

@@ -17,8 +17,10 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import zmq
@@ -31,9 +33,7 @@ from tornado.ioloop import IOLoop
 
 from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.fleet.plugin import PROGRAM
-from dynaplan.fleet.reattach.processes import HeldFleet
-from dynaplan.fleet.retrying_watcher import RetryingWatcher
-from dynaplan.fleet.rules.operator_commands import CommandAnswer, answer
+from dynaplan.fleet.reattach.processes import HeldFleet, RetryingWatcher
 from dynaplan.fleet.watchers import WatcherSpec, service_of
 from dynaplan.util.documents import object_field, parse_object, text_field
 
@@ -225,3 +225,52 @@ class ServeArbiter(Arbiter):
             self._reap_timer = asyncio.get_running_loop().call_later(COLLISION_DELAY_S, self._reap)
         else:
             self.manage_watchers()
+
+
+_WHOLE_DEPLOYMENT = {
+    "stop": "`dynaplan stop`, or circusctl quit, ends the deployment in order",
+    "start": "everything runs already; `dynaplan scale decode=N` starts workers",
+    "restart": "name one worker, as in: circusctl restart dynamo_VllmWorker",
+    "reload": "name one worker, as in: circusctl restart dynamo_VllmWorker",
+}
+
+_OF_A_WORKER = {
+    "incr": "`dynaplan scale decode=N`, or prefill=N, sets the number of workers",
+    "decr": "`dynaplan scale decode=N`, or prefill=N, sets the number of workers and drains the others",
+    "stop": "`dynaplan scale decode=N`, or prefill=N, drains the workers that are too many; "
+    "circusctl restart {name} replaces this one",
+    "start": "it is started by itself; `dynaplan scale decode=N`, or prefill=N, tries failed ones again",
+    "reload": "circusctl restart {name} drains it, and starts another in its place",
+    "rm": "`dynaplan scale decode=N`, or prefill=N, removes workers after their requests",
+    "set": "options are given to `dynaplan serve`, which sets them for all workers of a service",
+}
+
+
+@dataclass(frozen=True)
+class CommandAnswer:
+    """The answer to a command: a refusal in words, or workers to replace; neither means "carry it out"."""
+
+    refusal: str = ""
+    to_replace: tuple[str, ...] = ()
+
+
+def answer(command: str, properties: Mapping[str, Any], workers: Iterable[str]) -> CommandAnswer:
+    """Judge one command; ``workers`` are the names of the workers' watchers."""
+    command, pattern = command.lower(), properties.get("name")
+    if not isinstance(pattern, str) or not pattern:
+        words = _WHOLE_DEPLOYMENT.get(command)
+        return CommandAnswer(refusal=f"{command} of everything: {words}") if words else CommandAnswer()
+    named = tuple(_matching(pattern, workers))
+    if not named:
+        return CommandAnswer()
+    if command == "restart":
+        return CommandAnswer(to_replace=named)
+    if command not in _OF_A_WORKER:
+        return CommandAnswer()
+    words = _OF_A_WORKER[command].format(name=named[0])
+    return CommandAnswer(refusal=f"{named[0]} is a worker of dynaplan: {words}")
+
+
+def _matching(pattern: str, names: Iterable[str]) -> Iterable[str]:
+    """The names that circus would find: it ignores case, and takes patterns of the shell."""
+    return (name for name in names if fnmatchcase(name.lower(), pattern.lower()))

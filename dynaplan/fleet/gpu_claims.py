@@ -22,10 +22,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dynaplan.fleet.host.port_holders import user_name
 from dynaplan.fleet.statefile_store import state_dir
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.process.node_directory import HINT, open_node_directory
+from dynaplan.process.node_directory import HINT, node_dir, open_node_directory
+from dynaplan.process.port_holders import user_name
 from dynaplan.process.process_table import environment_of, is_alive
 from dynaplan.util.documents import parse_object, text_field, whole_field
 from dynaplan.util.errors import DeploymentError
@@ -52,13 +52,13 @@ class NodeClaims:
         self,
         arbiter: ProcessIdentity,
         namespace: str,
-        directory: Path,
+        directory: Path | None = None,
         lock_timeout_s: float = 5.0,
         worker: str = "",
     ) -> None:
         self._arbiter = arbiter
         self._namespace = namespace
-        self._directory = directory
+        self._directory = directory or node_dir(os.environ)
         self._lock_timeout_s = lock_timeout_s
         self._claimed: set[str] = set()
         self._worker = worker
@@ -160,7 +160,7 @@ class NodeClaims:
                 time.sleep(0.01)
 
 
-def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
+def claimants(directory: Path | None = None) -> dict[int, tuple[str, Path | None]]:
     """Return the living arbiters that have claims there: pid -> deployment and user in words, and a path.
 
     A worker that claims for itself is no arbiter. The path is the directory of its statefile; None where the
@@ -170,7 +170,9 @@ def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
     """
     found: dict[int, tuple[str, Path | None]] = {}
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(
+            directory or node_dir(os.environ), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
     except OSError:
         return found
     try:

@@ -39,7 +39,7 @@ THEN = (
     "encodings.idna",
     "dynaplan.planner.assembly",
     "dynaplan.planner.connectors.virtual",
-    "dynaplan.fleet.host.heartbeats",
+    "dynaplan.fleet.heartbeats",
     "dynaplan.planner.metrics.http",
     "dynaplan.planner.recorders.jsonl",
     "dynaplan.planner.recorders.tensorboard",

@@ -27,19 +27,19 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import clients_variables
 from dynaplan.config.settings.tls import CA_VARIABLE, TlsSettings
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.fleet import gpu_inventory, local_host
+from dynaplan.fleet import gpu_inventory
 from dynaplan.fleet.deployments import port_holder
-from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
+from dynaplan.fleet.gpu_claims import NodeClaims
+from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
-from dynaplan.fleet.leftovers import clear_leftovers
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.plugin.gpu_availability import TAKEN_MEANWHILE, GpuClaims
-from dynaplan.fleet.ports import Claims
+from dynaplan.fleet.ports import Claims, DocumentStore
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
 from dynaplan.fleet.rules.allocation import check_fits
 from dynaplan.fleet.rules.reconcile import reconcile
-from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.fleet.rules.statefile import Document, arbiter_of, with_fleet
 from dynaplan.fleet.runtime_dir import (
     CLIENTS_FILE,
     address_directory,
@@ -50,23 +50,30 @@ from dynaplan.fleet.runtime_dir import (
     read_token,
     remove_runtime_directory,
     runtime_directory,
+    scratch_directory,
     token_path,
     write_private,
 )
-from dynaplan.fleet.scratch import scratch_directory
-from dynaplan.fleet.servers.data_room import all_moved_into_memory
-from dynaplan.fleet.servers.embedded import ServerSpec
-from dynaplan.fleet.servers.needed import OwnPlaces, SharedServers, shared_servers
+from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, all_moved_into_memory, shared_servers
+from dynaplan.fleet.statefile_store import NamespaceLock, StatefileStore, statefile_path
+from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.fleet.watchers import first_services, listening_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.ports import Processes
 from dynaplan.process.signals import signals_held
 from dynaplan.store import connections
 from dynaplan.store.model import Transaction
-from dynaplan.util.errors import DeploymentError, PermanentError, StatefileUnwritable, TemporaryError
+from dynaplan.util.errors import (
+    DeploymentError,
+    PermanentError,
+    StatefileCorrupt,
+    StatefileUnwritable,
+    TemporaryError,
+)
 from dynaplan.util.log_lines import LogLines
 from dynaplan.util.sockets import free_port
 
@@ -129,11 +136,11 @@ def prepare(
     if options.state_dir:
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
     certificates.check(os.environ)
-    statefile = local_host.statefile_path(graph.namespace)
+    statefile = statefile_path(os.environ, graph.namespace)
     arbiter = process_table.identity_of(link.holder_pid if link else os.getpid())
     notes = _taken_namespace(statefile, arbiter, stack, link)
-    gpus, is_simulated = local_host.gpu_inventory(options.gpus)
-    claims = partial(local_host.gpu_claims, arbiter, graph.namespace)
+    gpus, is_simulated = available_gpus(options.gpus)
+    claims = partial(NodeClaims, arbiter, graph.namespace)
     workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
     public_socket = _public_socket(graph, options, stack, link)
     log_dir = _log_dir(graph.namespace, options)
@@ -171,9 +178,9 @@ def _taken_namespace(
     with _as_deployment_error():
         # A signal after the lock is taken, and before the stack knows of it, would leave its file behind.
         with signals_held():
-            lock = stack.enter_context(local_host.namespace_lock(statefile, arbiter.pid))
+            lock = stack.enter_context(NamespaceLock(statefile, arbiter.pid))
         keep(link, "namespace lock", lock.fileno())
-        return clear_leftovers(local_host.open_statefile(statefile), process_table, arbiter)
+        return clear_leftovers(StatefileStore(statefile), process_table, arbiter)
 
 
 def keep(link: HolderLink | None, name: str, descriptor: int) -> None:
@@ -378,7 +385,59 @@ def _clients_environment() -> dict[str, str]:
 
 def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:
     """Write the document with its first workers, about to start; from here on the fleet plugin writes it."""
-    store = local_host.open_statefile(launch.statefile)
+    store = StatefileStore(launch.statefile)
     stack.callback(store.remove)
     with _as_deployment_error():
         store.write(with_fleet(new_document(launch), workers))
+
+
+TRACKERS_WITHIN_S = 3.0
+"""Longest wait per session: Python's resource trackers remove the shared memory of killed engines."""
+
+
+def clear_leftovers(
+    store: DocumentStore, processes: Processes, own: ProcessIdentity | None = None
+) -> list[str]:
+    """End and remove what an earlier deployment left; return sentences for the user.
+
+    Raises DeploymentError while its arbiter still runs, unless that is ``own``.
+    """
+    try:
+        document = store.read()
+    except StatefileCorrupt as error:
+        return [f"The statefile of an earlier run is set aside as {store.set_aside()} ({error})."]
+    if document is None:
+        return []
+    arbiter = arbiter_of(document)
+    if arbiter and arbiter != own and processes.is_alive(arbiter):
+        raise DeploymentError(
+            f"namespace {document['namespace']} is already running here (pid {arbiter.pid})",
+            hint="Stop it with `dynaplan stop`, or choose another one with --namespace.",
+        )
+    ended = end_leftovers(document, processes, own)
+    store.remove()
+    return ["An earlier run ended without cleaning up; that is done now.", *ended]
+
+
+def end_leftovers(document: Document, processes: Processes, own: ProcessIdentity | None = None) -> list[str]:
+    """End the processes that a dead arbiter's deployment left running; return one sentence per session.
+
+    Does nothing while the arbiter lives, unless it is ``own``, after a reboot, or for entries without pid and
+    start time: a process that cannot be recognised for certain is left alone. Embedded servers may stand
+    beside the workers, under ``servers``, as name -> pid and started_at.
+    """
+    arbiter = arbiter_of(document)
+    boot_id = processes.identity_of(os.getpid()).boot_id
+    if arbiter is None or arbiter.boot_id != boot_id or (arbiter != own and processes.is_alive(arbiter)):
+        return []
+    ended = []
+    entries = {**document.get("components", {}), **document.get("servers", {})}
+    for name, entry in entries.items():
+        pid, started_at = int(entry.get("pid", 0)), int(entry.get("started_at", 0))
+        if not pid or not started_at:
+            continue
+        if members := processes.kill_group(pid, started_at, waits_s=TRACKERS_WITHIN_S):
+            ended.append(
+                f"killed {name} (session {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
+            )
+    return ended

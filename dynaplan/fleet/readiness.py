@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dynaplan.fleet import local_host
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.rules.statefile import fleet_of
-from dynaplan.fleet.servers.embedded import ServerSpec
+from dynaplan.fleet.servers import ServerSpec
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.util import screen
 from dynaplan.util.errors import StatefileCorrupt
@@ -37,7 +37,7 @@ class RecordedWorkers:
             status = self._path.stat()
             version = (status.st_ino, status.st_mtime_ns)  # a new file with each change
             if version != self._version:
-                document = local_host.open_statefile(self._path).read()
+                document = StatefileStore(self._path).read()
                 self._version, self._workers = version, fleet_of(document) if document else ()
         except (OSError, StatefileCorrupt):
             return ()

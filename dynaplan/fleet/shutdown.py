@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
+import re
 import signal
 import socket
 import time
@@ -28,7 +30,6 @@ from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET
 from dynaplan.fleet.rules.observing import unmanaged
-from dynaplan.fleet.upkeep.drain_display import show_drain
 from dynaplan.fleet.watchers import first_services, service_of
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
@@ -36,7 +37,11 @@ from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.ports import Processes
 from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.util.durations import clock
 from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.probe import whole_answer
+from dynaplan.util.progress import ProgressLine
+from dynaplan.util.terminal import offer
 
 log = logging.getLogger(__name__)
 
@@ -258,3 +263,47 @@ async def unmanaged_workers(namespace: str) -> str:
             continue
     names = [f"{each.worker} (pid {each.pid})" for each in unmanaged(found)]
     return f"Left running, because serve has not started them: {', '.join(names)}." if names else ""
+
+
+LOOK_EVERY_S = 0.5
+"""Seconds between two looks."""
+
+EVERY_S = 5.0
+"""Seconds between two lines where there is no terminal."""
+
+_IN_FLIGHT = re.compile(rb"^dynamo_component_inflight_requests\{[^}]*\} ([0-9.e+]+)$", re.M)
+
+
+class StandardError(io.TextIOBase):
+    """Standard error, which drops a text that nobody reads: the end of ``serve`` does not wait for it."""
+
+    def isatty(self) -> bool:
+        """Tell whether it is a terminal."""
+        return os.isatty(2)
+
+    def write(self, text: str) -> int:
+        """Write it, if it is taken at once; return its length."""
+        offer(text, 2)
+        return len(text)
+
+
+async def show_drain(urls: Sequence[str], timeout_s: float, line: ProgressLine | None = None) -> None:
+    """Show it until cancelled; ``urls`` are the processes that take requests, drained within ``timeout_s``.
+
+    Shows nothing while none of them answers.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with line or ProgressLine(StandardError(), EVERY_S) as shown:
+        while True:
+            requests = await requests_in_flight(urls)
+            if requests:
+                left = clock(deadline_s - time.monotonic())
+                noun = "request" if requests == 1 else "requests"
+                shown.show(f"{requests} {noun} in flight, at most {left} left")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def requests_in_flight(urls: Sequence[str]) -> int:
+    """Return the requests that these processes have accepted and not answered, by their ``/metrics``."""
+    answers = await asyncio.gather(*(whole_answer(url, "/metrics", LOOK_EVERY_S) for url in urls))
+    return sum(int(float(found[1])) for answer in answers if (found := _IN_FLIGHT.search(answer)))

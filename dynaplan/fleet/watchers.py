@@ -16,7 +16,7 @@ from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.rules.allocation import worker_environment
-from dynaplan.fleet.servers.embedded import ServerSpec
+from dynaplan.fleet.servers import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process.guard import guarded

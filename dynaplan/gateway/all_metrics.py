@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from dynaplan.fleet import local_host
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts, planner_prefix
+from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
+from dynaplan.fleet.statefile_store import StatefileStore
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import DynaplanError
@@ -53,7 +54,7 @@ class AllMetrics:
         self._answered_s = float("-inf")
         self._one = asyncio.Lock()
         path = os.environ.get("DYNAPLAN_STATEFILE")
-        self._statefile = local_host.open_statefile(Path(path)) if path else None
+        self._statefile = StatefileStore(Path(path)) if path else None
         self._gpus: tuple[Gpu, ...] = ()
         self._read_gpus: Callable[[], list[FleetSample]] = list
 
@@ -156,7 +157,7 @@ def gpu_samples(
 
 
 def _gpu_reader(gpus: tuple[Gpu, ...]) -> Callable[[], list[FleetSample]]:
-    uses, activity = local_host.gpu_uses(gpus), local_host.gpu_activity(gpus)
+    uses, activity = uses_reader(gpus), activity_reader(gpus)
     return lambda: list(gpu_samples(gpus, uses(), activity()))
 
 

@@ -18,10 +18,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from dynaplan.config.frontend import gathered_settings
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.fleet import local_host
-from dynaplan.fleet.absence import Absence, absence_in
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.desired_counts import fleet_key
+from dynaplan.fleet.rules.absence import Absence, absence_in
+from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.all_metrics import AllMetrics
 from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX
@@ -39,6 +38,7 @@ from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.gateway.tracing import tracers
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
+from dynaplan.store.file.owners import LeaseOwners
 from dynaplan.store.instances import PUBLIC_URL, host_of, is_loopback
 from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
@@ -106,7 +106,7 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     frontend = FrontendServer(runtime, gathered_settings(runtime.settings), make_page)
     await frontend.start()
     if runtime.owner:
-        neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, local_host.process_watch)
+        neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, LeaseOwners)
         runtime.on_stop(neighbours.close)
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)

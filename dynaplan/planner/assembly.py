@@ -18,9 +18,8 @@ from dynaplan.config.planner import settings_in_graph
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
 from dynaplan.events import event_connections
-from dynaplan.fleet import local_host
-from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
-from dynaplan.fleet.heartbeat import LATE_AFTER_S
+from dynaplan.fleet.heartbeats import LATE_AFTER_S, HeartbeatFiles
+from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner import factory
 from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
@@ -86,7 +85,7 @@ def _heart(name: str, runtime_dir: str | None) -> Callable[[float], None]:
     """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
     if not runtime_dir:
         return lambda every_s: None
-    heartbeats = local_host.heartbeats(Path(runtime_dir))
+    heartbeats = HeartbeatFiles.of(Path(runtime_dir))
     return lambda every_s: heartbeats.beat(name, every_s)
 
 

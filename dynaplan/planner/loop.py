@@ -17,8 +17,8 @@ from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
-    from dynaplan.fleet.desired_counts import DesiredCounts
-    from dynaplan.fleet.load_sample import Sample
+    from dynaplan.fleet.counts import Sample
+    from dynaplan.fleet.store_keys import DesiredCounts
     from dynaplan.planner.forecasts import TrafficWatch
     from dynaplan.planner.model.decisions import PlannerState
     from dynaplan.planner.model.observation import Load

@@ -10,10 +10,9 @@ from dynaplan.util.connection import Closable
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.forecasting import Forecast
-    from dynaplan.fleet.counts import FleetCounts
-    from dynaplan.fleet.desired_counts import DesiredCounts
+    from dynaplan.fleet.counts import FleetCounts, Sample
     from dynaplan.fleet.holds import RoleHolds
-    from dynaplan.fleet.load_sample import Sample
+    from dynaplan.fleet.store_keys import DesiredCounts
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.graph.lifecycle import Role
     from dynaplan.planner.model.components import DeployedComponents, TargetReplica

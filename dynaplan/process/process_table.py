@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.kernel import TRACKERS_WITHIN_S, command_line, descendants, is_resource_tracker, parents
-from dynaplan.process.out_of_memory import oom_kills as oom_kills  # part of process.ports.Processes
+from dynaplan.process.memory import oom_kills as oom_kills  # part of process.ports.Processes
 from dynaplan.process.shim import is_shim
 
 _PROC = Path("/proc")

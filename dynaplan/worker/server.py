@@ -14,7 +14,7 @@ from aiohttp import web
 from dynaplan.util.errors import nearest
 from dynaplan.util.http_routes import Route
 from dynaplan.util.sockets import url_of
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 from dynaplan.worker.http_server.connections import ConnectionLimits
 from dynaplan.worker.http_server.limited_runner import LimitedRunner
 from dynaplan.worker.named_requests import name_response

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from dynaplan.config.yaml_file import read_sections, read_sections_file
 from dynaplan.engines.sim.profiles import SHIPPED_DIR, load_profile
 from dynaplan.fleet.gpu_claims import NodeClaims, claimants
-from dynaplan.fleet.host.startup_times import FILE_NAME, StartupTimesFile
 from dynaplan.fleet.rules import statefile
-from dynaplan.fleet.rules.startup_times import usual_s
+from dynaplan.fleet.startup_times import FILE_NAME, StartupTimesFile, usual_s
 from dynaplan.planner.recorders.jsonl import read_all, read_records
 from dynaplan.planner.replay import replay
 from dynaplan.process.identity import ProcessIdentity

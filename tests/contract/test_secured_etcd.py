@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from dynaplan.fleet.servers.external import check_external_store
+from dynaplan.fleet.servers import check_external_store
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.model import Put, Snapshot, Transaction, WatchEvent
 from dynaplan.util.errors import UserError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dynaplan.fleet.circus_client import CommandRefused
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.heartbeat import Pulse
+from dynaplan.fleet.heartbeats import Pulse
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
 

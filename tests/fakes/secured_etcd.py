@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.fleet.servers import find_etcd
 from dynaplan.process.guard import guarded
 from dynaplan.store.encoding import key_range
 from dynaplan.store.etcd_gateway import Gateway, tls_of

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.servers.embedded import ServerSpec, embedded_etcd, embedded_nats
+from dynaplan.fleet.servers import ServerSpec, embedded_etcd, embedded_nats
 from dynaplan.process.guard import guarded
 from tests.fakes.polling import wait_until
 

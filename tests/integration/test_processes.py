@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from dynaplan.fleet.leftovers import end_leftovers
+from dynaplan.fleet.preparation import end_leftovers
 from dynaplan.fleet.rules.statefile import Document
 from dynaplan.process import process_table as processes
 from dynaplan.process.identity import ProcessIdentity

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from dynaplan.fleet.deployments import find_deployment
-from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
+from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import DeploymentError

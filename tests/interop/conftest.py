@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.fleet.servers import find_etcd
 from dynaplan.process.guard import guarded
 from dynaplan.util.sockets import free_port
 

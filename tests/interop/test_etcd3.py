@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
+from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.store.coordination.buckets import Bucket
 from dynaplan.store.coordination.locks import Locks
 from dynaplan.store.etcd import EtcdStore

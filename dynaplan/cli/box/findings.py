@@ -65,9 +65,9 @@ def python() -> Iterator[Finding]:
 
 def gpus() -> Iterator[Finding]:
     """Look at the driver, the GPUs, and what is in use of them."""
-    from dynaplan.fleet import local_host
+    from dynaplan.fleet.gpu_devices import available_gpus, driver_version, uses_reader
 
-    version, fault = local_host.gpu_driver()
+    version, fault = driver_version()
     devices = sorted(each.name for each in Path("/dev").glob("nvidia[0-9]*"))
     if fault and devices:
         yield Finding(
@@ -85,7 +85,7 @@ def gpus() -> Iterator[Finding]:
             "For real engines on GPUs install NVIDIA's driver; `nvidia-smi` must show them.",
         )
         return
-    found, _ = local_host.gpu_inventory(None)
+    found, _ = available_gpus(None)
     names = ", ".join(sorted({each.name for each in found}))
     yield Finding(
         Level.OK if found else Level.WARNING,
@@ -93,7 +93,7 @@ def gpus() -> Iterator[Finding]:
         f"{len(found)} visible ({names or 'none'}), driver {version}",
         "" if found else "CUDA_VISIBLE_DEVICES hides them all: unset it.",
     )
-    for index, use in local_host.gpu_uses(found)().items():
+    for index, use in uses_reader(found)().items():
         if use.processes:
             users = ", ".join(f"{each.name or 'a process'} ({each.pid})" for each in use.processes)
             yield Finding(
@@ -127,7 +127,7 @@ def engines() -> Iterator[Finding]:
 
 def servers() -> Iterator[Finding]:
     """Look for the servers that a deployment starts beside its own processes."""
-    from dynaplan.fleet.servers.embedded import find_etcd, find_nats_server
+    from dynaplan.fleet.servers import find_etcd, find_nats_server
 
     finders: Mapping[str, tuple[str, Callable[[], str]]] = {
         "etcd": ("ETCD_ENDPOINTS", lambda: find_etcd()[0]),
@@ -234,11 +234,11 @@ def memory() -> Iterator[Finding]:
 
 def directories() -> Iterator[Finding]:
     """Look at the directories of state and logs."""
-    from dynaplan.fleet import local_host
+    from dynaplan.fleet.statefile_store import statefile_path
 
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
     logs = Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs"
-    places = {"state": (local_host.statefile_path("any").parent, "DYN_LOCAL_STATE_DIR")}
+    places = {"state": (statefile_path(os.environ, "any").parent, "DYN_LOCAL_STATE_DIR")}
     places["logs"] = (logs, "DYN_CIRCUS_LOG_DIR")
     for topic, (place, variable) in places.items():
         there = next(each for each in (place, *place.parents) if each.exists())

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import MOST_WORKERS, Hold, RoleHolds
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.rules import guards
 from dynaplan.util.durations import wall_clock

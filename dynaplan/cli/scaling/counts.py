@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.desired_counts import (
+from dynaplan.fleet.holds import HOLDS, RoleHolds
+from dynaplan.fleet.rules.lost_keys import TimedEntries
+from dynaplan.fleet.rules.statefile import Document, planner_keys_of
+from dynaplan.fleet.store_keys import (
     COUNT_KEYS,
     FREE_GPUS,
     GPUS_LEFT_OUT,
@@ -17,9 +20,6 @@ from dynaplan.fleet.desired_counts import (
     fleet_key,
     planner_prefix,
 )
-from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.rules.lost_keys import TimedEntries
-from dynaplan.fleet.rules.statefile import Document, planner_keys_of
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.model import Transaction
 from dynaplan.util.documents import parse_object

@@ -23,8 +23,8 @@ from dynaplan.cli.scaling.holding import described
 from dynaplan.cli.scaling.waiting import UNKNOWN_START_S
 from dynaplan.config.settings.planner import KUBERNETES, LOCAL, PlannerSettings
 from dynaplan.config.settings.servers import says_where
-from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import (
     ClusterUnavailable,

@@ -10,8 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from dynaplan.cli.scaling.asking import AskedHold
-from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold
-from dynaplan.fleet.hours import parse_hours
+from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold, parse_hours
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.durations import clock, local_zone_name, moment, seconds_of, wall_clock
 from dynaplan.util.errors import ConfigError

@@ -14,9 +14,8 @@ from dynaplan.cli.scaling.counts import WrittenCounts, change_entries, write_cou
 from dynaplan.cli.scaling.elsewhere import environment_option, release_on_cluster
 from dynaplan.cli.scaling.reserve import GPU, gpus_of
 from dynaplan.config.settings.planner import KUBERNETES
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
-from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.resolve import DEFAULT_NAMESPACE
 from dynaplan.util.errors import ConfigError, nearest

@@ -14,7 +14,6 @@ import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.fleet.live_settings import LIVE_SETTINGS
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
     ReloadRules,
@@ -23,6 +22,7 @@ from dynaplan.fleet.rules.reloading import (
     restarted,
     setting_changes,
 )
+from dynaplan.fleet.store_keys import LIVE_SETTINGS
 from dynaplan.util.errors import ConfigError, DeploymentError
 from dynaplan.util.masking import mask_secrets
 from dynaplan.util.tables import text_table

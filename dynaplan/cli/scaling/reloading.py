@@ -21,8 +21,7 @@ from dynaplan.cli.scaling.restart import (
     tell_to_replace,
 )
 from dynaplan.cli.scaling.waiting import times_of
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.live_settings import live_settings_prefix
+from dynaplan.fleet.store_keys import SCALED_ROLES, live_settings_prefix
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError

@@ -15,8 +15,7 @@ from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.scaling.counts import change_entries
 from dynaplan.cli.scaling.holding import made_here, now_and_next
 from dynaplan.cli.scaling.waiting import times_of
-from dynaplan.fleet.holds import Hold
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError, TemporaryError
@@ -108,7 +107,7 @@ def check_reserved(
 
 async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) -> None:
     """Write the reservations; raises ConfigError where somebody else has one."""
-    from dynaplan.fleet.plugin.carrying_out import check_alive
+    from dynaplan.fleet.scale_progress import check_alive
     from dynaplan.store import connections
 
     def change(now: ReservedGpus) -> ReservedGpus:
@@ -132,7 +131,7 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
 async def _left(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
     """Return when no worker holds any of the GPUs; raises TemporaryError after the time."""
     from dynaplan.fleet.deployments import find_deployment
-    from dynaplan.fleet.plugin.carrying_out import check_alive
+    from dynaplan.fleet.scale_progress import check_alive
 
     roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
     longest_s = times_of(found, roles).longest_s(starts=True, leaves=True) if timeout_s is None else timeout_s

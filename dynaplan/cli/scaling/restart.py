@@ -15,8 +15,8 @@ from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import free_gpus, write_counts
 from dynaplan.cli.scaling.holding import made_here
 from dynaplan.cli.scaling.waiting import DRAINED_S, LEAST_S, longest_s, times_of, watcher
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
@@ -107,7 +107,7 @@ class WorkerRestart:
         Raises PermanentError or TemporaryError when it fails, and the old one goes on then.
         """
         from dynaplan.fleet.deployments import find_deployment
-        from dynaplan.fleet.plugin.carrying_out import check_alive
+        from dynaplan.fleet.scale_progress import check_alive
 
         found = find_deployment(self._namespace)
         check_alive(found)
@@ -140,7 +140,7 @@ class WorkerRestart:
 
     async def _beside(self, found: RunningDeployment) -> None:
         """Have one more worker, and then one less: the old one."""
-        from dynaplan.fleet.plugin.carrying_out import DecisionOvertaken
+        from dynaplan.fleet.scale_progress import DecisionOvertaken
 
         name, role = self._worker.name, self._worker.role
         number = await self._ask(found, +1)
@@ -226,7 +226,7 @@ class WorkerRestart:
 
     async def _wait(self, number: int) -> None:
         from dynaplan.fleet.deployments import find_deployment
-        from dynaplan.fleet.plugin.carrying_out import ScaleRequest, carried_out
+        from dynaplan.fleet.scale_progress import ScaleRequest, carried_out
 
         found = find_deployment(self._namespace)
         wanted = {self._worker.role: number}

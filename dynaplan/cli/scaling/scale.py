@@ -27,8 +27,8 @@ from dynaplan.cli.scaling.elsewhere import deployment_here, environment_option, 
 from dynaplan.cli.scaling.holding import asked_hold, described
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.config.settings.planner import KUBERNETES
-from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.resolve import DEFAULT_NAMESPACE
 from dynaplan.util.durations import wall_clock
@@ -38,7 +38,7 @@ from dynaplan.util.progress import ProgressLine
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.plugin.carrying_out import ScaleRequest
+    from dynaplan.fleet.scale_progress import ScaleRequest
     from dynaplan.store.port import KeyValueStore
 
 
@@ -130,7 +130,7 @@ async def _scale(
     *,
     is_confirmed: bool,
 ) -> None:
-    from dynaplan.fleet.plugin.carrying_out import ScaleRequest, check_alive
+    from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
     from dynaplan.store import connections
 
     settings = planner_settings(found)
@@ -171,7 +171,7 @@ async def _wait(
     found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float | None
 ) -> None:
     """Wait, and show the progress, for that time; None: as long as it may well take."""
-    from dynaplan.fleet.plugin.carrying_out import carried_out
+    from dynaplan.fleet.scale_progress import carried_out
 
     times = times_of(found, request.wanted)
     longest = longest_s(found, request.wanted, times) if timeout_s is None else timeout_s

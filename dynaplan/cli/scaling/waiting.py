@@ -18,7 +18,7 @@ from dynaplan.util.progress import ProgressLine, left_words
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.rules.scale_progress import ScaleProgress
+    from dynaplan.fleet.scale_progress import ScaleProgress
 
 USUAL_STARTS = 3
 """Learnt start-up times that are waited for."""
@@ -50,16 +50,15 @@ class ScaleTimes:
 def times_of(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
     """Return the learnt and configured times of the wanted roles; the longest of several."""
     from dynaplan.config.settings.worker import ProcessSettings
-    from dynaplan.fleet import local_host
     from dynaplan.fleet.launch import read_launch
-    from dynaplan.fleet.rules.startup_times import startup_key, usual_s
+    from dynaplan.fleet.startup_times import StartupTimesFile, startup_key, usual_s
     from dynaplan.util.errors import UserError
 
     try:
         launch = read_launch(found.runtime_dir)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return ScaleTimes(None, ProcessSettings.drain_deadline_s)
-    learnt = local_host.startup_times(found.statefile).read()
+    learnt = StartupTimesFile.beside(found.statefile).read()
     own = [worker for worker in found.workers if worker.role in wanted]
     keys = {startup_key(worker, launch.settings_of(worker.component)) for worker in own}
     usual = [seconds for key in keys if (seconds := usual_s(learnt, key)) is not None]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from dynaplan.fleet.upkeep.service_notices import READY
+from dynaplan.fleet.sd_notify import READY
 from dynaplan.util import screen
 from dynaplan.util.durations import clock
 from dynaplan.util.progress import ProgressLine

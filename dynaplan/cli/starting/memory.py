@@ -15,7 +15,7 @@ from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.engines import registry
 from dynaplan.engines.timing_model.kv_memory import MemoryNeed, longest_context
-from dynaplan.process.memory_model import BoxMemory
+from dynaplan.process.memory import BoxMemory
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from dynaplan.util.log_lines import FORMAT_VARIABLE
 FORK_VARIABLE = "DYNAPLAN_FORK_WORKERS"
 
 ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
-"""The variable of ``fleet/upkeep/event_hook.py``, which the help page need not import."""
+"""The variable of ``fleet/event_hook.py``, which the help page need not import."""
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
@@ -303,9 +303,9 @@ def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[
 def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[str]:
     """Return a line for each service about its model's memory; warns, or raises ConfigError."""
     from dynaplan.cli.starting.memory import check_memory
-    from dynaplan.fleet import local_host
+    from dynaplan.fleet.gpu_devices import available_gpus
 
-    lines, warnings = check_memory(spec, config, *local_host.gpu_inventory(gpus))
+    lines, warnings = check_memory(spec, config, *available_gpus(gpus))
     warn(warnings)
     return lines
 

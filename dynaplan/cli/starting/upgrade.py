@@ -18,8 +18,8 @@ from dynaplan.cli.deployment import connect, namespace_argument
 from dynaplan.cli.scaling.reloading import alone
 from dynaplan.cli.scaling.restart import FREED_WITHIN_S, WorkerRestart, restart_process
 from dynaplan.cli.starting.detaching import PROGRAM
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.fleet.heartbeats import PLUGIN_PULSE
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
 
@@ -204,9 +204,9 @@ class Upgrading:
 
     async def _keeps(self, serve: RunningServe) -> None:
         """Return when the fleet plugin of that ``serve`` keeps the workers."""
-        from dynaplan.fleet import local_host
+        from dynaplan.fleet.heartbeats import HeartbeatFiles
 
-        heartbeats = local_host.heartbeats(self._found.runtime_dir)
+        heartbeats = HeartbeatFiles.of(self._found.runtime_dir)
         deadline_s = time.monotonic() + KEEPS_WITHIN_S
         while time.monotonic() < deadline_s:
             pulse = heartbeats.read(PLUGIN_PULSE)

@@ -42,7 +42,7 @@ class Following:
     """
 
     def __init__(self, namespace: str | None) -> None:
-        from dynaplan.fleet import local_host
+        from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
         from dynaplan.fleet.rules.statefile import inventory_of
         from dynaplan.planner import factory
 
@@ -50,8 +50,8 @@ class Following:
         self._gathering = Gathering(self.found.namespace)
         self._read_counts = factory.frontend_times(self.found.namespace)
         self._gpus = inventory_of(self.found.document)
-        self._read_uses = local_host.gpu_uses(self._gpus)
-        self._read_activity = local_host.gpu_activity(self._gpus)
+        self._read_uses = uses_reader(self._gpus)
+        self._read_activity = activity_reader(self._gpus)
         self._session: aiohttp.ClientSession | None = None
         self._window = LoadWindow()
         self._routed: Mapping[str, Mapping[str, str]] = {}

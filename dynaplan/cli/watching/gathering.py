@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import held_in, readable, readable_holds
 from dynaplan.cli.watching.rows import alone_row, out_of_reach, worker_row
-from dynaplan.fleet.desired_counts import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
-from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.fleet.rules.statefile import planner_keys_of
+from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.store.instances import SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
@@ -192,7 +191,7 @@ def document_of_store(
 
 def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, Any]:
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
-    from dynaplan.fleet.desired_counts import SCALED_ROLES
+    from dynaplan.fleet.store_keys import SCALED_ROLES
 
     settings, desired = planner_settings(found), answers.desired
     promised = settings.targets() if settings and settings.is_by_targets else None
@@ -259,8 +258,7 @@ def _of_another_version(found: RunningDeployment, serve: RunningServe | None) ->
 
 def _troubles(found: RunningDeployment) -> list[str]:
     """Return a sentence for each process of the deployment's own that is dead or does not answer."""
-    from dynaplan.fleet import local_host
-    from dynaplan.fleet.heartbeat import PLUGIN_PULSE, SERVE_PULSE
+    from dynaplan.fleet.heartbeats import PLUGIN_PULSE, SERVE_PULSE, HeartbeatFiles
 
     hints = {
         SERVE_PULSE: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
@@ -269,7 +267,7 @@ def _troubles(found: RunningDeployment) -> list[str]:
     for worker in found.workers:
         if worker.role.value == "planner":
             hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
-    heartbeats = local_host.heartbeats(found.runtime_dir)
+    heartbeats = HeartbeatFiles.of(found.runtime_dir)
     pulses = {name: heartbeats.read(name) for name in hints}
     serve = pulses[SERVE_PULSE]
     if serve and serve.process != found.arbiter and not serve.is_alive:
@@ -284,11 +282,10 @@ def _troubles(found: RunningDeployment) -> list[str]:
 def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
-    from dynaplan.fleet import local_host
-    from dynaplan.fleet.rules.startup_times import startup_key, usual_s
+    from dynaplan.fleet.startup_times import StartupTimesFile, startup_key, usual_s
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
-    times = local_host.startup_times(found.statefile).read()
+    times = StartupTimesFile.beside(found.statefile).read()
     return {
         worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
         for worker in found.workers

@@ -13,7 +13,7 @@ from typing import Any
 
 from dynaplan.cli.watching import page, painting
 from dynaplan.cli.watching.view import View, view_of
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.util.tables import folded
 
 EVERY_S = 1.0

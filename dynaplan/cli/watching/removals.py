@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynaplan.fleet.rules.removals import Removal
+    from dynaplan.fleet.rules.reconcile import Removal
 
 ANSWER_S = 1.0
 """Seconds in which the store must answer."""
@@ -16,8 +16,8 @@ ANSWER_S = 1.0
 
 async def removals(namespace: str) -> tuple[Removal, ...]:
     """Read the last removals, the newest last; none where the store does not answer."""
-    from dynaplan.fleet.desired_counts import fleet_key
-    from dynaplan.fleet.rules.removals import removals_in
+    from dynaplan.fleet.rules.reconcile import removals_in
+    from dynaplan.fleet.store_keys import fleet_key
     from dynaplan.store import connections
     from dynaplan.util.documents import parse_object
     from dynaplan.util.errors import StoreUnavailable

@@ -9,10 +9,9 @@ from typing import Any
 from dynaplan.cli.scaling.holding import described, now_and_next
 from dynaplan.cli.watching.routing import routing_lines
 from dynaplan.cli.watching.rows import ENGINE_ROLES, is_lost
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.holds import Hold
-from dynaplan.fleet.reservations import reserved_words
-from dynaplan.fleet.rules.busy_gpus import indices
+from dynaplan.fleet.gpus import indices
+from dynaplan.fleet.holds import Hold, reserved_words
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.util.durations import clock
 
 Row = Mapping[str, Any]

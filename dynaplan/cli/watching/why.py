@@ -23,7 +23,7 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan.cli.scaling.counts import held_in, readable
     from dynaplan.cli.watching.view import kept_lines
-    from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+    from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
     from dynaplan.fleet.rules.statefile import planner_keys_of
     from dynaplan.planner import factory
     from dynaplan.planner.rules.explaining import explain, is_change

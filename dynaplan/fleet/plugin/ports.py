@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynaplan.fleet.circus_client import CircusClient
-from dynaplan.fleet.heartbeat import Heartbeats
+from dynaplan.fleet.heartbeats import Heartbeats
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability
 from dynaplan.fleet.ports import DocumentStore, StartupTimes
 from dynaplan.process.ports import Processes

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from dynaplan.fleet.heartbeat import Heartbeats
+from dynaplan.fleet.heartbeats import Heartbeats
 from dynaplan.util.clock import Clock
 from dynaplan.util.probe import health_answer
 

@@ -11,10 +11,16 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_in
-from dynaplan.fleet.desired_counts import DesiredCounts, first_to_leave, fleet_key, planner_prefix
-from dynaplan.fleet.live_settings import live_settings_prefix
 from dynaplan.fleet.rules.lost_keys import PersistedKeys
+from dynaplan.fleet.store_keys import (
+    CACHE_WORTH,
+    DesiredCounts,
+    first_to_leave,
+    fleet_key,
+    live_settings_prefix,
+    planner_prefix,
+    worth_in,
+)
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
 from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string

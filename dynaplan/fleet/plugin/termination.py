@@ -23,7 +23,7 @@ from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.rules.observing import Exit, hung, suspects
 from dynaplan.fleet.rules.restarting import out_of_memory
-from dynaplan.fleet.scratch import remove_files_of
+from dynaplan.fleet.runtime_dir import remove_files_of
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 
 EXIT_CODE_WITHIN_S = 0.9

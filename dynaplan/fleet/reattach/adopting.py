@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.fleet import local_host
+from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
 from dynaplan.fleet.reattach.versions import check_own_package
 from dynaplan.fleet.rules.statefile import arbiter_of, fleet_of
-from dynaplan.fleet.runtime_dir import remove_runtime_directory
-from dynaplan.fleet.scratch import remove_scratch
-from dynaplan.fleet.servers.embedded import ServerSpec, readiness
+from dynaplan.fleet.runtime_dir import remove_runtime_directory, remove_scratch
+from dynaplan.fleet.servers import ServerSpec, readiness
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.fleet.watchers import first_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
@@ -150,7 +150,7 @@ def _consistent(held: Held, link: HolderLink) -> tuple[Kept, tuple[Worker, ...]]
         return None
     try:
         kept = Kept.read(held.kept[DEPLOYMENT])
-        document = local_host.open_statefile(kept.launch.statefile).read()
+        document = StatefileStore(kept.launch.statefile).read()
     except (KeyError, TypeError, ValueError, OSError, StatefileCorrupt) as error:
         log.warning("nothing to adopt: %r", error)
         return None
@@ -165,9 +165,9 @@ def _consistent(held: Held, link: HolderLink) -> tuple[Kept, tuple[Worker, ...]]
 def _take_over(kept: Kept, stack: ExitStack) -> None:
     """Put the undoing of everything that the last ``serve`` had taken on the stack, in its order."""
     launch = kept.launch
-    store = local_host.open_statefile(launch.statefile)
+    store = StatefileStore(launch.statefile)
     stack.callback(launch.statefile.with_suffix(".serve.lock").unlink, missing_ok=True)
-    claims = partial(local_host.gpu_claims, launch.arbiter, launch.namespace)
+    claims = partial(NodeClaims, launch.arbiter, launch.namespace)
     stack.callback(give_back, claims, launch.gpus)
     stack.callback(remove_runtime_directory, launch.runtime_dir)
     if launch.address_dir != launch.runtime_dir:

@@ -1,23 +1,54 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""Processes of circus where a holder is their parent: they go on when ``serve`` dies, and are adopted."""
+"""The watchers and processes of circus under ``serve``: starts are retried, and a holder may be the parent.
+
+1. ``RetryingWatcher``: out of processes, memory or descriptors for a moment, the system refuses a fork.
+   circus then takes the watcher for stopped, and one that it was to restart by itself, an embedded server
+   or the fleet plugin, would never come back.
+2. ``HeldProcess``: where a holder is the parent, processes go on when ``serve`` dies, and are adopted.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import psutil
 from circus.process import DEAD_OR_ZOMBIE, RUNNING, Process
 from circus.watcher import Watcher
+from tornado import gen
 
-from dynaplan.fleet.retrying_watcher import RetryingWatcher
 from dynaplan.fleet.watchers import service_of
 from dynaplan.process.holder import OF_THE_PROGRAM
 from dynaplan.process.holder_link import HolderLink
+
+log = logging.getLogger(__name__)
+
+
+class RetryingWatcher(Watcher):
+    """A watcher that tries again at circus' next check, if it restarts its process (``respawn``)."""
+
+    _is_refused = False
+
+    def spawn_process(self, recovery_wid: int | None = None) -> Any:
+        """Start a process; return its start time, True if it is to be tried again, False to be stopped."""
+        started = super().spawn_process(recovery_wid)
+        self._is_refused = started is False and self.respawn
+        if self._is_refused:
+            log.warning("%s could not be started; it is tried again", self.name)
+        return started or self._is_refused
+
+    @gen.coroutine
+    def _start(self) -> Generator[Any, Any, None]:
+        """Start the first process; circus gives a watcher up that has none then."""
+        yield super()._start()
+        if self._is_refused and self._status == "stopped":
+            self._status = "active"
+
 
 FIRST, WORKERS, SERVERS = 0, 1, 2
 """The order in which the holder ends processes without ``serve``, as ``serve`` does: Frontends and the

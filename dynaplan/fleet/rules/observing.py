@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaplan.fleet.counts import WorkerCounts
-from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts
 from dynaplan.fleet.rules.restarting import after_exit, exit_reason, without_process
+from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.store.instances import Instance

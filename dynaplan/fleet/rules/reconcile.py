@@ -11,14 +11,15 @@ must leave.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.allocation import choose_gpus
-from dynaplan.fleet.rules.busy_gpus import by_reason
 from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.util.documents import number_field, text_field
 
 Fleet = tuple[Worker, ...]
 
@@ -302,3 +303,40 @@ def _why_waiting(
     why += "".join(f"; {line}" for line in by_reason(others, inventory))
     draining = [worker.name for worker in fleet if worker.state is WorkerState.DRAINING and worker.gpus]
     return why + (f"; draining: {', '.join(draining)}" if draining else "")
+
+
+REMOVALS = "removals"
+"""The field of the published fleet with the last removals, the newest last."""
+
+MOST_REMOVALS = 8
+"""The removals that are published."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One worker that was told to leave, at ``at_unix_s`` on the wall clock, and why."""
+
+    worker: str
+    at_unix_s: float
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return asdict(self)
+
+
+def removals_in(fleet: Mapping[str, Any]) -> tuple[Removal, ...]:
+    """Read the removals of a published fleet; what cannot be read is left out."""
+    found = []
+    listed = fleet.get(REMOVALS)
+    for each in listed if isinstance(listed, list) else ():
+        try:
+            known = each if isinstance(each, dict) else {}
+            found.append(
+                Removal(
+                    text_field(known, "worker"), number_field(known, "at_unix_s"), text_field(known, "why")
+                )
+            )
+        except ValueError:
+            continue
+    return tuple(found)

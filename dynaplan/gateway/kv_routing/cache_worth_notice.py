@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_text
+from dynaplan.fleet.store_keys import CACHE_WORTH, worth_text
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import PermanentError, StoreUnavailable

@@ -18,7 +18,7 @@ from dynaplan.config.settings.routing import DisaggregationSettings
 from dynaplan.events.dispatch_order import UsualTime, deadline_s
 from dynaplan.events.messaging_port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.fleet.live_settings import live_settings_prefix
+from dynaplan.fleet.store_keys import live_settings_prefix
 from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
 from dynaplan.gateway.prefill.depth import PrefillDepth

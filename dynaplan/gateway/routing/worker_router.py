@@ -15,7 +15,7 @@ from random import Random
 from types import MappingProxyType
 
 from dynaplan.config.settings.routing import RoutingSettings
-from dynaplan.fleet.absence import Absence
+from dynaplan.fleet.rules.absence import Absence
 from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX, CachedPrefixes
 from dynaplan.gateway.kv_routing.prompt_tokens import Tokenizers, prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from dynaplan.config.settings.forecasting import Forecast
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.forecasting.warm_start import IntervalLoad

@@ -1,7 +1,7 @@
 """The virtual connector: decisions as keys that anybody may carry out.
 
 Source: the VirtualConnector of the SLA planner's documentation; the keys are in
-``dynaplan.fleet.desired_counts``.
+``dynaplan.fleet.store_keys``.
 On one box the fleet plugin is at the other end.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dynaplan.fleet.counts import FleetCounts, Targets
-from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.planner.model.components import DeployedComponents, ScaledComponent, missing_workers
 from dynaplan.planner.model.decisions import Decision
 from dynaplan.store.model import KeyValue, Transaction

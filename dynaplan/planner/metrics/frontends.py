@@ -22,7 +22,7 @@ from dynaplan.planner.metrics.exposition import (
     traffic_of,
 )
 from dynaplan.util.clock import Clock
-from dynaplan.util.tls.client import ClientTls, trusted
+from dynaplan.util.tls import ClientTls, trusted
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import aiohttp
 
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.documents import parse_object
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 
 log = logging.getLogger(__name__)
 

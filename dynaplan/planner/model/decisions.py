@@ -10,12 +10,12 @@ from typing import Any
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.bursts.memory import BurstMemory
 from dynaplan.planner.model.observation import Observation
 from dynaplan.planner.model.sizing import Corrections, ErrorBudget, Prediction
 from dynaplan.planner.model.targets import Step
-from dynaplan.util.typed import check_types
+from dynaplan.util.documents import check_types
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model.traffic import Foresight
 

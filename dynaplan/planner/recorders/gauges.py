@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model.decisions import DecisionRecord
 from dynaplan.planner.rules.curves import curves_of
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model.decisions import DecisionRecord
 from dynaplan.planner.recorders.appending_file import AppendingFile
 from dynaplan.util.errors import ConfigError

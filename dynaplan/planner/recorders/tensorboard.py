@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model.decisions import DecisionRecord
 from dynaplan.planner.recorders import event_file
 from dynaplan.planner.recorders.appending_file import AppendingFile

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model.decisions import Decision, PlannerState
 from dynaplan.planner.model.observation import Load, Observation
 from dynaplan.planner.rules import guards

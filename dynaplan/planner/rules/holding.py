@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.planner.model.observation import Observation
 from dynaplan.planner.model.targets import Step
 from dynaplan.planner.rules.sla_policy import limits_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynaplan.fleet.counts import Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model.decisions import Decision, DecisionRecord
 from dynaplan.planner.model.observation import Load, Observation
 from dynaplan.planner.rules.deciding import decide

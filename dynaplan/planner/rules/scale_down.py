@@ -43,7 +43,7 @@ from itertools import pairwise
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model.decisions import PlannerState
 from dynaplan.planner.model.observation import Observation

@@ -11,7 +11,7 @@ Dynamo's planner scales both numbers and rounds (0.9.1), which exceeds the budge
 from __future__ import annotations
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.planner.model.sizing import WorkerLimits
 from dynaplan.planner.model.targets import Step
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.planner.model.sizing import Sizing, WorkerLimits
 from dynaplan.planner.model.targets import Step
 from dynaplan.planner.model.traffic import Demand

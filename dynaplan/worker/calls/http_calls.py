@@ -10,7 +10,7 @@ import aiohttp
 
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import DeadlineExceeded, PermanentError, RequestRefused
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 from dynaplan.worker.calls.deadlines import timeout_headers
 
 CONNECT_S = 2.0

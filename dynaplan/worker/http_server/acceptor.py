@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 from dynaplan.worker.http_server.handshakes import Handshakes
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import logging
 import socket
 from typing import Any
 
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 
 log = logging.getLogger(__name__)
 

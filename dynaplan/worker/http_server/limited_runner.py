@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 from dynaplan.worker.http_server.acceptor import Acceptor
 from dynaplan.worker.http_server.connections import ClientServer, ConnectionLimits
 

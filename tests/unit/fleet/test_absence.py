@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dynaplan.fleet.absence import ABSENT, Absence, absence_in
+from dynaplan.fleet.rules.absence import ABSENT, Absence, absence_in
 
 
 @pytest.mark.parametrize(

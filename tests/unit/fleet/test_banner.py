@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.fleet.banner import banner, page_line
+from dynaplan.fleet.serve import banner, page_line
 from tests.unit.fleet.test_launch import LAUNCH
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.fleet.cache_worth_keys import worth_in, worth_text
+from dynaplan.fleet.store_keys import worth_in, worth_text
 from dynaplan.util.documents import LARGEST_WHOLE
 
 IDS = st.integers(1, LARGEST_WHOLE)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.desired_counts import DesiredCounts, first_to_leave, fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import DesiredCounts, first_to_leave, fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.heartbeat import Pulse
+from dynaplan.fleet.heartbeats import Pulse
 from dynaplan.process.identity import ProcessIdentity
 
 

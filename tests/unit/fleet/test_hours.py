@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from dynaplan.fleet.hours import parse_hours
+from dynaplan.fleet.holds import parse_hours
 from dynaplan.util.durations import wall_clock
 
 BERLIN = wall_clock("Europe/Berlin")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_setting, live_settings_prefix
+from dynaplan.fleet.store_keys import LIVE_SETTINGS, live_setting, live_settings_prefix
 
 
 def test_the_keys_are_those_of_the_original() -> None:

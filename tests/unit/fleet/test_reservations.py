@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.holds import Hold
-from dynaplan.fleet.reservations import ReservedGpus, reserved_words
+from dynaplan.fleet.holds import Hold, ReservedGpus, reserved_words
 from dynaplan.util.durations import wall_clock
 
 NOON_S = 1795435200.0

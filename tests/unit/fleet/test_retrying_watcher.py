@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from circus.process import Process
 
-from dynaplan.fleet.retrying_watcher import RetryingWatcher
+from dynaplan.fleet.reattach.processes import RetryingWatcher
 
 
 class System:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.host.startup_times import FILE_NAME, StartupTimesFile
-from dynaplan.fleet.rules.startup_times import startup_key, usual_s
-from dynaplan.fleet.scratch import remove_files_of, scratch_directory
+from dynaplan.fleet.runtime_dir import remove_files_of, scratch_directory
+from dynaplan.fleet.startup_times import FILE_NAME, StartupTimesFile, startup_key, usual_s
 from dynaplan.graph.resolve import NAMESPACE
 from tests.unit.fleet.rules.graphs import worker
 

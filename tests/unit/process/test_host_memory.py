@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from dynaplan.process.host_memory import box_memory
+from dynaplan.process.memory import box_memory
 
 
 def test_without_a_limit_it_is_the_machines(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dynaplan.process.out_of_memory import GROUP, MACHINE, oom_kills
+from dynaplan.process.memory import GROUP, MACHINE, oom_kills
 
 
 def test_the_own_control_group_is_asked_first_then_the_machine_then_nobody(tmp_path: Path) -> None:

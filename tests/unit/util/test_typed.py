@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.util.typed import check_types
+from dynaplan.util.documents import check_types
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import aiohttp
 
 from dynaplan.lab.profiling.load.answers import Answer, AnswerStream, RequestFailed, refusal
 from dynaplan.util.errors import DeploymentError
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 
 REQUEST_TIMEOUT_S = 1800.0
 """Seconds that a whole answer may take, as the frontend has it."""

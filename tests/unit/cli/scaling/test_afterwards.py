@@ -11,8 +11,8 @@ import pytest
 
 from dynaplan.cli.scaling.afterwards import planners_part
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner import factory
 from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
 from dynaplan.planner.rules.deciding import decide

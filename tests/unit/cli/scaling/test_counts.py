@@ -7,8 +7,8 @@ import time
 import pytest
 
 from dynaplan.cli.scaling.counts import held_in, left_out_gpus, published_fleet, write_counts
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.errors import TemporaryError

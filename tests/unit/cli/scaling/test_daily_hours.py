@@ -8,8 +8,8 @@ import pytest
 
 from dynaplan.cli.scaling.asking import AskedCount, AskedHold, settled
 from dynaplan.cli.scaling.holding import asked_hold, described, now_and_next
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import ConfigError
 

@@ -12,10 +12,9 @@ import pytest
 
 from dynaplan.cli.scaling import waiting
 from dynaplan.cli.scaling.waiting import ScaleTimes, longest_s, times_of, watcher
-from dynaplan.fleet import local_host
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.rules.scale_progress import scale_progress
-from dynaplan.fleet.rules.startup_times import startup_key
+from dynaplan.fleet.scale_progress import scale_progress
+from dynaplan.fleet.startup_times import StartupTimesFile, startup_key
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.util.progress import ProgressLine
 from tests.unit.fleet.rules.graphs import DRAINING, READY, STARTING, worker
@@ -76,7 +75,7 @@ def test_the_learnt_time_of_the_engine_and_its_drain_deadline_count(
     (tmp_path / "launch.json").write_text("{}")
     monkeypatch.setattr(Launch, "from_json", lambda _: launch)
     monkeypatch.setattr(
-        local_host, "startup_times", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
+        StartupTimesFile, "beside", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
     )
     deployment = found(ONE)
     deployment.runtime_dir = tmp_path

@@ -14,7 +14,7 @@ from dynaplan.engines.timing_model.kv_memory import MemoryNeed
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.process.memory_model import BoxMemory
+from dynaplan.process.memory import BoxMemory
 from dynaplan.util.errors import ConfigError
 from tests.unit.engines.common.test_gguf_header import GOOD, written
 

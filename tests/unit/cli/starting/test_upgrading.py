@@ -14,8 +14,8 @@ from dynaplan.cli.scaling.reloading import alone
 from dynaplan.cli.starting import upgrade
 from dynaplan.cli.starting.detaching import PROGRAM
 from dynaplan.cli.starting.upgrade import Upgrading, check_version
-from dynaplan.fleet import deployments, local_host
-from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.fleet import deployments
+from dynaplan.fleet.heartbeats import PLUGIN_PULSE, HeartbeatFiles
 from dynaplan.fleet.reattach import versions
 from dynaplan.fleet.reattach.versions import VERSION_FILE, RunningServe, Takeover, Version, own_version
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -110,7 +110,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(versions, "take_over", box.take_over)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
-    monkeypatch.setattr(local_host, "heartbeats", lambda directory: box)
+    monkeypatch.setattr(HeartbeatFiles, "of", lambda directory: box)
     return box
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
 from tests.unit.fleet.plugin.box import Box, frozen

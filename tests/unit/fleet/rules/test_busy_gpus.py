@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.gpus import Gpu, GpuProcess, GpuUse
-from dynaplan.fleet.rules.busy_gpus import GB, busy_gpus, by_reason, is_busy, use_in_words
+from dynaplan.fleet.gpus import GB, Gpu, GpuProcess, GpuUse, busy_gpus, by_reason, is_busy, use_in_words
 
 H100 = Gpu(2, "GPU-2", "H100", 80 * GB)
 SMALL = Gpu(0, "GPU-0", "small", 8 * GB)

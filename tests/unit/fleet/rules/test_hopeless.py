@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.absence import absence_in
-from dynaplan.fleet.rules.hopeless import absences, cause, hopeless, published
+from dynaplan.fleet.rules.absence import absence_in, absences, cause, hopeless, published
 from dynaplan.graph.lifecycle import Worker
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, worker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.rules.operator_commands import CommandAnswer, answer
+from dynaplan.fleet.arbiter import CommandAnswer, answer
 
 WORKERS = ["dynamo_Frontend", "dynamo_VllmWorker", "dynamo_VllmWorker_1"]
 

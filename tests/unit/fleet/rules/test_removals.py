@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.rules.removals import REMOVALS, Removal, removals_in
+from dynaplan.fleet.rules.reconcile import REMOVALS, Removal, removals_in
 
 ONE = Removal("ns_VllmWorker_1", 1_700_000_000.5, "1 of 2 VllmWorker wanted")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.fleet.rules.scale_progress import scale_progress
+from dynaplan.fleet.scale_progress import scale_progress
 from dynaplan.graph.lifecycle import Role
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, STARTING, worker
 

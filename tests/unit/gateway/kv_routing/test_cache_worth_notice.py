@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_in
+from dynaplan.fleet.store_keys import CACHE_WORTH, worth_in
 from dynaplan.gateway.kv_routing.cache_worth_notice import CacheWorthNotice
 from dynaplan.store.memory import MemoryStore
 from tests.fakes.clock import ManualClock

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet import local_host
 from dynaplan.gateway.routing.unmanaged_watch import Neighbours
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.process.process_table import identity_of
 from dynaplan.store.discovery import Discovery
+from dynaplan.store.file.owners import LeaseOwners, this_process
 from dynaplan.store.instances import Instance
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.store import FakeStore
 
-ME = local_host.this_process()
+ME = this_process()
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def store() -> AsyncIterator[FakeStore]:
     store = FakeStore()
     discovery = Discovery(store, "box")
     await discovery.start()
-    neighbours = Neighbours(discovery, store, ME, local_host.process_watch)
+    neighbours = Neighbours(discovery, store, ME, LeaseOwners)
     yield store
     await neighbours.close()
     await discovery.close()

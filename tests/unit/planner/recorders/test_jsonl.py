@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
 from dynaplan.planner.model.sizing import Corrections
 from dynaplan.planner.recorders import event_file

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model.decisions import Decision, PlannerState
 from dynaplan.planner.model.observation import Observation
 from dynaplan.planner.rules.deciding import decide

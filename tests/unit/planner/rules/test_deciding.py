@@ -9,9 +9,8 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model.decisions import PlannerState
 from dynaplan.planner.model.observation import Observation
 from dynaplan.planner.rules.deciding import decide, not_carried_out

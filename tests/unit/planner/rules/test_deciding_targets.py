@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.fleet.counts import Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
 from dynaplan.planner.rules.curves import curves_of
 from dynaplan.planner.rules.deciding import decide

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.util.probe import health_answer
-from dynaplan.util.tls.client import client_tls, trusted
-from dynaplan.util.tls.files import UnusableTls
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls, UnusableTls, client_tls, trusted
 from tests.fakes.certificates import Authority, CertificateFiles
 
 

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from dynaplan.util.sockets import bound_socket
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 from dynaplan.worker.http_server import handshakes
 from dynaplan.worker.http_server.acceptor import Acceptor
 from tests.fakes.certificates import Authority
