@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dynaplan.config.overrides import Sections, merge_sections
 from dynaplan.config.service_config import section_options
-from dynaplan.fleet.startup_times import StartupTimesFile, startup_key, usual_s
+from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
 from dynaplan.fleet.statefile_store import statefile_path
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker
@@ -99,5 +99,5 @@ def _startup_s(spec: GraphSpec, config: Sections) -> float | None:
     for service in spec.services:
         gpus, share = tuple(range(math.ceil(service.gpus))), min(1.0, service.gpus)
         worker = Worker(service.name, service.name, service.role, gpus=gpus, gpu_share=share)
-        found.append(usual_s(times, startup_key(worker, section_options(config, service.name))))
+        found.append(median_startup_s(times, startup_key(worker, section_options(config, service.name))))
     return max((usual for usual in found if usual is not None), default=None)

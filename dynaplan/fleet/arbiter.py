@@ -33,7 +33,7 @@ from tornado.ioloop import IOLoop
 
 from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.fleet.plugin import PROGRAM
-from dynaplan.fleet.reattach.processes import HeldFleet, RetryingWatcher
+from dynaplan.fleet.reattach.processes import HolderFleet, RetryingWatcher
 from dynaplan.fleet.watchers import WatcherSpec, service_of
 from dynaplan.util.documents import object_field, parse_object, text_field
 
@@ -105,7 +105,7 @@ class ServeArbiter(Arbiter):
         on_quit: Callable[[], Awaitable[None]],
         public_socket: socket.socket | None = None,
         listeners: Collection[str] = (),
-        held: HeldFleet | None = None,
+        held: HolderFleet | None = None,
     ) -> None:
         self._public_socket = public_socket
         self._listeners = listeners

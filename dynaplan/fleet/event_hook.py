@@ -29,7 +29,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 FAILED, SCALED, TARGET_MISSED = "failed", "scaled", "target_missed"
 """The kinds of events."""
 
-POLL_S = 5.0
+EVENT_POLL_S = 5.0
 """Seconds between two polls for events."""
 
 MIN_INTERVAL_S = 30.0
@@ -99,7 +99,7 @@ class EventHook:
                 await self.poll()
             except Exception:
                 log.exception("polling for events failed; it is tried again")
-            await self.clock.sleep(POLL_S)
+            await self.clock.sleep(EVENT_POLL_S)
 
     async def poll(self) -> None:
         """Poll once; pass on what is due now."""
@@ -119,12 +119,12 @@ class EventHook:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 await (self._post if "://" in self.target else self._run)(kind, json.dumps(document).encode())
         except TimeoutError:
-            log.warning("--on-event: %s has not ended within %g s, for %s", self._shown, CALL_TIMEOUT_S, kind)
+            log.warning("--on-event: %s has not ended within %g s, for %s", self._show, CALL_TIMEOUT_S, kind)
         except Exception as error:
-            log.warning("--on-event: %s failed, for %s: %s", self._shown, kind, _described(error))
+            log.warning("--on-event: %s failed, for %s: %s", self._show, kind, _describe(error))
 
     @property
-    def _shown(self) -> str:
+    def _show(self) -> str:
         """The program, or the host: the rest may hold a key."""
         return urlsplit(self.target).hostname or shlex.split(self.target)[0]
 
@@ -161,6 +161,6 @@ class HookFailed(Exception):
     """A hook that says so: by its exit code, or by the status of its answer."""
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return the error in words that hold nothing of the hook's address or arguments."""
     return str(error) if isinstance(error, HookFailed) else type(error).__name__

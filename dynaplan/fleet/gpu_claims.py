@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dynaplan.fleet.statefile_store import state_dir
 from dynaplan.process.identity import ProcessIdentity
@@ -33,11 +33,27 @@ from dynaplan.util.errors import DeploymentError
 log = logging.getLogger(__name__)
 
 
-LONGEST_NAMESPACE = 80
+MAX_NAMESPACE = 80
 """The most characters of a namespace that are shown: another user may have written it."""
 
-LONGEST_CLAIM = 4096
+MAX_CLAIM_BYTES = 4096
 """The most bytes of a file that are read."""
+
+
+class Claims(Protocol):
+    """One arbiter's claims on GPUs of this machine, by UUID. Methods raise DeploymentError."""
+
+    def claim(self, uuids: Iterable[str]) -> set[str]:
+        """Claim these GPUs; return the subset that is now ours."""
+        ...
+
+    def release(self, uuids: Iterable[str]) -> None:
+        """Give these GPUs back; nothing happens for one that is not this process's."""
+        ...
+
+    def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
+        ...
 
 
 class NodeClaims:
@@ -86,10 +102,10 @@ class NodeClaims:
         """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
         with self._locked() as directory:
             held = self._held(directory)
-            self._claim_lost_ones(directory, held)
+            self._restore_claims(directory, held)
         return {uuid: held[uuid] for uuid in uuids if uuid in held}
 
-    def _claim_lost_ones(self, directory: int, held: Mapping[str, str]) -> None:
+    def _restore_claims(self, directory: int, held: Mapping[str, str]) -> None:
         """Write claims of ours again that have vanished, and say so."""
         there = {
             uuid for uuid in self._claimed if self._is_own(_read(directory, _file_name(uuid, os.getuid())))
@@ -182,7 +198,7 @@ def claimants(directory: Path | None = None) -> dict[int, tuple[str, Path | None
                 and not document.get("worker")
                 and is_alive(arbiter := _arbiter(document))
             ):
-                namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+                namespace = str(document["namespace"])[:MAX_NAMESPACE]
                 environment = environment_of(arbiter.pid)
                 where = state_dir(environment) if environment else None
                 found[arbiter.pid] = f"deployment {namespace!r} of {user_name(document['uid'])}", where
@@ -215,7 +231,7 @@ def _text_of(directory: int, name: str) -> tuple[bytes, int]:
         return b"", -1
     try:
         status = os.fstat(fd)
-        return (os.read(fd, LONGEST_CLAIM) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
+        return (os.read(fd, MAX_CLAIM_BYTES) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
     finally:
         os.close(fd)
 
@@ -223,9 +239,9 @@ def _text_of(directory: int, name: str) -> tuple[bytes, int]:
 def _holder(document: Mapping[str, Any], pid: int) -> str:
     """Return ``claimed by deployment 'two' (serve pid 123, user alice)``, or the like of a worker alone."""
     if document.get("worker"):
-        worker = str(document["worker"])[:LONGEST_NAMESPACE]
+        worker = str(document["worker"])[:MAX_NAMESPACE]
         return f"claimed by worker {worker!r} (pid {pid}, {user_name(document['uid'])})"
-    namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+    namespace = str(document["namespace"])[:MAX_NAMESPACE]
     return f"claimed by deployment {namespace!r} (serve pid {pid}, {user_name(document['uid'])})"
 
 

@@ -143,7 +143,7 @@ def _text(value: str | bytes) -> str:
 
 T = TypeVar("T")
 
-LONGEST_FILE_BYTES = 4096
+MAX_FILE_BYTES = 4096
 """The most that is read of a simulated GPU's file, in bytes."""
 
 
@@ -278,7 +278,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     except OSError:
         return {}
     try:
-        text = os.read(fd, LONGEST_FILE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        text = os.read(fd, MAX_FILE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
         document = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}

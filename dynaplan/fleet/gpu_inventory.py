@@ -17,10 +17,10 @@ from dynaplan.fleet.rules import allocation
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 
-FREED_WITHIN_S = 5.0
+GPU_FREE_TIMEOUT_S = 5.0
 """Time in which a driver takes back the memory of processes that were killed a moment ago, in seconds."""
 
-POLL_S = 0.1
+GPU_USE_POLL_S = 0.1
 
 
 def in_use(gpus: Sequence[Gpu], claimed: Iterable[int], waits_s: float = 0.0) -> dict[int, str]:
@@ -32,7 +32,7 @@ def in_use(gpus: Sequence[Gpu], claimed: Iterable[int], waits_s: float = 0.0) ->
     unclaimed = [gpu for gpu in gpus if gpu.index not in set(claimed)]
     until_s = time.monotonic() + waits_s
     while (busy := busy_gpus(unclaimed, read())) and time.monotonic() < until_s:
-        time.sleep(POLL_S)
+        time.sleep(GPU_USE_POLL_S)
     return busy
 
 

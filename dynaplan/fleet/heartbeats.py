@@ -19,10 +19,10 @@ from dynaplan.process import process_table as processes
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.documents import number_field, parse_object, text_field, whole_field
 
-SERVE_PULSE = "serve"
+SERVE_HEARTBEAT = "serve"
 """The name under which the process of ``dynaplan serve``, the arbiter, beats."""
 
-PLUGIN_PULSE = "fleet-plugin"
+PLUGIN_HEARTBEAT = "fleet-plugin"
 """The name under which the fleet plugin beats. A planner beats under its worker's name."""
 
 LATE_AFTER_S = 10.0
@@ -30,7 +30,7 @@ LATE_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """A process and its last beat, as seen at one moment.
 
     ``beat_s`` is the moment of the last beat on the monotonic clock of this boot, ``silent_s`` the seconds
@@ -64,8 +64,8 @@ class Heartbeats(Protocol):
         """Say that this process goes on, and will say so again in ``every_s`` seconds."""
         ...
 
-    def read(self, name: str) -> Pulse | None:
-        """The pulse of that process; None when it has never beaten."""
+    def read(self, name: str) -> Heartbeat | None:
+        """The heartbeat of that process; None when it has never beaten."""
         ...
 
 
@@ -119,12 +119,12 @@ class HeartbeatFiles:
         try:
             descriptor = self._descriptors.get(name)
             if descriptor is None or os.fstat(descriptor).st_nlink == 0:
-                descriptor = self._made(name)
+                descriptor = self._create(name)
             os.pwrite(descriptor, json.dumps(document).ljust(LENGTH_BYTES).encode(), 0)
         except OSError as error:
             log.debug("no heartbeat: %s", error)
 
-    def _made(self, name: str) -> int:
+    def _create(self, name: str) -> int:
         """Open a new file in place of the one that is there, of another process or removed."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         path = self._path(name)
@@ -135,8 +135,8 @@ class HeartbeatFiles:
         self._descriptors[name] = made
         return made
 
-    def read(self, name: str) -> Pulse | None:
-        """The pulse of that process; None when it has never beaten, or what it wrote cannot be read."""
+    def read(self, name: str) -> Heartbeat | None:
+        """The heartbeat of that process; None when it has never beaten, or what it wrote cannot be read."""
         try:
             document = parse_object(self._path(name).read_bytes())
             process = ProcessIdentity(
@@ -148,7 +148,7 @@ class HeartbeatFiles:
         except (OSError, ValueError):
             return None
         silent_s = max(0.0, time.monotonic() - beat_s)
-        return Pulse(process, beat_s, silent_s, every_s, processes.is_alive(process))
+        return Heartbeat(process, beat_s, silent_s, every_s, processes.is_alive(process))
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}.json"

@@ -110,13 +110,13 @@ def _minute(hour: str, minute: str) -> int:
 HOLDS = "holds"
 """The key of the holds, below ``planner_prefix``."""
 
-LONGEST_S = 366 * 86400
+MAX_HOLD_S = 366 * 86400
 """Longest time from the making of a hold with a deadline to that deadline, seconds."""
 
-MOST_WORKERS = 10_000
+MAX_HELD_WORKERS = 10_000
 """Largest number in a hold: a bound beyond it is a mistake, and is not read."""
 
-_LONGEST_WORDS = 100
+_MAX_CHARACTERS = 100
 _OF_HOURS = ("at", "zone")
 
 Zones = Callable[[str], WallClock]
@@ -148,24 +148,24 @@ class Hold:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Hold:
         """Read ``dataclasses.asdict``'s form. Raises ValueError, and nothing else, for another one."""
-        at_most = None if document.get("at_most") is None else _workers(document, "at_most")
+        at_most = None if document.get("at_most") is None else _workers_field(document, "at_most")
         until_s = None if document.get("until_s") is None else number_field(document, "until_s")
         hold = cls(
-            _workers(document, "at_least", 0),
+            _workers_field(document, "at_least", 0),
             at_most,
             number_field(document, "since_s", 0.0),
             until_s,
-            _words(document, "until"),
-            _words(document, "by"),
+            _words_field(document, "until"),
+            _words_field(document, "by"),
             whole_field(document, "uid", 0),
             whole_field(document, "pid", 0),
-            _words(document, "host"),
-            _hours(document),
-            _words(document, "zone"),
+            _words_field(document, "host"),
+            _parse_hours_field(document),
+            _words_field(document, "zone"),
         )
         if at_most is not None and at_most < hold.at_least:
             raise ValueError(f"at least {hold.at_least} and at most {at_most} workers: nothing is both")
-        if hold.since_s and until_s is not None and not 0 < until_s - hold.since_s <= LONGEST_S:
+        if hold.since_s and until_s is not None and not 0 < until_s - hold.since_s <= MAX_HOLD_S:
             raise ValueError(f"'until_s' is {until_s}: expected a time up to a year after 'since_s'")
         return hold
 
@@ -305,21 +305,21 @@ class RoleHolds:
         )
 
 
-def _workers(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+def _workers_field(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
     workers = whole_field(document, name, otherwise)
-    if workers > MOST_WORKERS:
-        raise ValueError(f"'{name}' is {workers}: expected at most {MOST_WORKERS} workers")
+    if workers > MAX_HELD_WORKERS:
+        raise ValueError(f"'{name}' is {workers}: expected at most {MAX_HELD_WORKERS} workers")
     return workers
 
 
-def _words(document: Mapping[str, Any], name: str) -> str:
+def _words_field(document: Mapping[str, Any], name: str) -> str:
     text = text_field(document, name, "")
-    if len(text) > _LONGEST_WORDS or not text.isprintable():
-        raise ValueError(f"'{name}' is {shown(text)}: expected up to {_LONGEST_WORDS} printable characters")
+    if len(text) > _MAX_CHARACTERS or not text.isprintable():
+        raise ValueError(f"'{name}' is {shown(text)}: expected up to {_MAX_CHARACTERS} printable characters")
     return text
 
 
-def _hours(document: Mapping[str, Any]) -> str:
+def _parse_hours_field(document: Mapping[str, Any]) -> str:
     text = text_field(document, "at", "")
     return str(parse_hours(text)) if text else ""
 
@@ -327,7 +327,7 @@ def _hours(document: Mapping[str, Any]) -> str:
 RESERVATIONS = "reservations"
 """The key of the reservations, below ``planner_prefix``."""
 
-MOST_GPUS = 1024
+MAX_GPU_INDEX = 1024
 """The largest index of a GPU that can be reserved."""
 
 
@@ -341,7 +341,7 @@ class ReservedGpus:
     def from_text(cls, text: str) -> ReservedGpus:
         """Read the key's value; "" is a key that is missing. Raises ValueError, and nothing else."""
         document = parse_object(text) if text else {}
-        return cls({_index(name): _made(name, document[name]) for name in document})
+        return cls({_parse_index(name): _parse_hold(name, document[name]) for name in document})
 
     def to_text(self) -> str:
         """Write them as the store's key has them: JSON without spaces."""
@@ -382,14 +382,14 @@ def reserved_words(made: Hold) -> str:
     return f"reserved{maker} {made.ending}"
 
 
-def _index(name: str) -> int:
+def _parse_index(name: str) -> int:
     index = whole_number(name)
-    if index is None or not 0 <= index <= MOST_GPUS:
+    if index is None or not 0 <= index <= MAX_GPU_INDEX:
         raise ValueError(f"{shown(name)}: expected the index of a GPU")
     return index
 
 
-def _made(name: str, found: Any) -> Hold:
+def _parse_hold(name: str, found: Any) -> Hold:
     if not isinstance(found, dict):
         raise ValueError(f"'{name}' is {shown(found)}: expected a JSON object")
     return Hold.from_json(found)

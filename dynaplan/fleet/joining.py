@@ -28,7 +28,7 @@ from dynaplan.worker.membership.runtime import Runtime
 if TYPE_CHECKING:
     from dynaplan.store.port import Store
 
-STORE_ANSWER_S = 5.0
+STORE_TIMEOUT_S = 5.0
 """Longest time for the store's first answer."""
 
 DEFAULT_NAMESPACE = "dynamo"
@@ -150,7 +150,7 @@ def _surroundings(
 
 async def _answers(store: Store, environ: Mapping[str, str]) -> None:
     try:
-        async with asyncio.timeout(STORE_ANSWER_S):
+        async with asyncio.timeout(STORE_TIMEOUT_S):
             await store.identity()
     except (TimeoutError, StoreUnavailable) as error:
         where = mask_secrets(environ.get(PLACES.get(store_backend(environ), "")) or "its usual place")

@@ -29,14 +29,13 @@ from dynaplan.config.settings.tls import CA_VARIABLE, TlsSettings
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.fleet import gpu_inventory
 from dynaplan.fleet.deployments import port_holder
-from dynaplan.fleet.gpu_claims import NodeClaims
+from dynaplan.fleet.gpu_claims import Claims, NodeClaims
 from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.plugin.gpu_availability import TAKEN_MEANWHILE, GpuClaims
-from dynaplan.fleet.ports import Claims, DocumentStore
-from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HolderFleet
 from dynaplan.fleet.rules.allocation import check_fits
 from dynaplan.fleet.rules.reconcile import reconcile
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, with_fleet
@@ -54,8 +53,8 @@ from dynaplan.fleet.runtime_dir import (
     token_path,
     write_private,
 )
-from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, all_moved_into_memory, shared_servers
-from dynaplan.fleet.statefile_store import NamespaceLock, StatefileStore, statefile_path
+from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, move_all_into_memory, shared_servers
+from dynaplan.fleet.statefile_store import DocumentStore, NamespaceLock, StatefileStore, statefile_path
 from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.fleet.watchers import first_services, listening_services
 from dynaplan.graph.lifecycle import Worker
@@ -123,7 +122,7 @@ class Preparation:
     notes: tuple[str, ...]
     public_socket: socket.socket | None = None
     store_outlives: bool = False
-    held: HeldFleet | None = None
+    held: HolderFleet | None = None
 
 
 def prepare(
@@ -149,7 +148,7 @@ def prepare(
         kept = partial(keep, link, "scratch directory")
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ, kept))
         servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
-        moved = all_moved_into_memory(servers.started, scratch_dir)
+        moved = move_all_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
     places = (runtime_dir, log_dir, statefile, endpoint, events)
     port = public_socket.getsockname()[1] if public_socket else options.port
@@ -165,9 +164,9 @@ def prepare(
     os.environ.update(_environment(launch, servers, options))
     _write_private_files(launch)
     _write_statefile(launch, workers, stack)
-    told = (*notes, *left_out, *moved)
-    held = HeldFleet(link, {}, first_services(graph)) if link else None
-    facts = (launch, workers, servers.started, is_simulated, told, public_socket)
+    lines = (*notes, *left_out, *moved)
+    held = HolderFleet(link, {}, first_services(graph)) if link else None
+    facts = (launch, workers, servers.started, is_simulated, lines, public_socket)
     return Preparation(*facts, store_outlives=servers.store_outlives, held=held)
 
 
@@ -266,7 +265,7 @@ def first_workers(
     # Not by ``claims``: the fleet plugin has claimed more in our name.
     stack.callback(give_back, make_claims, gpus)
     foreign = claims.foreign()
-    busy = gpu_inventory.in_use(gpus, foreign, gpu_inventory.FREED_WITHIN_S if has_killed else 0.0)
+    busy = gpu_inventory.in_use(gpus, foreign, gpu_inventory.GPU_FREE_TIMEOUT_S if has_killed else 0.0)
     notes = gpu_inventory.notes(gpus, foreign, busy, uses_busy)
     unusable = foreign if uses_busy else {**busy, **foreign}
     while True:
@@ -391,7 +390,7 @@ def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitSta
         store.write(with_fleet(new_document(launch), workers))
 
 
-TRACKERS_WITHIN_S = 3.0
+TRACKERS_TIMEOUT_S = 3.0
 """Longest wait per session: Python's resource trackers remove the shared memory of killed engines."""
 
 
@@ -436,7 +435,7 @@ def end_leftovers(document: Document, processes: Processes, own: ProcessIdentity
         pid, started_at = int(entry.get("pid", 0)), int(entry.get("started_at", 0))
         if not pid or not started_at:
             continue
-        if members := processes.kill_group(pid, started_at, waits_s=TRACKERS_WITHIN_S):
+        if members := processes.kill_group(pid, started_at, waits_s=TRACKERS_TIMEOUT_S):
             ended.append(
                 f"killed {name} (session {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
             )

@@ -28,8 +28,8 @@ from pathlib import Path
 from dynaplan.util.errors import ConfigError, DeploymentError
 from dynaplan.util.sockets import holding_socket
 
-LONGEST_SOCKET_NAME = "/circus-events.sock"
-LONGEST_SOCKET_PATH_BYTES = 107
+LONGEST_SOCKET = "/circus-events.sock"
+MAX_SOCKET_PATH_BYTES = 107
 """sun_path is 108 bytes long, with the closing zero."""
 
 CLIENTS_FILE = "clients.json"
@@ -37,7 +37,7 @@ CLIENTS_FILE = "clients.json"
 
 
 TOKEN_SUFFIX = ".token"
-LARGEST_TOKEN_BYTES = 4096
+MAX_TOKEN_BYTES = 4096
 PLAIN_TOKEN = re.compile(r"[\x21-\x7e]{16,}")
 """A token travels in an HTTP header, and must not be guessed."""
 
@@ -153,7 +153,7 @@ def read_token(path: Path) -> str:
     try:
         with path.open() as file:
             status = os.fstat(file.fileno())
-            text = file.read(LARGEST_TOKEN_BYTES).strip()
+            text = file.read(MAX_TOKEN_BYTES).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"cannot read the token in {path}: {why}", hint=TOKEN_HINT) from error
@@ -164,7 +164,7 @@ def read_token(path: Path) -> str:
     return text
 
 
-def lasting_token(statefile: Path, otherwise: Callable[[], str]) -> str:
+def ensure_token(statefile: Path, otherwise: Callable[[], str]) -> str:
     """Return the token beside the statefile; where there is none, ``otherwise`` gives one, which is kept.
 
     Raises ConfigError when what is there cannot be used, DeploymentError when it cannot be written.
@@ -213,14 +213,14 @@ def hold_port(
 
 
 def _fits(directory: Path) -> bool:
-    is_short = len(os.fsencode(directory)) + len(LONGEST_SOCKET_NAME) <= LONGEST_SOCKET_PATH_BYTES
+    is_short = len(os.fsencode(directory)) + len(LONGEST_SOCKET) <= MAX_SOCKET_PATH_BYTES
     return is_short and bool(PLAIN_PATH.fullmatch(str(directory)))
 
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = Path("/dev/shm")
-MOST_NAMESAKES = 100
+MAX_NAMESAKES = 100
 
 
 @contextmanager
@@ -281,7 +281,7 @@ def _held(root: Path, namespace: str) -> tuple[Path, int]:
     """A directory that no living ``serve`` has, emptied, and the descriptor whose lock makes it ours."""
     if not os.access(root.parent, os.W_OK | os.X_OK):
         raise DeploymentError(f"{root.parent} cannot be used")
-    for number in range(MOST_NAMESAKES):
+    for number in range(MAX_NAMESAKES):
         make_private_directory(root)
         path = root / (f"{namespace}.{number}" if number else namespace)
         with suppress(FileNotFoundError):  # Another deployment ends, and removes the root or this very one.

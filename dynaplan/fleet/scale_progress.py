@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from dynaplan.fleet.deployments import RunningDeployment
-from dynaplan.fleet.heartbeats import PLUGIN_PULSE, SERVE_PULSE, HeartbeatFiles
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 from dynaplan.fleet.rules.statefile import fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
@@ -73,14 +73,14 @@ def _phrase(worker: Worker) -> str:
     return f"{worker.name} draining, with GPU {gpus}"
 
 
-POLL_S = 0.1
+PROGRESS_POLL_S = 0.1
 """Time between two looks, in seconds."""
 
 GIVE_UP_S = 45.0
 """Silence of the fleet plugin or of ``serve``, in seconds, after which waiting is useless."""
 
 
-class DecisionOvertaken(PermanentError):
+class DecisionSuperseded(PermanentError):
     """Another decision has asked for other numbers before this one was carried out."""
 
 
@@ -96,7 +96,7 @@ class ScaleRequest:
     is_for_others: bool = False
 
 
-async def carried_out(
+async def wait_carried_out(
     found: RunningDeployment,
     store: KeyValueStore,
     request: ScaleRequest,
@@ -107,7 +107,7 @@ async def carried_out(
 
     ``watch`` is told the progress at every look.
 
-    Raises DecisionOvertaken when another decision has taken its place, PermanentError when workers have
+    Raises DecisionSuperseded when another decision has taken its place, PermanentError when workers have
     failed, or ``serve`` or its fleet plugin does not answer; TemporaryError, with what is missing, after
     ``timeout_s`` seconds.
     """
@@ -126,7 +126,7 @@ async def carried_out(
             if progress.is_settled:
                 raise PermanentError("; ".join(progress.missing), hint=_ways_out(progress, request.wanted))
         if counts and counts.decision_id > request.decision_id and not _asks_for(counts, request.wanted):
-            raise DecisionOvertaken(
+            raise DecisionSuperseded(
                 f"overtaken by decision {counts.decision_id}: {_numbers(counts, request.wanted)}",
                 hint="The planner, or somebody else, has asked for other numbers; `dynaplan why` shows it.",
             )
@@ -136,7 +136,7 @@ async def carried_out(
                 f"not carried out within {timeout_s:g} s: {missing}",
                 hint="It goes on; `dynaplan status` shows how far it is.",
             )
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(PROGRESS_POLL_S)
 
 
 def check_alive(found: RunningDeployment) -> None:
@@ -144,15 +144,15 @@ def check_alive(found: RunningDeployment) -> None:
     if not process_table.is_alive(found.arbiter):
         raise DeploymentError(f"{found.namespace} has ended", hint="Start it with `dynaplan serve GRAPH`.")
     heartbeats = HeartbeatFiles.of(found.runtime_dir)
-    for name, words in ((SERVE_PULSE, "`dynaplan serve`"), (PLUGIN_PULSE, "the fleet plugin")):
-        pulse = heartbeats.read(name)
-        if pulse and pulse.silent_s > GIVE_UP_S:
+    for name, words in ((SERVE_HEARTBEAT, "`dynaplan serve`"), (PLUGIN_HEARTBEAT, "the fleet plugin")):
+        heartbeat = heartbeats.read(name)
+        if heartbeat and heartbeat.silent_s > GIVE_UP_S:
             serve, silence = (
-                heartbeats.read(SERVE_PULSE) or pulse,
-                f"has not answered for {pulse.silent_s:.0f} s",
+                heartbeats.read(SERVE_HEARTBEAT) or heartbeat,
+                f"has not answered for {heartbeat.silent_s:.0f} s",
             )
             raise PermanentError(
-                f"{words} (pid {pulse.process.pid}) {silence}: nothing is scaled",
+                f"{words} (pid {heartbeat.process.pid}) {silence}: nothing is scaled",
                 hint=f"If serve was stopped, `kill -CONT {serve.process.pid}` lets it go on; "
                 "else `dynaplan stop` ends it.",
             )

@@ -12,14 +12,14 @@ READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 """The states: it serves, it ends in order, it is not stuck."""
 
 
-class ServiceNotices:
+class ServiceManager:
     """Notifies the manager; does nothing where there is none. A manager that is gone costs nothing."""
 
     def __init__(self, address: str = "") -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     @classmethod
-    def taken_from(cls, environ: MutableMapping[str, str]) -> ServiceNotices:
+    def from_environ(cls, environ: MutableMapping[str, str]) -> ServiceManager:
         """Take the manager's address out of the environment: it is for this process, not for its children."""
         for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
             environ.pop(name, None)

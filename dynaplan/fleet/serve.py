@@ -28,9 +28,9 @@ from dynaplan.fleet.page_access import PAGE_PATH, page_url
 from dynaplan.fleet.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.fleet.prometheus_targets import prometheus_targets
 from dynaplan.fleet.readiness import Readiness, RecordedWorkers
-from dynaplan.fleet.reattach.adopting import adopted, leave_to_the_next
+from dynaplan.fleet.reattach.adopting import adopt_deployment, save_handover
 from dynaplan.fleet.reattach.versions import SUCCESSOR_FILE, write_own
-from dynaplan.fleet.sd_notify import READY, STOPPING, ServiceNotices
+from dynaplan.fleet.sd_notify import READY, STOPPING, ServiceManager
 from dynaplan.fleet.shutdown import Shutdown, StopRequest, drain
 from dynaplan.fleet.watchdog import DirectoryWatch, FailureWatch, PluginWatchdog, Watchdog, server_watches
 from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker_watcher
@@ -57,13 +57,15 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderL
     Raises a UserError, and has started nothing, when something is in the way.
     """
     interruption = _begin()
-    notices = ServiceNotices.taken_from(os.environ)
+    service_manager = ServiceManager.from_environ(os.environ)
     with ExitStack() as stack:
         try:
             prepared = prepare(graph, config, options, stack, link)
-            leave_to_the_next(prepared, options.exit_on_failure)
+            save_handover(prepared, options.exit_on_failure)
             interruption.leave_to_check()
-            return asyncio.run(Serving(prepared, interruption, options.exit_on_failure, notices).run())
+            return asyncio.run(
+                Serving(prepared, interruption, options.exit_on_failure, service_manager).run()
+            )
         finally:
             _clear_up_in_peace()
 
@@ -73,11 +75,11 @@ def serve_on(link: HolderLink) -> int | None:
     interruption = _begin()
     environment, serving, stack = dict(os.environ), None, ExitStack()
     try:
-        found = adopted(link, stack)
+        found = adopt_deployment(link, stack)
         if found is None:
             return None
         interruption.leave_to_check()
-        serving = Serving(found[0], interruption, found[1], ServiceNotices.taken_from(environment))
+        serving = Serving(found[0], interruption, found[1], ServiceManager.from_environ(environment))
         return asyncio.run(serving.run())
     finally:
         if serving and serving.is_here:  # else the deployment goes on, and the holder starts another process
@@ -110,11 +112,11 @@ class Serving:
         prepared: Preparation,
         interruption: Interruption,
         exits_on_failure: bool = False,
-        notices: ServiceNotices | None = None,
+        service_manager: ServiceManager | None = None,
     ) -> None:
         self._prepared = prepared
         self._interruption = interruption
-        self._notices = notices or ServiceNotices()
+        self._service_manager = service_manager or ServiceManager()
         self._launch = prepared.launch
         self._stop = StopRequest(self._report_stop)
         self._exits_on_failure = exits_on_failure
@@ -194,7 +196,7 @@ class Serving:
         arbiter.notice_ends_at_once()
         link = self._prepared.held.link if self._prepared.held else None
         if link:
-            link.tell_here(self._launch.runtime_dir / SUCCESSOR_FILE)
+            link.confirm_running(self._launch.runtime_dir / SUCCESSOR_FILE)
         with suppress(OSError):  # a full disk: an upgrade then says that it does not know this version
             write_own(self._launch.runtime_dir, link.arguments if link else ())
         self.is_here = True
@@ -203,7 +205,7 @@ class Serving:
         await Readiness(self._launch, self._prepared.servers, workers).wait(report)
         url = self._launch.frontend_url
         report(screen.good(f"Ready after {time.monotonic() - begun_s:.1f} s: {url}"))
-        self._notices.notify(READY, f"serves at {url}")
+        self._service_manager.notify(READY, f"serves at {url}")
 
     # -- watch -----------------------------------------------------------------------------------
 
@@ -217,7 +219,7 @@ class Serving:
             DirectoryWatch(launch, servers, arbiter, report).check,
             FailureWatch(workers, launch.log_dir, report, self._end_by_failure).check,
             *(server.check for server in server_watches(launch, servers, arbiter, report)),
-            self._notices.notify_alive,
+            self._service_manager.notify_alive,
         ]
         return Watchdog(checks, clock)
 
@@ -245,7 +247,7 @@ class Serving:
     def _report_stop(self) -> None:
         patience = f"requests may take {self._launch.drain_timeout_s:g} s to finish"
         report(f"Stopping: {patience}. Once more to stop at once.")
-        self._notices.notify(STOPPING)
+        self._service_manager.notify(STOPPING)
 
     async def _on_quit(self) -> None:
         if not self._stop.requested.is_set():
@@ -255,7 +257,9 @@ class Serving:
 def report(line: str) -> None:
     """Print a line for the user; a terminal that is gone, or that nobody reads, holds up nothing."""
     wanted = screen.colours_wanted()
-    terminal.say(line if wanted or (wanted is None and sys.stdout.isatty()) else click.unstyle(line))
+    terminal.try_write_line(
+        line if wanted or (wanted is None and sys.stdout.isatty()) else click.unstyle(line)
+    )
 
 
 def banner(launch: Launch, is_simulated: bool, store: str = "", page: str = "") -> str:

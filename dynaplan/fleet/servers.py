@@ -51,13 +51,13 @@ from dynaplan.config.settings.servers import (
 )
 from dynaplan.events import event_connections
 from dynaplan.events.prefill_requests import prefill_stream
-from dynaplan.fleet.runtime_dir import LONGEST_SOCKET_PATH_BYTES, make_private_directory, write_private
+from dynaplan.fleet.runtime_dir import MAX_SOCKET_PATH_BYTES, make_private_directory, write_private
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.store import connections
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, UserError
 from dynaplan.util.masking import mask_secrets
-from dynaplan.util.probe import health_answer_at
+from dynaplan.util.probe import get_health_at
 from dynaplan.util.sockets import free_port
 
 STORE_DIRECTORY = "store"
@@ -195,9 +195,9 @@ def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerS
     """
     directory = _private(runtime_dir / "etcd")
     client_socket = (address_dir or runtime_dir) / "etcd" / ETCD_SOCKET
-    if len(os.fsencode(client_socket)) > LONGEST_SOCKET_PATH_BYTES:
+    if len(os.fsencode(client_socket)) > MAX_SOCKET_PATH_BYTES:
         raise UserError(
-            f"the path of etcd's socket is longer than {LONGEST_SOCKET_PATH_BYTES} bytes: {client_socket}",
+            f"the path of etcd's socket is longer than {MAX_SOCKET_PATH_BYTES} bytes: {client_socket}",
             hint="Choose a shorter runtime directory.",
         )
     binary, version = find_etcd()
@@ -314,7 +314,7 @@ def find_nats_server() -> str:
 
 
 async def _etcd_is_healthy(client_socket: Path) -> bool:
-    return b'"true"' in await health_answer_at(client_socket, PROBE_TIMEOUT_S)
+    return b'"true"' in await get_health_at(client_socket, PROBE_TIMEOUT_S)
 
 
 async def _nats_is_healthy(port: int, token: str) -> bool:
@@ -378,7 +378,7 @@ ROOM_BYTES = 128 * 2**20
 """Room that a server's data needs: twice etcd's first 62 MB, since it makes the next log file beforehand."""
 
 
-def moved_into_memory(server: ServerSpec, scratch_dir: Path) -> str:
+def move_data_into_memory(server: ServerSpec, scratch_dir: Path) -> str:
     """Move the place of the server's data into ``scratch_dir`` when its own disk is full and that is not.
 
     What was there is removed: the server starts with new data. Return a line for the user; empty when nothing
@@ -399,9 +399,9 @@ def moved_into_memory(server: ServerSpec, scratch_dir: Path) -> str:
     )
 
 
-def all_moved_into_memory(servers: Iterable[ServerSpec], scratch_dir: Path) -> list[str]:
+def move_all_into_memory(servers: Iterable[ServerSpec], scratch_dir: Path) -> list[str]:
     """Do that for each server that has data; return the lines for the user."""
-    lines = (moved_into_memory(each, scratch_dir) for each in servers if each.data)
+    lines = (move_data_into_memory(each, scratch_dir) for each in servers if each.data)
     return [line for line in lines if line]
 
 

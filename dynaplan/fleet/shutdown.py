@@ -39,13 +39,13 @@ from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.util.probe import whole_answer
+from dynaplan.util.probe import get_text
 from dynaplan.util.progress import ProgressLine
-from dynaplan.util.terminal import offer
+from dynaplan.util.terminal import try_write
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.02
+EXIT_POLL_S = 0.02
 PLUGIN_S = 0.5
 """Longest time for the fleet plugin to end, in seconds; all it knows is on the disk."""
 
@@ -57,7 +57,7 @@ AFTER_KILL_S = 1.0
 CLEAN_UP_S = 3.0
 """Longest time for cleaning up after a killed worker: its engine's shared memory must be removed."""
 
-STORE_ANSWER_S = 1.0
+STORE_TIMEOUT_S = 1.0
 """Longest time for the store to list the unmanaged workers, in seconds."""
 
 
@@ -139,7 +139,7 @@ class Shutdown:
         await self._wait_gone([*first, *rest], deadline_s)
         self._kill([*first, *rest])
         while question and not question.done() and not self.is_hurried.is_set():
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(EXIT_POLL_S)
         await self.arbiter.end()
         self._kill_strays()
 
@@ -182,7 +182,7 @@ class Shutdown:
 
     async def _wait_gone(self, names: Collection[str], until_s: float) -> None:
         while self._pids(names) and time.monotonic() < until_s and not self.is_hurried.is_set():
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(EXIT_POLL_S)
 
     def _kill(self, names: Collection[str]) -> None:
         for pid, name in self._pids(names).items():
@@ -215,9 +215,9 @@ class Shutdown:
             return psutil.wait_procs(strays, timeout=AFTER_KILL_S)[1]
         deadline_s = time.monotonic() + AFTER_KILL_S
         while strays and time.monotonic() < deadline_s:
-            self.link.look()
+            self.link.poll()
             strays = [each for each in strays if _runs(each)]
-            time.sleep(POLL_S if strays else 0)
+            time.sleep(EXIT_POLL_S if strays else 0)
         return strays
 
 
@@ -249,7 +249,7 @@ async def unmanaged_workers(namespace: str) -> str:
     # In a thread: it imports the store's client, for which nothing that ends meanwhile is to wait.
     store = await asyncio.to_thread(connections.connect_store)
     try:
-        async with asyncio.timeout(STORE_ANSWER_S):
+        async with asyncio.timeout(STORE_TIMEOUT_S):
             items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
     except (TemporaryError, PermanentError, TimeoutError):
         return ""
@@ -265,10 +265,10 @@ async def unmanaged_workers(namespace: str) -> str:
     return f"Left running, because serve has not started them: {', '.join(names)}." if names else ""
 
 
-LOOK_EVERY_S = 0.5
+IN_FLIGHT_POLL_S = 0.5
 """Seconds between two looks."""
 
-EVERY_S = 5.0
+IN_FLIGHT_LINE_S = 5.0
 """Seconds between two lines where there is no terminal."""
 
 _IN_FLIGHT = re.compile(rb"^dynamo_component_inflight_requests\{[^}]*\} ([0-9.e+]+)$", re.M)
@@ -283,7 +283,7 @@ class StandardError(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write it, if it is taken at once; return its length."""
-        offer(text, 2)
+        try_write(text, 2)
         return len(text)
 
 
@@ -293,17 +293,17 @@ async def show_drain(urls: Sequence[str], timeout_s: float, line: ProgressLine |
     Shows nothing while none of them answers.
     """
     deadline_s = time.monotonic() + timeout_s
-    with line or ProgressLine(StandardError(), EVERY_S) as shown:
+    with line or ProgressLine(StandardError(), IN_FLIGHT_LINE_S) as shown:
         while True:
             requests = await requests_in_flight(urls)
             if requests:
                 left = clock(deadline_s - time.monotonic())
                 noun = "request" if requests == 1 else "requests"
                 shown.show(f"{requests} {noun} in flight, at most {left} left")
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(IN_FLIGHT_POLL_S)
 
 
 async def requests_in_flight(urls: Sequence[str]) -> int:
     """Return the requests that these processes have accepted and not answered, by their ``/metrics``."""
-    answers = await asyncio.gather(*(whole_answer(url, "/metrics", LOOK_EVERY_S) for url in urls))
+    answers = await asyncio.gather(*(get_text(url, "/metrics", IN_FLIGHT_POLL_S) for url in urls))
     return sum(int(float(found[1])) for answer in answers if (found := _IN_FLIGHT.search(answer)))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.graph.lifecycle import Role, Worker
@@ -20,7 +20,7 @@ from dynaplan.util.documents import number_field, parse_object
 Times = dict[str, list[float]]
 """The last durations, in seconds, oldest first, of every key that was met."""
 
-KEPT = 5
+KEPT_DURATIONS = 5
 
 
 def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
@@ -33,12 +33,12 @@ def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
     return json.dumps([engine_of(settings), str(settings["model"]), worker.gpu_request])
 
 
-def learnt(times: Times, key: str, seconds: float) -> Times:
+def with_duration(times: Times, key: str, seconds: float) -> Times:
     """Return a copy with ``seconds`` appended under ``key``, the last five kept."""
-    return {**times, key: [*times.get(key, ()), round(seconds, 3)][-KEPT:]}
+    return {**times, key: [*times.get(key, ()), round(seconds, 3)][-KEPT_DURATIONS:]}
 
 
-def usual_s(times: Times, key: str | None) -> float | None:
+def median_startup_s(times: Times, key: str | None) -> float | None:
     """Return the usual start-up time, the median of the kept ones, in seconds; None when none is known."""
     known = times.get(key or "")
     return median(known) if known else None
@@ -56,6 +56,18 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = ".startup_times.json"
 """Begins as no namespace does: the other files there are named after namespaces."""
+
+
+class StartupTimes(Protocol):
+    """The durations of earlier starts, in seconds, by what they depend on. A cache: it never raises."""
+
+    def read(self) -> dict[str, list[float]]:
+        """Return the last durations of every key, oldest first."""
+        ...
+
+    def learn(self, key: str, seconds: float) -> None:
+        """Add the duration of a start under its key; the oldest of a few is forgotten."""
+        ...
 
 
 class StartupTimesFile:
@@ -82,7 +94,7 @@ class StartupTimesFile:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             with open(os.open(temporary, flags, 0o600), "w") as file:
-                file.write(json.dumps(learnt(self.read(), key, seconds)))
+                file.write(json.dumps(with_duration(self.read(), key, seconds)))
             os.replace(temporary, self._path)
         except OSError as error:
             log.info("a start-up time is not remembered: %s", error)

@@ -23,13 +23,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from dynaplan.fleet.arbiter import ServeArbiter
-from dynaplan.fleet.heartbeats import PLUGIN_PULSE, SERVE_PULSE, Heartbeats
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeats
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.stall_detection import StallDetector
 from dynaplan.fleet.readiness import RecordedWorkers
-from dynaplan.fleet.rules.absence import cause, hopeless
+from dynaplan.fleet.rules.absence import cause, unstartable_services
 from dynaplan.fleet.runtime_dir import ensure_link, make_private_directory, write_private
-from dynaplan.fleet.servers import ServerSpec, moved_into_memory
+from dynaplan.fleet.servers import ServerSpec, move_data_into_memory
 from dynaplan.process.ports import Processes
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import DeploymentError
@@ -84,9 +84,9 @@ class PluginWatchdog:
 
     async def check(self) -> None:
         """Beat, and end the plugin when it has not beaten for too long."""
-        self._heartbeats.beat(SERVE_PULSE, CHECK_EVERY_S)
+        self._heartbeats.beat(SERVE_HEARTBEAT, CHECK_EVERY_S)
         for pid in list(self._arbiter.get_watcher(self._plugin_name).processes):
-            overdue_s = self._stalls.overdue_s(PLUGIN_PULSE, pid)
+            overdue_s = self._stalls.overdue_s(PLUGIN_HEARTBEAT, pid)
             if overdue_s > PLUGIN_STALLED_S:
                 self._report(f"The fleet plugin stands still ({overdue_s:.0f} s): killed; it starts again.")
                 self._processes.kill_group(pid, self._processes.identify(pid) or 0)
@@ -110,7 +110,7 @@ class FailureWatch:
 
     async def check(self) -> None:
         """Check the workers as the fleet plugin has written them down."""
-        found = hopeless(self._workers.read())
+        found = unstartable_services(self._workers.read())
         for component, worker in found.items():
             if component not in self._reported:
                 log = self._log_dir / f"{worker.name}.log"
@@ -260,7 +260,7 @@ class ServerWatch:
             self._make_startable()
 
     def _make_startable(self) -> None:
-        if line := moved_into_memory(self._server, self._scratch_dir):
+        if line := move_data_into_memory(self._server, self._scratch_dir):
             self._arbiter.kill_process_of(self._watcher)
             self._report(line)
         else:

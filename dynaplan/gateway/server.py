@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from dynaplan.config.frontend import gathered_settings
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.rules.absence import Absence, absence_in
+from dynaplan.fleet.rules.absence import Absence, read_absence
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.all_metrics import AllMetrics
@@ -336,7 +336,7 @@ class FrontendServer:
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
         self.is_worker_coming = _has_coming_decode_workers(fleet)
-        self.absence = absence_in(fleet, self._settings.decode_component)
+        self.absence = read_absence(fleet, self._settings.decode_component)
 
 
 def _has_coming_decode_workers(fleet: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dynaplan.util.documents import LARGEST_WHOLE
+from dynaplan.util.documents import MAX_WHOLE
 
 _MOST_DIGITS = 16
 _HEXADECIMAL = frozenset("0123456789abcdef")
@@ -34,7 +34,7 @@ class InstanceKeys:
         if not 0 < len(digits) <= _MOST_DIGITS or set(digits) - _HEXADECIMAL:
             return 0
         number = int(digits, 16)
-        return number if number <= LARGEST_WHOLE else 0
+        return number if number <= MAX_WHOLE else 0
 
     def instances(self, namespace: str, keys: Iterable[str]) -> frozenset[int]:
         """Return the instance ids of these keys; a key that ends in none is left out."""

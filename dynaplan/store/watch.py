@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.store.encoding import decoded, key_value, key_values
 from dynaplan.store.etcd_gateway import Gateway
 from dynaplan.store.model import Deleted, Put, Snapshot, WatchEvent
-from dynaplan.util.backoff import Backoff, jittered_until
+from dynaplan.util.backoff import Backoff, jittered_sleep
 from dynaplan.util.errors import StoreUnavailable
 
 Document = dict[str, Any]
@@ -49,7 +49,7 @@ class Watch:
 
     async def events(self) -> AsyncGenerator[WatchEvent]:
         """A Snapshot, then every change, until the gateway is closed."""
-        backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, jittered_until(self._gateway.closed))
+        backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, jittered_sleep(self._gateway.closed))
         while not self._gateway.closed.is_set():
             try:
                 if not self._next_revision:

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-LARGEST_WHOLE = 2**63 - 1
+MAX_WHOLE = 2**63 - 1
 """The largest number that the store's own counters and leases have (a signed 64-bit integer)."""
 
 _SHOWN_CHARACTERS = 60
-_MOST_DIGITS = 19
+_MAX_DIGITS = 19
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def whole_number(text: str) -> int | None:
     """The number that a decimal text says, from -2**63 to 2**63 - 1; None for any other text."""
     stripped = text.strip()  # also of control characters, at which int() stumbles
     digits = stripped.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS):
         return None
     number = int(stripped)
-    return number if -LARGEST_WHOLE <= number <= LARGEST_WHOLE else None
+    return number if -MAX_WHOLE <= number <= MAX_WHOLE else None
 
 
 def text_field(document: Mapping[str, Any], name: str, otherwise: str | None = None) -> str:
@@ -55,7 +55,7 @@ def text_field(document: Mapping[str, Any], name: str, otherwise: str | None = N
 def whole_field(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
     """The whole number from 0 to 2**63 - 1 under ``name``; ``otherwise`` when there is nothing."""
     value = document.get(name, otherwise)
-    if type(value) is not int or not 0 <= value <= LARGEST_WHOLE:
+    if type(value) is not int or not 0 <= value <= MAX_WHOLE:
         raise _unexpected(name, value, "a whole number, at least 0")
     return value
 
@@ -144,7 +144,7 @@ def _is_of_type(value: Any, annotation: Any) -> bool:
         check_types(value)
         return True
     if annotation is int:
-        return type(value) is int and abs(value) <= LARGEST_WHOLE
+        return type(value) is int and abs(value) <= MAX_WHOLE
     if annotation is float:
         return _is_of_type(value, int) or (type(value) is float and not math.isnan(value))
     return annotation is Any or isinstance(value, annotation)

@@ -28,10 +28,10 @@ def check_readable(path: str, mark: str) -> None:
         raise UnusableTls(f"{path} holds no {what} in PEM form")
 
 
-def said_of(error: ssl.SSLError) -> str:
+def describe_error(error: ssl.SSLError) -> str:
     """Return OpenSSL's reason as people write it."""
-    said = getattr(error, "verify_message", "") or (error.reason or "").replace("_", " ").lower()
-    return str(said or error)
+    message = getattr(error, "verify_message", "") or (error.reason or "").replace("_", " ").lower()
+    return str(message or error)
 
 
 ClientTls = ssl.SSLContext | bool
@@ -49,7 +49,7 @@ def client_tls(authority: str) -> ClientTls:
     try:
         return ssl.create_default_context(cafile=authority)
     except ssl.SSLError as error:
-        raise UnusableTls(f"{authority}: {said_of(error)}") from error
+        raise UnusableTls(f"{authority}: {describe_error(error)}") from error
 
 
 def trusted(url: str, verified: ClientTls) -> ClientTls:
@@ -76,7 +76,7 @@ def unverified() -> ssl.SSLContext:
 
 log = logging.getLogger(__name__)
 
-MOST_STEPS = 10
+MAX_STEPS = 10
 """Turns that a handshake in memory may take; TLS 1.2 takes most, three."""
 
 
@@ -140,7 +140,7 @@ def _server_context(certificate: str, key: str) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UnusableTls(f"the key {key} does not belong to the certificate {certificate}") from error
-        raise UnusableTls(f"{certificate} with {key}: {said_of(error)}") from error
+        raise UnusableTls(f"{certificate} with {key}: {describe_error(error)}") from error
     return context
 
 
@@ -150,7 +150,7 @@ def _fault_of_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: st
         client.wrap_bio(to_client, to_server, server_hostname=name or None),
         server.wrap_bio(to_server, to_client, server_side=True),
     )
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         is_done = True
         for side in sides:
             try:
@@ -158,7 +158,7 @@ def _fault_of_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: st
             except ssl.SSLWantReadError:
                 is_done = False
             except ssl.SSLError as error:
-                return said_of(error)
+                return describe_error(error)
         if is_done:
             return ""
     return "no handshake comes about"

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dynaplan.fleet.servers import find_etcd
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from dynaplan.store.encoding import key_range
 from dynaplan.store.etcd_gateway import Gateway, tls_of
 from dynaplan.util.errors import StoreUnavailable
@@ -67,7 +67,7 @@ class SecuredEtcd:
         }
         command = [find_etcd()[0], "--client-cert-auth", *(f"--{key}={options[key]}" for key in options)]
         log = self._directory / "etcd.log"
-        self._process = subprocess.Popen(guarded(command, os.getpid(), log=log), cwd=self._directory)
+        self._process = subprocess.Popen(guard_command(command, os.getpid(), log=log), cwd=self._directory)
         asyncio.run(self._add_users())
 
     def close(self) -> None:

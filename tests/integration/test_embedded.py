@@ -21,7 +21,7 @@ from dynaplan.fleet.servers import (
     embedded_etcd,
     embedded_nats,
 )
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.util.errors import QueueUnavailable, UserError
 from dynaplan.util.sockets import free_port
@@ -238,7 +238,7 @@ async def test_a_nats_server_without_jetstream_does_only_where_nothing_needs_it(
 ) -> None:
     port = free_port()
     command = [servers.find_nats_server(), "--addr", "127.0.0.1", "--port", str(port)]
-    command = guarded(command, os.getpid(), log=tmp_path / "nats.log")
+    command = guard_command(command, os.getpid(), log=tmp_path / "nats.log")
     process = subprocess.Popen(command)  # noqa: ASYNC220
     monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{port}")
 

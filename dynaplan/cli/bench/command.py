@@ -16,7 +16,7 @@ from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.util import screen
 from dynaplan.util.durations import seconds_of
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.cli.bench.measurement import FleetMonitor, Measured, MeasuredService, OfferedLoad
@@ -97,7 +97,7 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
     asked = (given["isl"], given["osl"]) if load.clients else None
     lines = [*notes(measured, asked), *(why or reasons)]
     width = screen.width()
-    click.echo("\n".join([text_table(compared, width), *(folded(line, width, "  ") for line in lines)]))
+    click.echo("\n".join([text_table(compared, width), *(fold(line, width, "  ") for line in lines)]))
     if json_path:
         write("--json", json_path, json.dumps(compared, indent=2) + "\n")
     if measured.is_interrupted:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.util import screen
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.cli.box.findings import Finding
@@ -47,10 +47,10 @@ def page(found: Sequence[Finding], width: int) -> str:
     lines = []
     for each in found:
         mark = paint.get(each.level, str)(each.level.value) + " " * (6 - len(each.level.value))
-        text = folded(f"{each.topic.ljust(wide)}  {each.says}", max(0, width - 6), indent[6:])
+        text = fold(f"{each.topic.ljust(wide)}  {each.says}", max(0, width - 6), indent[6:])
         lines.append(mark + text.replace("\n", "\n      "))
         if each.advice:
-            lines.append(folded(f"{indent}-> {each.advice}", width, f"{indent}   "))
+            lines.append(fold(f"{indent}-> {each.advice}", width, f"{indent}   "))
     faults, warnings = (sum(each.level is level for each in found) for level in (Level.FAULT, Level.WARNING))
     last = (
         f"`dynaplan serve` cannot work here: {faults} to mend" if faults else "`dynaplan serve` can work here"

@@ -17,7 +17,7 @@ from dynaplan.config.settings.servers import PLACES, store_backend
 from dynaplan.config.settings.tls import CA_VARIABLE
 from dynaplan.fleet.deployments import RunningDeployment, find_deployment
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
-from dynaplan.fleet.runtime_dir import lasting_token, new_token, read_token
+from dynaplan.fleet.runtime_dir import ensure_token, new_token, read_token
 from dynaplan.fleet.statefile_store import statefile_path
 from dynaplan.graph.resolve import DEFAULT_NAMESPACE
 from dynaplan.process import process_table
@@ -117,7 +117,7 @@ def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
     if named or (token and not of_deployment):
         return token
     # A deployment's is kept too: the next `serve` takes it, and so do those who go on without this one.
-    kept = lasting_token(statefile_path(os.environ, namespace), lambda: token or new_token())
+    kept = ensure_token(statefile_path(os.environ, namespace), lambda: token or new_token())
     return token or kept
 
 

@@ -25,9 +25,8 @@ from dynaplan.config.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS
 from dynaplan.config.settings.events import HOST_VARIABLE
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, engine_of
 from dynaplan.fleet.deployments import port_holder
-from dynaplan.fleet.gpu_claims import NodeClaims
+from dynaplan.fleet.gpu_claims import Claims, NodeClaims
 from dynaplan.fleet.gpu_devices import available_gpus
-from dynaplan.fleet.ports import Claims
 from dynaplan.fleet.preparation import first_workers
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.runtime_dir import hold_port

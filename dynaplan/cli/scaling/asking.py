@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.holds import MOST_WORKERS, Hold, RoleHolds
+from dynaplan.fleet.holds import MAX_HELD_WORKERS, Hold, RoleHolds
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.rules import guards
@@ -61,7 +61,7 @@ def parse_count(text: str, roles: Mapping[str, Role]) -> AskedCount:
     if not equals:
         return AskedCount(roles[name])
     found = _ARGUMENT.fullmatch(number)
-    if not found or int(found[2]) > MOST_WORKERS:
+    if not found or int(found[2]) > MAX_HELD_WORKERS:
         raise ConfigError(
             f"scale {text}: '{number}' is not a number of workers",
             hint=f"For example: {name}=2, or {name}=+1 for one more than now.",

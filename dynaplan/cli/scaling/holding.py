@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from dynaplan.cli.scaling.asking import AskedHold
-from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold, parse_hours
+from dynaplan.fleet.holds import MAX_HELD_WORKERS, MAX_HOLD_S, Hold, parse_hours
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.durations import clock, local_zone_name, moment, seconds_of, wall_clock
 from dynaplan.util.errors import ConfigError
@@ -34,8 +34,8 @@ def asked_hold(
     if at_least is not None and at_most is not None and at_least > at_most:
         raise ConfigError(f"at least {at_least} and at most {at_most}: no number is both", hint="Swap them.")
     for bound in (at_least, at_most):
-        if bound is not None and bound > MOST_WORKERS:
-            raise ConfigError(f"{bound} workers", hint=f"The most is {MOST_WORKERS}.")
+        if bound is not None and bound > MAX_HELD_WORKERS:
+            raise ConfigError(f"{bound} workers", hint=f"The most is {MAX_HELD_WORKERS}.")
     return AskedHold(made_here(duration, hours), at_least, at_most)
 
 
@@ -47,7 +47,7 @@ def made_here(duration: str | None, hours: str | None = None) -> Hold:
     if duration is None:
         return made
     seconds = seconds_of(duration)
-    if not seconds or seconds > LONGEST_S:
+    if not seconds or seconds > MAX_HOLD_S:
         raise ConfigError(
             f"--for {duration}: expected a time of up to a year", hint="For example 90s, 10m, 2h or 1d."
         )

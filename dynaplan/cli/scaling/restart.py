@@ -140,7 +140,7 @@ class WorkerRestart:
 
     async def _beside(self, found: RunningDeployment) -> None:
         """Have one more worker, and then one less: the old one."""
-        from dynaplan.fleet.scale_progress import DecisionOvertaken
+        from dynaplan.fleet.scale_progress import DecisionSuperseded
 
         name, role = self._worker.name, self._worker.role
         number = await self._ask(found, +1)
@@ -158,7 +158,7 @@ class WorkerRestart:
         number = await self._ask(found, -1, name)
         try:
             await self._wait(number)
-        except DecisionOvertaken:  # the planner goes on with its own numbers: the old one leaves all the same
+        except DecisionSuperseded:  # the planner goes on with its own: the old one leaves all the same
             await self._gone_or_kept()
         if self._is_there():
             raise TemporaryError(
@@ -226,7 +226,7 @@ class WorkerRestart:
 
     async def _wait(self, number: int) -> None:
         from dynaplan.fleet.deployments import find_deployment
-        from dynaplan.fleet.scale_progress import ScaleRequest, carried_out
+        from dynaplan.fleet.scale_progress import ScaleRequest, wait_carried_out
 
         found = find_deployment(self._namespace)
         wanted = {self._worker.role: number}
@@ -234,7 +234,7 @@ class WorkerRestart:
         longest = self._timeout_s or longest_s(found, wanted, times)
         with ProgressLine() as line:
             request = ScaleRequest(self._decision_id, wanted)
-            await carried_out(found, self._store, request, longest, watcher(times, line))
+            await wait_carried_out(found, self._store, request, longest, watcher(times, line))
 
 
 async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: float | None = None) -> str:

@@ -171,12 +171,12 @@ async def _wait(
     found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float | None
 ) -> None:
     """Wait, and show the progress, for that time; None: as long as it may well take."""
-    from dynaplan.fleet.scale_progress import carried_out
+    from dynaplan.fleet.scale_progress import wait_carried_out
 
     times = times_of(found, request.wanted)
     longest = longest_s(found, request.wanted, times) if timeout_s is None else timeout_s
     with ProgressLine() as line:
-        await carried_out(found, store, request, longest, watcher(times, line))
+        await wait_carried_out(found, store, request, longest, watcher(times, line))
 
 
 def _say_hours(roles: Sequence[Role], settings: PlannerSettings, written: WrittenCounts) -> None:

@@ -51,7 +51,7 @@ def times_of(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes
     """Return the learnt and configured times of the wanted roles; the longest of several."""
     from dynaplan.config.settings.worker import ProcessSettings
     from dynaplan.fleet.launch import read_launch
-    from dynaplan.fleet.startup_times import StartupTimesFile, startup_key, usual_s
+    from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
     from dynaplan.util.errors import UserError
 
     try:
@@ -61,7 +61,7 @@ def times_of(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes
     learnt = StartupTimesFile.beside(found.statefile).read()
     own = [worker for worker in found.workers if worker.role in wanted]
     keys = {startup_key(worker, launch.settings_of(worker.component)) for worker in own}
-    usual = [seconds for key in keys if (seconds := usual_s(learnt, key)) is not None]
+    usual = [seconds for key in keys if (seconds := median_startup_s(learnt, key)) is not None]
     leave_s = [launch.leave_timeout_of(worker.component) for worker in own]
     return ScaleTimes(max(usual, default=None), max(leave_s, default=launch.leave_timeout_s))
 

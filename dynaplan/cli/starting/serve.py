@@ -216,13 +216,13 @@ def below_holder(
     before had started, and that has ended. None where nothing was to be adopted.
     """
     from dynaplan.cli.starting.detaching import PROGRAM
-    from dynaplan.process.holder_link import held, inherited_link
+    from dynaplan.process.holder_link import fork_below_holder, inherited_link
     from dynaplan.util.descriptors import raise_descriptor_limit
 
     link = inherited_link(os.environ)
     if link is None:
         raise_descriptor_limit()  # the holder's children have its limit
-        link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
+        link = fork_below_holder([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
         _have_workers_forked(link, namespace)
         return link, None

@@ -18,7 +18,7 @@ from dynaplan.cli.deployment import connect, namespace_argument
 from dynaplan.cli.scaling.reloading import alone
 from dynaplan.cli.scaling.restart import FREED_WITHIN_S, WorkerRestart, restart_process
 from dynaplan.cli.starting.detaching import PROGRAM
-from dynaplan.fleet.heartbeats import PLUGIN_PULSE
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
@@ -209,8 +209,8 @@ class Upgrading:
         heartbeats = HeartbeatFiles.of(self._found.runtime_dir)
         deadline_s = time.monotonic() + KEEPS_WITHIN_S
         while time.monotonic() < deadline_s:
-            pulse = heartbeats.read(PLUGIN_PULSE)
-            if pulse and pulse.is_alive and pulse.process.started_at >= serve.started_at:
+            heartbeat = heartbeats.read(PLUGIN_HEARTBEAT)
+            if heartbeat and heartbeat.is_alive and heartbeat.process.started_at >= serve.started_at:
                 return
             await asyncio.sleep(POLL_S)
         raise PermanentError(

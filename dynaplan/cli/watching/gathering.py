@@ -258,35 +258,35 @@ def _of_another_version(found: RunningDeployment, serve: RunningServe | None) ->
 
 def _troubles(found: RunningDeployment) -> list[str]:
     """Return a sentence for each process of the deployment's own that is dead or does not answer."""
-    from dynaplan.fleet.heartbeats import PLUGIN_PULSE, SERVE_PULSE, HeartbeatFiles
+    from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 
     hints = {
-        SERVE_PULSE: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
-        PLUGIN_PULSE: ("the fleet plugin", "The states above may be old; serve starts it again"),
+        SERVE_HEARTBEAT: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
+        PLUGIN_HEARTBEAT: ("the fleet plugin", "The states above may be old; serve starts it again"),
     }
     for worker in found.workers:
         if worker.role.value == "planner":
             hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
     heartbeats = HeartbeatFiles.of(found.runtime_dir)
-    pulses = {name: heartbeats.read(name) for name in hints}
-    serve = pulses[SERVE_PULSE]
+    last_beats = {name: heartbeats.read(name) for name in hints}
+    serve = last_beats[SERVE_HEARTBEAT]
     if serve and serve.process != found.arbiter and not serve.is_alive:
-        hints[SERVE_PULSE] = hints[SERVE_PULSE][0], "Its holder starts it again, and requests go on"
+        hints[SERVE_HEARTBEAT] = hints[SERVE_HEARTBEAT][0], "Its holder starts it again, and requests go on"
     return [
-        f"{trouble}. {hints[name][1].format(pid=pulse.process.pid)}."
-        for name, pulse in pulses.items()
-        if pulse and (trouble := pulse.trouble(hints[name][0]))
+        f"{trouble}. {hints[name][1].format(pid=heartbeat.process.pid)}."
+        for name, heartbeat in last_beats.items()
+        if heartbeat and (trouble := heartbeat.trouble(hints[name][0]))
     ]
 
 
 def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
-    from dynaplan.fleet.startup_times import StartupTimesFile, startup_key, usual_s
+    from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
     times = StartupTimesFile.beside(found.statefile).read()
     return {
-        worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
+        worker.name: median_startup_s(times, startup_key(worker, section_options(config, worker.component)))
         for worker in found.workers
     }

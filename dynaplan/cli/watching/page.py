@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dynaplan.cli.watching.view import LEAST_NEEDED, View
 from dynaplan.util import screen
-from dynaplan.util.tables import folded, text_table
+from dynaplan.util.tables import fold, text_table
 
 GPUS_LEAST_NEEDED = ("NAME", "WATTS", "MEMORY")
 """The columns of the GPUs that a narrow screen does without, the first first."""
@@ -27,7 +27,7 @@ def page(view: View, width: int = 0) -> str:
 
 def below(lines: Iterable[str], width: int) -> str:
     """Return the lines below one another, folded."""
-    return "\n".join(folded(line, width, "  ") for line in lines)
+    return "\n".join(fold(line, width, "  ") for line in lines)
 
 
 def decision(view: View, width: int = 0) -> str:

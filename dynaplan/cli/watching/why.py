@@ -10,7 +10,7 @@ import click
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.watching.removals import removal_lines, removals
 from dynaplan.util import screen
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 
 @click.command(name="why")
@@ -35,12 +35,12 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     for record in records[-last:]:
         click.echo(_shown(explain(record)) + "\n")
     for line in removal_lines(asyncio.run(removals(found.namespace))):
-        click.echo(folded(line, screen.width(), INDENT))
+        click.echo(fold(line, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
     holds = held_in(found.document).to_json()
     reservations = readable(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in kept_lines({"holds": holds, "reservations": reservations}, time.time()):
-        click.echo(folded(line, screen.width(), INDENT))
+        click.echo(fold(line, screen.width(), INDENT))
     if not records:
         what = "change" if changes else "decision"
         click.echo(
@@ -54,7 +54,7 @@ INDENT = " " * 13
 
 def _shown(explained: str) -> str:
     """Return an explanation as wide as the screen, its changes coloured."""
-    verdict, *steps = folded(explained, screen.width(), INDENT).split("\n")
+    verdict, *steps = fold(explained, screen.width(), INDENT).split("\n")
     is_changed = "  no change" not in verdict
     lines = [screen.good(step) if step.startswith("  changed ") else step for step in steps]
     return "\n".join([screen.good(verdict) if is_changed else verdict, *lines])

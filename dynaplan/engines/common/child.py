@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynaplan.engines.common.server_client import ServerClient
-from dynaplan.process.kernel import TRACKERS_WITHIN_S
+from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
 from dynaplan.process.process_table import command_under, descendants_of, group_members, kill_but_self_ending
-from dynaplan.process.shim import END_SIGNAL, shimmed
+from dynaplan.process.shim import END_SIGNAL, shim_command
 from dynaplan.util.errors import TemporaryError
 from dynaplan.util.masking import MASK
 
@@ -37,7 +37,7 @@ POLL_S = 0.02
 READY_POLL_S = 0.1
 """Seconds between two questions to a starting server whether it is ready."""
 
-SHIM_WITHIN_S = TRACKERS_WITHIN_S + 1.0
+SHIM_WITHIN_S = TRACKERS_TIMEOUT_S + 1.0
 """Seconds after which a shim that was told to end the engine is not waited for any more."""
 
 GONE_WITHIN_S = 10.0
@@ -86,7 +86,7 @@ class EngineChild:
         os.set_blocking(theirs, True)
         try:
             process = subprocess.Popen(
-                shimmed(argv, os.getpid()),
+                shim_command(argv, os.getpid()),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,

@@ -173,5 +173,5 @@ class ServeTerminal:
         """Write to the terminal, if it is read, and to the log."""
         log.info("%s", line)
         self._log_file.turn_over_if_full()
-        if not terminal.say(line, self._descriptor):
+        if not terminal.try_write_line(line, self._descriptor):
             log.debug("the terminal is gone, or nobody reads it")

@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from dynaplan.fleet.circus_client import CommandRefused
-from dynaplan.fleet.heartbeats import PLUGIN_PULSE
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.plugin.document import Statefile
@@ -45,7 +45,7 @@ from dynaplan.fleet.rules.observing import (
     own_instances,
 )
 from dynaplan.fleet.rules.reconcile import (
-    MOST_REMOVALS,
+    MAX_REMOVALS,
     REMOVALS,
     Reconciled,
     Removal,
@@ -105,7 +105,7 @@ class Reconciler:
         self._workers = {worker.name: worker for worker in workers}
         self._wake = wake
         self._pending = PendingWorkers()
-        self._removals: deque[Removal] = deque(maxlen=MOST_REMOVALS)
+        self._removals: deque[Removal] = deque(maxlen=MAX_REMOVALS)
         self._to_replace: set[str] = set()
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
@@ -137,7 +137,7 @@ class Reconciler:
         async with self._observing_meanwhile():
             await self._sweep_watchers()
         while True:
-            self._ports.heartbeats.beat(PLUGIN_PULSE, RESYNC_S)
+            self._ports.heartbeats.beat(PLUGIN_HEARTBEAT, RESYNC_S)
             try:
                 delay_s = await self.reconcile_once()
             except DynaplanError as error:
@@ -189,7 +189,7 @@ class Reconciler:
         async def observe() -> None:
             while True:
                 await asyncio.sleep(RESYNC_S)
-                self._ports.heartbeats.beat(PLUGIN_PULSE, RESYNC_S)
+                self._ports.heartbeats.beat(PLUGIN_HEARTBEAT, RESYNC_S)
                 try:
                     self._observe()
                 except Exception:
@@ -360,7 +360,7 @@ class Reconciler:
         document = fleet_document(graph, self._workers, gpus.total(workers), instances, link.asleep)
         document |= {"waiting": self._pending.reasons, GPUS_LEFT_OUT: gpus.left_out(workers)}
         document |= {FREE_GPUS: gpus.free(workers)}
-        document |= absence.published(self._workers.values(), self._clock.now_s(), time.time())
+        document |= absence.absence_fields(self._workers.values(), self._clock.now_s(), time.time())
         document |= {REMOVALS: [each.to_json() for each in self._removals]}
         killed = self._termination.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})

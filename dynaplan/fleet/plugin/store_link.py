@@ -33,7 +33,7 @@ from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 2.0
+STORE_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 REVOKE_FOR_S = 30.0
 """Longest time of trying: a lease that nobody keeps alive has expired by itself then."""
@@ -125,11 +125,11 @@ class StoreLink:
 
     def acknowledge(self, decision_id: int) -> None:
         """Publish that this decision is carried out."""
-        self._want(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
+        self._enqueue(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
 
     def publish_fleet(self, document: dict[str, Any]) -> None:
         """Have the document written into the store, where status and planner read it."""
-        self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
+        self._enqueue(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
 
     async def read_persisted(self) -> PersistedKeys | None:
         """Read the planner's keys and the live settings anew; None when the store does not answer.
@@ -139,7 +139,7 @@ class StoreLink:
         """
         live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 settings = await self._store.list(live)
                 keys = await self._store.list(planner)
         except (TimeoutError, TemporaryError, PermanentError) as error:
@@ -181,7 +181,7 @@ class StoreLink:
     async def is_answering(self) -> bool:
         """Tell whether the store answers now."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 await self._store.get(fleet_key(self._namespace))
             return True
         except (TimeoutError, TemporaryError, PermanentError):
@@ -216,7 +216,7 @@ class StoreLink:
             log.warning("ignoring %s: it is %s", key, reason)
         self._wake.set()
 
-    def _want(self, key: str, value: str) -> None:
+    def _enqueue(self, key: str, value: str) -> None:
         self._wanted[key] = value
         if self._written.get(key) != value:
             self._has_work.set()
@@ -226,12 +226,12 @@ class StoreLink:
             await self._has_work.wait()
             self._has_work.clear()
             for key, value in list(self._wanted.items()):
-                if self._written.get(key) != value and await self._answered(self._store.put(key, value)):
+                if self._written.get(key) != value and await self._call(self._store.put(key, value)):
                     self._written[key] = value
 
     async def _replace(self, key: str, before: str, after: str) -> None:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 item = await self._store.get(key)
                 if item and item.value == before:
                     await self._store.commit(Transaction({key: item.revision}, {key: after}))
@@ -240,7 +240,7 @@ class StoreLink:
 
     async def _commit(self, transaction: Transaction) -> None:
         try:
-            await self._answered(self._store.commit(transaction))
+            await self._call(self._store.commit(transaction))
         finally:
             self._is_deciding = False
             self._wake.set()
@@ -248,7 +248,7 @@ class StoreLink:
     async def _revoke(self, lease: int) -> None:
         try:
             async with asyncio.timeout(REVOKE_FOR_S):
-                while not await self._answered(self._store.revoke(lease)):
+                while not await self._call(self._store.revoke(lease)):
                     self.unanswered.add(lease)
                     self._wake.set()
         except TimeoutError:
@@ -256,10 +256,10 @@ class StoreLink:
         finally:
             self._revoking.discard(lease)
 
-    async def _answered(self, call: Coroutine[Any, Any, Any]) -> bool:
+    async def _call(self, call: Coroutine[Any, Any, Any]) -> bool:
         """Await the call; return True when the store has answered, False after a pause when it has not."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 await call
             return True
         except (TimeoutError, TemporaryError) as error:

@@ -26,7 +26,7 @@ from dynaplan.fleet.rules.restarting import out_of_memory
 from dynaplan.fleet.runtime_dir import remove_files_of
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 
-EXIT_CODE_WITHIN_S = 0.9
+EXIT_CODE_TIMEOUT_S = 0.9
 """Time for which an exit code is waited for: circus reports it a moment after the process is gone, on a busy
 machine half a second."""
 
@@ -112,7 +112,7 @@ class Termination:
                 continue
             if steps.gone_since_s is None:
                 steps.gone_since_s = now_s
-            is_late = now_s - steps.gone_since_s > EXIT_CODE_WITHIN_S
+            is_late = now_s - steps.gone_since_s > EXIT_CODE_TIMEOUT_S
             is_group_gone = not self._processes.kill_group(worker.pid, worker.started_at)
             if is_group_gone and (is_late or worker.pid in self._exit_codes):
                 code = self._exit_codes.pop(worker.pid, None)

@@ -24,7 +24,7 @@ import dynaplan
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to
-from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HolderFleet
 from dynaplan.fleet.reattach.versions import check_own_package
 from dynaplan.fleet.rules.statefile import arbiter_of, fleet_of
 from dynaplan.fleet.runtime_dir import remove_runtime_directory, remove_scratch
@@ -33,7 +33,7 @@ from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.fleet.watchers import first_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
-from dynaplan.process.holder_link import Held, HolderLink
+from dynaplan.process.holder_link import HolderLink, HolderState
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ DEPLOYMENT = "deployment"
 MODULES_PATH = ("PYTHONPATH",)
 """The variables that all processes have of this ``serve``, which may be of another version than the last."""
 
-TRACKERS_WITHIN_S = 3.0
+TRACKERS_TIMEOUT_S = 3.0
 """Longest wait per session that is ended, as for those of an earlier deployment (``leftovers.py``)."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class Handover:
     """The facts that one ``serve`` leaves to the next."""
 
     launch: Launch
@@ -60,8 +60,8 @@ class Kept:
     exits_on_failure: bool
 
     @classmethod
-    def read(cls, descriptor: int) -> Kept:
-        """Read what ``leave_to_the_next`` wrote; KeyError, TypeError or ValueError for anything else."""
+    def read(cls, descriptor: int) -> Handover:
+        """Read what ``save_handover`` wrote; KeyError, TypeError or ValueError for anything else."""
         os.lseek(descriptor, 0, os.SEEK_SET)
         with open(descriptor, closefd=False) as file:
             document = json.load(file)
@@ -76,7 +76,7 @@ class Kept:
         )
 
 
-def leave_to_the_next(prepared: Preparation, exits_on_failure: bool) -> None:
+def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
     """Have the holder keep what a ``serve`` after this one needs, and which files to remove without one."""
     if prepared.held is None:
         return
@@ -103,7 +103,7 @@ def leave_to_the_next(prepared: Preparation, exits_on_failure: bool) -> None:
     )
 
 
-def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
+def adopt_deployment(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
     """Return the deployment that runs below the holder, and whether it is to end on a failure.
 
     None when there is none: then nothing of it is left, either. Until this process is ``here``, ``stack``
@@ -112,7 +112,7 @@ def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | No
     """
     check_own_package(os.environ, is_trial=link.is_trial)
     held = link.hello()
-    found = _consistent(held, link)
+    found = _read_consistent(held, link)
     if found is None and link.is_trial:
         raise DeploymentError(
             f"dynaplan {dynaplan.__version__} cannot read what the deployment has written down",
@@ -139,17 +139,17 @@ def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | No
     prepared = Preparation(
         *(launch, workers, kept.servers, kept.is_simulated, (note,), public_socket),
         store_outlives=kept.store_outlives,
-        held=HeldFleet(link, adoptable, first_services(launch.graph)),
+        held=HolderFleet(link, adoptable, first_services(launch.graph)),
     )
     return prepared, kept.exits_on_failure
 
 
-def _consistent(held: Held, link: HolderLink) -> tuple[Kept, tuple[Worker, ...]] | None:
+def _read_consistent(held: HolderState, link: HolderLink) -> tuple[Handover, tuple[Worker, ...]] | None:
     """Return what was kept and the workers that run, by the statefile; None when that does not fit."""
     if DEPLOYMENT not in held.kept:
         return None
     try:
-        kept = Kept.read(held.kept[DEPLOYMENT])
+        kept = Handover.read(held.kept[DEPLOYMENT])
         document = StatefileStore(kept.launch.statefile).read()
     except (KeyError, TypeError, ValueError, OSError, StatefileCorrupt) as error:
         log.warning("nothing to adopt: %r", error)
@@ -162,7 +162,7 @@ def _consistent(held: Held, link: HolderLink) -> tuple[Kept, tuple[Worker, ...]]
     return kept, tuple(each for each in fleet_of(document) if each.name in held.pids)
 
 
-def _take_over(kept: Kept, stack: ExitStack) -> None:
+def _take_over(kept: Handover, stack: ExitStack) -> None:
     """Put the undoing of everything that the last ``serve`` had taken on the stack, in its order."""
     launch = kept.launch
     store = StatefileStore(launch.statefile)
@@ -181,12 +181,12 @@ def _take_over(kept: Kept, stack: ExitStack) -> None:
     stack.callback(store.remove)
 
 
-def _public_socket(held: Held, stack: ExitStack) -> socket.socket | None:
+def _public_socket(held: HolderState, stack: ExitStack) -> socket.socket | None:
     descriptor = held.kept.get(PUBLIC_SOCKET)
     return None if descriptor is None else stack.enter_context(socket.socket(fileno=descriptor))
 
 
-def _end_everything(held: Held, link: HolderLink) -> None:
+def _end_everything(held: HolderState, link: HolderLink) -> None:
     """End what the last ``serve`` has left, and have the holder keep nothing of it."""
     _end(held.pids)
     for name, descriptor in held.kept.items():
@@ -199,7 +199,7 @@ def _end(pids: Mapping[str, int]) -> None:
     processes = process_table
     for name, pid in pids.items():
         log.warning("ending %s (session %d), which is nobody's", name, pid)
-        processes.kill_group(pid, processes.identify(pid) or 0, waits_s=TRACKERS_WITHIN_S)
+        processes.kill_group(pid, processes.identify(pid) or 0, waits_s=TRACKERS_TIMEOUT_S)
 
 
 def _record(server: ServerSpec) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Absence:
         delay_s = self.retry_s(unix_time_s)
         return NEVER_ASK_AGAIN_S if math.isinf(delay_s) else math.ceil(delay_s) + 1
 
-    def told(self, unix_time_s: float) -> str:
+    def message(self, unix_time_s: float) -> str:
         """Return why there is no worker, and when there may be one, for a client."""
         if self.retry_unix_s is None:
             return self.why
@@ -53,7 +53,7 @@ class Absence:
         return {"why": self.why} | ({} if self.retry_unix_s is None else {"retry_unix_s": self.retry_unix_s})
 
 
-def absence_in(fleet: str, component: str) -> Absence | None:
+def read_absence(fleet: str, component: str) -> Absence | None:
     """Read a component's absence in the published fleet; None when there is none, or it cannot be read."""
     try:
         found = object_field(object_field(parse_object(fleet), ABSENT, {}), component)
@@ -67,13 +67,13 @@ CAUSE = "can never start: "
 """The words before the cause in the line that a worker writes last into its log."""
 
 
-def hopeless(workers: Iterable[Worker]) -> dict[str, Worker]:
+def unstartable_services(workers: Iterable[Worker]) -> dict[str, Worker]:
     """Return the services of which no worker can ever start, with one of its workers: component -> worker."""
     counted = [worker for worker in workers if worker.state in COUNTS]
     return {
         worker.component: worker
         for worker in counted
-        if all(_is_hopeless(each) for each in counted if each.component == worker.component)
+        if all(_is_unstartable(each) for each in counted if each.component == worker.component)
     }
 
 
@@ -91,7 +91,7 @@ def absences(workers: Iterable[Worker], now_s: float, unix_time_s: float) -> dic
     Both times are now, on the workers' clock and by the wall clock, in seconds.
     """
     counted = [worker for worker in workers if worker.state in COUNTS]
-    lost = hopeless(counted)
+    lost = unstartable_services(counted)
     found = {
         component: Absence(
             f"{component} cannot start: {cause(worker)}; see `dynaplan logs {worker.name}`", None
@@ -105,7 +105,7 @@ def absences(workers: Iterable[Worker], now_s: float, unix_time_s: float) -> dic
     return found
 
 
-def published(workers: Iterable[Worker], now_s: float, unix_time_s: float) -> dict[str, Any]:
+def absence_fields(workers: Iterable[Worker], now_s: float, unix_time_s: float) -> dict[str, Any]:
     """Return the part of the fleet's published document that says why requests cannot be answered."""
     found = absences(workers, now_s, unix_time_s)
     return {ABSENT: {component: absence.to_json() for component, absence in found.items()}}
@@ -129,8 +129,8 @@ def _restart_s(worker: Worker) -> float:
     """Return the time of the worker's next start on the workers' clock; 0 when it has begun."""
     if worker.state is WorkerState.STARTING:
         return 0.0
-    return math.inf if _is_hopeless(worker) else worker.retry_at_s
+    return math.inf if _is_unstartable(worker) else worker.retry_at_s
 
 
-def _is_hopeless(worker: Worker) -> bool:
+def _is_unstartable(worker: Worker) -> bool:
     return worker.state is WorkerState.FAILED and not worker.retry_at_s

@@ -219,7 +219,7 @@ def unmanaged(instances: Iterable[Instance]) -> tuple[Instance, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def _told(worker: Worker, asleep: Container[int]) -> str:
+def _state_label(worker: Worker, asleep: Container[int]) -> str:
     """Return the state in which a worker is counted: a ready one may sleep."""
     is_asleep = worker.state is WorkerState.READY and worker.instance_id in asleep
     return WorkerCounts.ASLEEP if is_asleep else worker.state.value
@@ -238,7 +238,7 @@ def fleet_document(
     whose instance ids are among those ``asleep``.
     """
     alone = [each.component for each in unmanaged(instances)]
-    states = Counter((worker.component, _told(worker, asleep)) for worker in workers.values())
+    states = Counter((worker.component, _state_label(worker, asleep)) for worker in workers.values())
     services = scaled_services(graph)
     return {
         "roles": {

@@ -38,7 +38,7 @@ NO_WORTH: Mapping[str, int] = MappingProxyType({})
 NOTHING_RESERVED: Mapping[int, str] = MappingProxyType({})
 """The reserved GPUs where nobody has reserved any."""
 
-TOLD_TO = "told to by circusctl restart"
+OPERATOR_RESTART = "told to by circusctl restart"
 """The reason of a worker that is replaced on a person's word."""
 
 _IN_THOUSANDS = 10_000
@@ -101,7 +101,7 @@ def reconcile(
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
-    vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, TOLD_TO)
+    vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, OPERATOR_RESTART)
     leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first, vacating)
     leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
@@ -124,7 +124,7 @@ def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
         WorkerState.FAILED: WorkerState.STOPPED,
     }
     return tuple(
-        worker.moved(next_state[worker.state], now_s, TOLD_TO)
+        worker.moved(next_state[worker.state], now_s, OPERATOR_RESTART)
         if worker.name in names and worker.state in next_state
         else worker
         for worker in fleet
@@ -308,7 +308,7 @@ def _why_waiting(
 REMOVALS = "removals"
 """The field of the published fleet with the last removals, the newest last."""
 
-MOST_REMOVALS = 8
+MAX_REMOVALS = 8
 """The removals that are published."""
 
 

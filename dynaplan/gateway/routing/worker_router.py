@@ -128,7 +128,7 @@ class WorkerRouter:
         if absence is None:
             return no_worker(otherwise)
         now_s = time.time()
-        return no_worker(absence.told(now_s), absence.retry_after_s(now_s))
+        return no_worker(absence.message(now_s), absence.retry_after_s(now_s))
 
     async def book(self, call: Call, deadline_s: float) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).

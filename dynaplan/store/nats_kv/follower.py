@@ -19,7 +19,7 @@ from dynaplan.store.nats_kv.bucket import Conflict, JetStreamBucket
 from dynaplan.store.nats_kv.messages import Draft, Entry, tombstone
 from dynaplan.store.nats_kv.mirror import Mirror
 from dynaplan.store.nats_kv.subjects import GUARD, lease_name, lease_of
-from dynaplan.util.backoff import Backoff, jittered_until
+from dynaplan.util.backoff import Backoff, jittered_sleep
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -50,7 +50,7 @@ class BucketFollower:
         self._renewed_s: dict[int, float] = {}
         self._messages: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._connected = asyncio.Event()
-        self._pause = jittered_until(self._connected)
+        self._pause = jittered_sleep(self._connected)
         self._tasks = BackgroundTasks()
         self._task: asyncio.Task[None] | None = None
         bucket.messenger.on_reconnect(self._on_connected)

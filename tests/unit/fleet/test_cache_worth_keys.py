@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.fleet.store_keys import worth_in, worth_text
-from dynaplan.util.documents import LARGEST_WHOLE
+from dynaplan.util.documents import MAX_WHOLE
 
-IDS = st.integers(1, LARGEST_WHOLE)
+IDS = st.integers(1, MAX_WHOLE)
 
 
 @given(st.dictionaries(IDS, st.integers(1, 10**12), max_size=5))

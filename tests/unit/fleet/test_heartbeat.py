@@ -1,10 +1,10 @@
-"""A pulse says in words what is wrong with its process, and nothing when all is well."""
+"""A heartbeat says in words what is wrong with its process, and nothing when all is well."""
 
 from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.heartbeats import Pulse
+from dynaplan.fleet.heartbeats import Heartbeat
 from dynaplan.process.identity import ProcessIdentity
 
 
@@ -18,6 +18,6 @@ from dynaplan.process.identity import ProcessIdentity
     ],
 )
 def test_a_process_is_in_trouble_when_it_is_late_or_dead(silent_s: float, is_alive: bool, words: str) -> None:
-    pulse = Pulse(ProcessIdentity(7, 1, "boot"), 100.0, silent_s, 1.0, is_alive)
-    assert pulse.trouble("the fleet plugin") == words
-    assert pulse.is_late == (is_alive and bool(words))
+    heartbeat = Heartbeat(ProcessIdentity(7, 1, "boot"), 100.0, silent_s, 1.0, is_alive)
+    assert heartbeat.trouble("the fleet plugin") == words
+    assert heartbeat.is_late == (is_alive and bool(words))

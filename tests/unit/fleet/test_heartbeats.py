@@ -24,10 +24,15 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_beat_tells_its_process_its_interval_and_its_age(tmp_path: Path, now: list[float]) -> None:
     HeartbeatFiles(tmp_path / "beats").beat("serve", 1.0)
     now[0] += 40.0
-    pulse = HeartbeatFiles(tmp_path / "beats").read("serve")
-    assert pulse
-    assert pulse.process == identity_of(os.getpid())
-    assert (pulse.is_alive, pulse.every_s, pulse.silent_s, pulse.is_late) == (True, 1.0, 40.0, True)
+    heartbeat = HeartbeatFiles(tmp_path / "beats").read("serve")
+    assert heartbeat
+    assert heartbeat.process == identity_of(os.getpid())
+    assert (heartbeat.is_alive, heartbeat.every_s, heartbeat.silent_s, heartbeat.is_late) == (
+        True,
+        1.0,
+        40.0,
+        True,
+    )
     assert (tmp_path / "beats" / "serve.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -36,9 +41,9 @@ def test_a_beat_far_before_its_time_is_not_written(tmp_path: Path, now: list[flo
     for wait_s, silent_s in ((0.0, 0.0), (0.1, 0.1), (0.6, 0.0)):
         now[0] += wait_s
         heartbeats.beat("serve", 1.0)
-        pulse = heartbeats.read("serve")
-        assert pulse
-        assert pulse.silent_s == pytest.approx(silent_s, abs=0.01)
+        heartbeat = heartbeats.read("serve")
+        assert heartbeat
+        assert heartbeat.silent_s == pytest.approx(silent_s, abs=0.01)
 
 
 def test_a_beat_covers_the_one_before_and_a_file_that_was_taken_away_is_made_again(
@@ -49,8 +54,8 @@ def test_a_beat_covers_the_one_before_and_a_file_that_was_taken_away_is_made_aga
     found = []
     for _ in range(3):
         heartbeats.beat("serve", 1.0)
-        pulse = heartbeats.read("serve")
-        found.append((path.stat().st_ino, pulse and pulse.silent_s))
+        heartbeat = heartbeats.read("serve")
+        found.append((path.stat().st_ino, heartbeat and heartbeat.silent_s))
         now[0] += 1234.5
     assert [silent_s for _, silent_s in found] == [0.0] * 3
     assert len({inode for inode, _ in found}) == 1
@@ -65,9 +70,9 @@ def test_the_beat_of_a_process_that_is_gone_is_dead(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "serve.json").read_text())
     for change in ({"started_at": document["started_at"] + 1}, {"boot_id": "another"}):
         (tmp_path / "serve.json").write_text(json.dumps({**document, **change}))
-        pulse = heartbeats.read("serve")
-        assert pulse
-        assert not pulse.is_alive
+        heartbeat = heartbeats.read("serve")
+        assert heartbeat
+        assert not heartbeat.is_alive
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold, RoleHolds
+from dynaplan.fleet.holds import MAX_HELD_WORKERS, MAX_HOLD_S, Hold, RoleHolds
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.durations import wall_clock
 
@@ -45,11 +45,11 @@ def test_a_missing_key_holds_nothing_and_unknown_fields_are_ignored() -> None:
         ({"at_least": -1}, "at_least"),
         ({"at_least": 2.5}, "at_least"),
         ({"at_most": 2}, "at least 3 and at most 2"),
-        ({"at_least": MOST_WORKERS + 1}, "at most 10000 workers"),
+        ({"at_least": MAX_HELD_WORKERS + 1}, "at most 10000 workers"),
         ({"until": 7}, "'until' is 7"),
         ({"until_s": "tomorrow"}, "expected a number"),
         ({"until_s": NOON_S}, "a time up to a year after"),
-        ({"until_s": NOON_S + LONGEST_S + 1}, "a time up to a year after"),
+        ({"until_s": NOON_S + MAX_HOLD_S + 1}, "a time up to a year after"),
         ({"by": "a" * 101}, "printable"),
         ({"host": "a\nb"}, "printable"),
         ({"pid": "x"}, "pid"),

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.fleet import scale_progress
-from dynaplan.fleet.heartbeats import PLUGIN_PULSE, HeartbeatFiles, Pulse
-from dynaplan.fleet.scale_progress import ScaleRequest, carried_out
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, Heartbeat, HeartbeatFiles
+from dynaplan.fleet.scale_progress import ScaleRequest, wait_carried_out
 from dynaplan.fleet.store_keys import planner_prefix
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.process.identity import ProcessIdentity
@@ -33,15 +33,15 @@ class Box:
         self.store = MemoryStore(LoopClock())
         processes = SimpleNamespace(is_alive=lambda _: self.is_alive)
         monkeypatch.setattr(scale_progress, "process_table", processes)
-        monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read=self.pulse))
+        monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read=self.heartbeat))
         statefile = SimpleNamespace(read=lambda: {"any": "document"})
         monkeypatch.setattr(scale_progress, "StatefileStore", lambda _: statefile)
         monkeypatch.setattr(scale_progress, "fleet_of", lambda _: self.workers)
-        monkeypatch.setattr(scale_progress, "POLL_S", 0.001)
+        monkeypatch.setattr(scale_progress, "PROGRESS_POLL_S", 0.001)
 
-    def pulse(self, name: str) -> Pulse | None:
-        silent_s = self.plugin_silent_s if name == PLUGIN_PULSE else 0.0
-        return Pulse(ProcessIdentity(7, 1, "boot"), 0.0, silent_s, 1.0, True)
+    def heartbeat(self, name: str) -> Heartbeat | None:
+        silent_s = self.plugin_silent_s if name == PLUGIN_HEARTBEAT else 0.0
+        return Heartbeat(ProcessIdentity(7, 1, "boot"), 0.0, silent_s, 1.0, True)
 
     async def wait(
         self, acknowledged: int = 3, timeout_s: float = 0.0, *, is_for_others: bool = False, **keys: int
@@ -52,7 +52,7 @@ class Box:
         arbiter = ProcessIdentity(5, 1, "boot")
         found = SimpleNamespace(namespace="ns", arbiter=arbiter, runtime_dir=Path("/x"), statefile=Path("/y"))
         request = ScaleRequest(3, {Role.DECODE: 2}, is_for_others)
-        await carried_out(cast(Any, found), self.store, request, timeout_s)
+        await wait_carried_out(cast(Any, found), self.store, request, timeout_s)
         return True
 
     async def refusal(self, kind: type[DynaplanError], **keys: int) -> str:

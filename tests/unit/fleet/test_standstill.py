@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.fleet.heartbeats import Pulse
+from dynaplan.fleet.heartbeats import Heartbeat
 from dynaplan.fleet.plugin.stall_detection import StallDetector
 from dynaplan.process.identity import ProcessIdentity
 from tests.fakes.clock import ManualClock
@@ -13,9 +13,9 @@ class Box:
         self.clock, self.pid, self.beat_s = ManualClock(), 7, 1000.0
         self.watch = StallDetector(self, self.clock)
 
-    def read(self, name: str) -> Pulse | None:
+    def read(self, name: str) -> Heartbeat | None:
         process = ProcessIdentity(self.pid, 1, "boot")
-        return Pulse(process, self.beat_s, 0.0, 1.0, True) if self.beat_s else None
+        return Heartbeat(process, self.beat_s, 0.0, 1.0, True) if self.beat_s else None
 
     def after(self, seconds: float, every_s: float = 1.0) -> float:
         """Look at that interval; the silence at the end."""

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from dynaplan.fleet.heartbeats import PLUGIN_PULSE, SERVE_PULSE, Pulse
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeat
 from dynaplan.fleet.watchdog import PluginWatchdog, Watchdog
 from dynaplan.process.identity import ProcessIdentity
 from tests.fakes.clock import ManualClock
@@ -22,9 +22,9 @@ class Beats:
     def beat(self, name: str, every_s: float) -> None:
         self.beaten.append(name)
 
-    def read(self, name: str) -> Pulse | None:
-        assert name == PLUGIN_PULSE
-        return Pulse(ProcessIdentity(7, 70, "boot"), self.plugin_beat_s, 0.0, 1.0, True)
+    def read(self, name: str) -> Heartbeat | None:
+        assert name == PLUGIN_HEARTBEAT
+        return Heartbeat(ProcessIdentity(7, 70, "boot"), self.plugin_beat_s, 0.0, 1.0, True)
 
 
 async def test_a_plugin_that_stands_still_is_killed_once_it_is_certain_and_the_user_hears_of_it() -> None:
@@ -41,7 +41,7 @@ async def test_a_plugin_that_stands_still_is_killed_once_it_is_certain_and_the_u
         clock.advance(1.0)
     assert set(killed) == {7}
     assert "stands still" in said[0]
-    assert set(beats.beaten) == {SERVE_PULSE}
+    assert set(beats.beaten) == {SERVE_HEARTBEAT}
 
 
 async def test_a_task_that_fails_ends_neither_the_vigil_nor_the_other_tasks() -> None:

@@ -21,8 +21,8 @@ from tests.fakes.polling import wait_until
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
-from dynaplan.process.holder_link import held, inherited_link
-from dynaplan.process.guard import guarded
+from dynaplan.process.holder_link import fork_below_holder, inherited_link
+from dynaplan.process.guard import guard_command
 own, grace_s, what = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 link = inherited_link(os.environ)
 if link and what == "never-back":
@@ -30,7 +30,7 @@ if link and what == "never-back":
 if link and what == "hangs":
     time.sleep(600)
 is_first = link is None
-link = link or held([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
+link = link or fork_below_holder([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
 ends = []
 link.on_end = lambda *end: ends.append(end)
 found = link.hello()
@@ -42,7 +42,7 @@ if not pids:
         trap = f"trap 'echo {name} >> {own}/drained; exit 7' TERM"
         quick = ["sh", "-c", trap + "; echo up; while :; do sleep 0.02; done"]
         streams = os.pipe()
-        command = guarded(quick, link.holder_pid)
+        command = guard_command(quick, link.holder_pid)
         big = {**os.environ, "LARGE": "x" * 100_000, "LARGER": "y" * 100_000}
         pids[name] = link.spawn(name, stage, command, "/", big, (0, streams[1], 2))
         os.read(streams[0], 3)
@@ -52,7 +52,7 @@ if not pids:
         pids["none"] = 0
 text = os.pread(found.kept["text"], 99, 0).decode() if found.kept else ""
 if what != "starting":
-    link.tell_here(own / "successor")
+    link.confirm_running(own / "successor")
 say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "text": text, "away_s": found.away_s}
 say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
 print(json.dumps(say), flush=True)
@@ -65,7 +65,7 @@ if what == "exit":
     sys.exit(5)
 while not ends:
     time.sleep(0.01)
-    link.look()
+    link.poll()
 print(json.dumps(ends), flush=True)
 time.sleep(600)
 """

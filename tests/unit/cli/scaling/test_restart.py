@@ -44,7 +44,9 @@ class Box:
             self.overtaken_by = tuple(later)
         return SimpleNamespace(namespace="dynamo", workers=self.workers, circus_endpoint="ipc://nowhere")
 
-    async def carried_out(self, found: Any, store: Any, request: Any, timeout_s: float, watch: Any) -> None:
+    async def wait_carried_out(
+        self, found: Any, store: Any, request: Any, timeout_s: float, watch: Any
+    ) -> None:
         keys = {item.key: item.value for item in await store.list(planner_prefix("dynamo"))}
         counts = DesiredCounts.from_keys("dynamo", keys)
         leaving = first_to_leave("dynamo", keys, counts.decision_id)
@@ -56,7 +58,7 @@ class Box:
             self.workers = (OLD, NEW)
         elif leaving and self.later:
             self.overtaken_by = self.later
-            raise scale_progress.DecisionOvertaken("overtaken by decision 7: decode=2")
+            raise scale_progress.DecisionSuperseded("overtaken by decision 7: decode=2")
         elif leaving:
             self.workers = tuple(each for each in self.workers if each.name != leaving)
 
@@ -82,7 +84,7 @@ async def box(monkeypatch: pytest.MonkeyPatch) -> Box:
         await store.put(prefix + name, value)
     monkeypatch.setattr(deployments, "find_deployment", box.found)
     monkeypatch.setattr(scale_progress, "check_alive", lambda found: None)
-    monkeypatch.setattr(scale_progress, "carried_out", box.carried_out)
+    monkeypatch.setattr(scale_progress, "wait_carried_out", box.wait_carried_out)
     monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(restart, "planner_settings", lambda found: PlannerSettings(max_gpu_budget=2))
     monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))

@@ -145,7 +145,7 @@ def test_it_waits_for_the_numbers_that_it_asked_for(
         requests.append(request)
         times.append(timeout_s)
 
-    monkeypatch.setattr(scale_progress, "carried_out", waited)
+    monkeypatch.setattr(scale_progress, "wait_carried_out", waited)
     assert typed("scale", "decode=+1").output.endswith("carried out\n")
     assert requests == [ScaleRequest(2, {Role.DECODE: 2})]
     assert typed("scale", "decode=2", "--timeout", "7").exit_code == 0

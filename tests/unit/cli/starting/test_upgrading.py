@@ -15,7 +15,7 @@ from dynaplan.cli.starting import upgrade
 from dynaplan.cli.starting.detaching import PROGRAM
 from dynaplan.cli.starting.upgrade import Upgrading, check_version
 from dynaplan.fleet import deployments
-from dynaplan.fleet.heartbeats import PLUGIN_PULSE, HeartbeatFiles
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, HeartbeatFiles
 from dynaplan.fleet.reattach import versions
 from dynaplan.fleet.reattach.versions import VERSION_FILE, RunningServe, Takeover, Version, own_version
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -68,7 +68,7 @@ class Box:
             self.write(self.successor)
 
     def read(self, name: str) -> Any:
-        assert name == PLUGIN_PULSE
+        assert name == PLUGIN_HEARTBEAT
         process = ProcessIdentity(13, self.plugin_started_at, "boot")
         return SimpleNamespace(is_alive=True, process=process)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from dynaplan.fleet.reattach.processes import HeldFleet, HeldProcess
+from dynaplan.fleet.reattach.processes import HolderFleet, HolderProcess
 
 
 def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
@@ -18,26 +18,26 @@ def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
 ) -> None:
     begun_s = psutil.Process().create_time()
     monkeypatch.setattr(time, "time", lambda: begun_s - 30)
-    process = HeldProcess.__new__(HeldProcess)
+    process = HolderProcess.__new__(HolderProcess)
     process.name = "ns_VllmWorker"
     fleet = SimpleNamespace(adoptable={"ns_VllmWorker": os.getpid()}, processes={})
-    process.watcher = SimpleNamespace(held_fleet=fleet)
+    process.watcher = SimpleNamespace(holder_fleet=fleet)
     process.spawn()
     assert process.started == begun_s - 30
     assert fleet.processes == {os.getpid(): process}
 
 
-def fleet_that_adopts(**pids: int) -> tuple[HeldFleet, SimpleNamespace]:
+def fleet_that_adopts(**pids: int) -> tuple[HolderFleet, SimpleNamespace]:
     """A fleet that was told what its holder has, and the link."""
     link = SimpleNamespace(started=[], on_end=None)
     link.spawn = lambda name, *about: link.started.append(name) or os.getpid()
-    return HeldFleet(cast(Any, link), pids, ()), link
+    return HolderFleet(cast(Any, link), pids, ()), link
 
 
-def held_process(fleet: HeldFleet, name: str, *args: str) -> HeldProcess:
-    process = HeldProcess.__new__(HeldProcess)
+def held_process(fleet: HolderFleet, name: str, *args: str) -> HolderProcess:
+    process = HolderProcess.__new__(HolderProcess)
     process.name, process.working_dir, process.env = name, "/", {}
-    process.watcher = SimpleNamespace(held_fleet=fleet, args=args, ends_with_serve=False)
+    process.watcher = SimpleNamespace(holder_fleet=fleet, args=args, ends_with_serve=False)
     for method, answer in (("format_args", ["x"]), ("_get_stdin_socket_fd", None)):
         setattr(process, method, lambda answer=answer: answer)
     return process

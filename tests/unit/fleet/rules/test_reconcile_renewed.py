@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.rules.reconcile import TOLD_TO, Fleet, reconcile, renewable
+from dynaplan.fleet.rules.reconcile import OPERATOR_RESTART, Fleet, reconcile, renewable
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, box, graph, worker
@@ -29,7 +29,7 @@ def test_the_old_one_stays_until_the_new_one_is_ready_and_then_leaves_with_the_r
     assert states(begun) == {"Frontend": READY, "Frontend_1": STARTING}
     assert after(begun) == begun
     old, new = after((OLD, NEW))
-    assert (old.state, old.reason, new.state) == (DRAINING, TOLD_TO, READY)
+    assert (old.state, old.reason, new.state) == (DRAINING, OPERATOR_RESTART, READY)
 
 
 def test_of_two_only_the_named_one_is_replaced() -> None:

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.rules.absence import absence_in, absences, cause, hopeless, published
+from dynaplan.fleet.rules.absence import (
+    ABSENT,
+    Absence,
+    absence_fields,
+    absences,
+    cause,
+    read_absence,
+    unstartable_services,
+)
 from dynaplan.graph.lifecycle import Worker
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, worker
 
@@ -16,11 +24,11 @@ LOST = replace(worker("VllmWorker", FAILED), reason="can never start (exit code 
 
 
 def test_all_workers_that_count_must_have_failed_for_good() -> None:
-    assert hopeless([LOST, worker("VllmWorker_1", DRAINING)]) == {"VllmWorker": LOST}
-    assert hopeless([LOST, worker("VllmWorker_1", READY)]) == {}
-    assert hopeless([LOST, worker("PrefillWorker", READY)]).keys() == {"VllmWorker"}
-    assert hopeless([replace(LOST, retry_at_s=30.0)]) == {}
-    assert hopeless([]) == {}
+    assert unstartable_services([LOST, worker("VllmWorker_1", DRAINING)]) == {"VllmWorker": LOST}
+    assert unstartable_services([LOST, worker("VllmWorker_1", READY)]) == {}
+    assert unstartable_services([LOST, worker("PrefillWorker", READY)]).keys() == {"VllmWorker"}
+    assert unstartable_services([replace(LOST, retry_at_s=30.0)]) == {}
+    assert unstartable_services([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,9 @@ def test_the_cause_is_the_last_word_of_the_log(log: str, told: str) -> None:
 def test_a_worker_without_a_reason_says_so_and_what_is_published_names_the_command() -> None:
     assert cause(replace(LOST, reason="")) == "no reason is known"
     absence = absences([LOST], 0.0, 0.0)["VllmWorker"]
-    assert absence.told(0.0).startswith("VllmWorker cannot start: can never start (exit code 78); see `dynap")
+    assert absence.message(0.0).startswith(
+        "VllmWorker cannot start: can never start (exit code 78); see `dynap"
+    )
     assert absence.retry_s(0.0) == math.inf
 
 
@@ -77,7 +87,38 @@ def test_nothing_is_told_of_a_service_that_has_a_worker_or_starts_its_first() ->
 
 
 def test_what_is_published_is_read_again_by_a_frontend() -> None:
-    document = json.dumps(published([CRASHED, worker("PrefillWorker", READY)], 100.0, 1000.0))
-    absence = absence_in(document, "VllmWorker")
+    document = json.dumps(absence_fields([CRASHED, worker("PrefillWorker", READY)], 100.0, 1000.0))
+    absence = read_absence(document, "VllmWorker")
     assert absence == absences([CRASHED], 100.0, 1000.0)["VllmWorker"]
-    assert absence_in(document, "PrefillWorker") is None
+    assert read_absence(document, "PrefillWorker") is None
+
+
+@pytest.mark.parametrize(
+    ("published", "told", "retry_after_s"),
+    [
+        (Absence("It has ended", 108), "It has ended; it is started again in 8 s.", 9),
+        (Absence("It has ended", 99), "It has ended; it is being started again.", 1),
+        (Absence("It has ended"), "It has ended; it is being started again.", 1),
+        (Absence("It cannot start", None), "It cannot start", 60),
+    ],
+)
+def test_a_client_is_told_why_and_when(published: Absence, told: str, retry_after_s: int) -> None:
+    assert published.message(100.0) == told
+    assert published.retry_after_s(100.0) == retry_after_s
+    assert read_absence(json.dumps({ABSENT: {"W": published.to_json()}}), "W") == published
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"absent": 5}',
+        '{"absent": {"W": 5}}',
+        '{"absent": {"W": {}}}',
+        '{"absent": {"W": {"why": "x", "retry_unix_s": "soon"}}}',
+    ],
+)
+def test_what_cannot_be_read_is_no_absence(fleet: str) -> None:
+    assert read_absence(fleet, "W") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.sd_notify import READY, STOPPING, ServiceNotices
+from dynaplan.fleet.sd_notify import READY, STOPPING, ServiceManager
 
 
 @pytest.fixture
@@ -20,24 +20,24 @@ def manager() -> Iterator[socket.socket]:
 
 def test_a_state_and_its_words_reach_the_managers_socket(manager: socket.socket, tmp_path: Path) -> None:
     manager.bind(str(tmp_path / "notify"))
-    ServiceNotices(str(tmp_path / "notify")).notify(READY, "serves at http://x")
+    ServiceManager(str(tmp_path / "notify")).notify(READY, "serves at http://x")
     assert manager.recv(4096) == b"READY=1\nSTATUS=serves at http://x"
 
 
 async def test_an_abstract_socket_is_reached_too(manager: socket.socket, tmp_path: Path) -> None:
     name = f"dynaplan-test-{tmp_path}"
     manager.bind(f"\0{name}")
-    await ServiceNotices(f"@{name}").notify_alive()
+    await ServiceManager(f"@{name}").notify_alive()
     assert manager.recv(4096) == b"WATCHDOG=1"
 
 
 def test_children_do_not_inherit_the_address() -> None:
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "5", "WATCHDOG_PID": "7", "HOME": "/h"}
-    ServiceNotices.taken_from(environ)
+    ServiceManager.from_environ(environ)
     assert environ == {"HOME": "/h"}
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/notify"])
 def test_without_a_manager_nothing_is_told_and_nothing_raised(address: str) -> None:
-    notices = ServiceNotices(address)
-    assert [notices.notify(state) for state in (READY, STOPPING)] == [None, None]  # type: ignore[func-returns-value]
+    service_manager = ServiceManager(address)
+    assert [service_manager.notify(state) for state in (READY, STOPPING)] == [None, None]  # type: ignore[func-returns-value]
