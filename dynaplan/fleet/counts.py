@@ -61,7 +61,6 @@ class FleetCounts:
     gpus_total: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published fleet, as ``from_json`` reads it."""
         counts = {"prefill": self.prefill, "decode": self.decode}
         return {
             "roles": {
@@ -98,7 +97,6 @@ class Targets:
     decode: int = 0
 
     def of(self, role: Role) -> int:
-        """Return the number for ``Role.PREFILL`` or ``Role.DECODE``."""
         return self.prefill if role is Role.PREFILL else self.decode
 
     def plus(self, role: Role, workers: int) -> Targets:

@@ -31,17 +31,14 @@ class RunningDeployment:
 
     @property
     def namespace(self) -> str:
-        """The namespace, by which commands name the deployment."""
         return str(self.document["namespace"])
 
     @property
     def circus_endpoint(self) -> str:
-        """The endpoint at which circus takes commands."""
         return str(self.document["circus_endpoint"])
 
     @property
     def frontend_url(self) -> str:
-        """The base address of the Frontends."""
         return str(self._addresses["frontend_url"])
 
     @property

@@ -70,7 +70,6 @@ class EventWatch:
         self._failed: frozenset[str] | None = None
 
     def poll(self) -> list[HookEvent]:
-        """Return the events since the last poll."""
         return [*self._failures(), *self._decisions.poll()]
 
     def _failures(self) -> Iterator[HookEvent]:
@@ -102,7 +101,6 @@ class EventHook:
             await self.clock.sleep(EVENT_POLL_S)
 
     async def poll(self) -> None:
-        """Poll once; pass on what is due now."""
         for event in self.watch.poll():
             self._pending.setdefault(event.kind, []).append(event)
         for kind in tuple(self._pending):

@@ -91,11 +91,9 @@ class HeartbeatFiles:
 
     @classmethod
     def of(cls, runtime_dir: Path) -> HeartbeatFiles:
-        """Return those of the deployment with that runtime directory."""
         return cls(runtime_dir / "heartbeats")
 
     def __del__(self) -> None:
-        """Close the files."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
 

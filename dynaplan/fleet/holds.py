@@ -170,7 +170,6 @@ class Hold:
         return hold
 
     def allows(self, workers: int) -> bool:
-        """Tell whether that number of workers is within the bounds."""
         return self.bounded(workers) == workers
 
     def bounded(self, workers: int) -> int:
@@ -184,7 +183,6 @@ class Hold:
 
     @property
     def is_exact(self) -> bool:
-        """True when the bounds leave only one number."""
         return self.at_least == self.at_most
 
     @property
@@ -266,7 +264,6 @@ class RoleHolds:
         return {role: hold for role in SCALED_ROLES if (hold := self.of(role))}
 
     def of(self, role: Role) -> Hold | None:
-        """Return the hold of ``Role.PREFILL`` or ``Role.DECODE``."""
         return self.prefill if role is Role.PREFILL else self.decode
 
     def replaced(self, role: Role, hold: Hold | None) -> RoleHolds:
@@ -357,11 +354,9 @@ class ReservedGpus:
         return {f"GPU {index} was {reserved_words(made)}": made for index, made in self.by_gpu.items()}
 
     def with_gpus(self, made: Mapping[int, Hold]) -> ReservedGpus:
-        """Return a copy with these GPUs reserved, too."""
         return ReservedGpus({**self.by_gpu, **made})
 
     def without(self, gpus: frozenset[int]) -> ReservedGpus:
-        """Return a copy without these GPUs."""
         return ReservedGpus({index: made for index, made in self.by_gpu.items() if index not in gpus})
 
     def lasting(self, now_s: float) -> ReservedGpus:

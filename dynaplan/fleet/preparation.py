@@ -62,6 +62,7 @@ from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
 from dynaplan.process.ports import Processes
 from dynaplan.process.signals import signals_held
 from dynaplan.store import connections
@@ -112,7 +113,7 @@ class Preparation:
     """The result of preparing: deployment, first workers, servers; ``notes`` are for the user.
 
     ``public_socket`` is bound to the public port; None when no service of the graph listens on it.
-    ``store_outlives``: the key-value store is the user's. ``held`` has the processes below a holder.
+    ``store_outlives``: the key-value store is the user's. ``holder_fleet`` has the processes below a holder.
     """
 
     launch: Launch
@@ -122,7 +123,7 @@ class Preparation:
     notes: tuple[str, ...]
     public_socket: socket.socket | None = None
     store_outlives: bool = False
-    held: HolderFleet | None = None
+    holder_fleet: HolderFleet | None = None
 
 
 def prepare(
@@ -137,7 +138,7 @@ def prepare(
     certificates.check(os.environ)
     statefile = statefile_path(os.environ, graph.namespace)
     arbiter = process_table.identity_of(link.holder_pid if link else os.getpid())
-    notes = _taken_namespace(statefile, arbiter, stack, link)
+    notes = _take_namespace(statefile, arbiter, stack, link)
     gpus, is_simulated = available_gpus(options.gpus)
     claims = partial(NodeClaims, arbiter, graph.namespace)
     workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
@@ -150,11 +151,24 @@ def prepare(
         servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
         moved = move_all_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
-    places = (runtime_dir, log_dir, statefile, endpoint, events)
-    port = public_socket.getsockname()[1] if public_socket else options.port
     launch = Launch(
-        *(graph, gpus, arbiter, config, *places, options.host, port, scratch_dir, bool(options.api_key)),
-        *(options.drain_timeout_s, options.leave_timeout_s, options.use_busy_gpus, address_dir),
+        graph=graph,
+        gpus=gpus,
+        arbiter=arbiter,
+        config=config,
+        runtime_dir=runtime_dir,
+        log_dir=log_dir,
+        statefile=statefile,
+        circus_endpoint=endpoint,
+        circus_events=events,
+        host=options.host,
+        port=public_socket.getsockname()[1] if public_socket else options.port,
+        scratch_dir=scratch_dir,
+        is_protected=bool(options.api_key),
+        drain_timeout_s=options.drain_timeout_s,
+        leave_timeout_s=options.leave_timeout_s,
+        uses_busy_gpus=options.use_busy_gpus,
+        address_dir=address_dir,
         is_tls=bool(TlsSettings.from_environment(os.environ).tls_cert),
         config_file=str(options.config_file or ""),
         overrides=options.overrides,
@@ -164,13 +178,19 @@ def prepare(
     os.environ.update(_environment(launch, servers, options))
     _write_private_files(launch)
     _write_statefile(launch, workers, stack)
-    lines = (*notes, *left_out, *moved)
-    held = HolderFleet(link, {}, first_services(graph)) if link else None
-    facts = (launch, workers, servers.started, is_simulated, lines, public_socket)
-    return Preparation(*facts, store_outlives=servers.store_outlives, held=held)
+    return Preparation(
+        launch,
+        workers,
+        servers.started,
+        is_simulated,
+        notes=(*notes, *left_out, *moved),
+        public_socket=public_socket,
+        store_outlives=servers.store_outlives,
+        holder_fleet=HolderFleet(link, {}, first_services(graph)) if link else None,
+    )
 
 
-def _taken_namespace(
+def _take_namespace(
     statefile: Path, arbiter: ProcessIdentity, stack: ExitStack, link: HolderLink | None
 ) -> list[str]:
     """Take the namespace, and clear up what is left of its last deployment; return lines for the user."""
@@ -278,7 +298,6 @@ def first_workers(
 
 
 def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
-    """Give back every GPU."""
     GpuClaims(make_claims(), gpus).release_unused(())
 
 
@@ -388,10 +407,6 @@ def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitSta
     stack.callback(store.remove)
     with _as_deployment_error():
         store.write(with_fleet(new_document(launch), workers))
-
-
-TRACKERS_TIMEOUT_S = 3.0
-"""Longest wait per session: Python's resource trackers remove the shared memory of killed engines."""
 
 
 def clear_leftovers(

@@ -139,7 +139,6 @@ def write_private(path: Path, text: str) -> None:
 
 
 def new_token() -> str:
-    """Return a random token that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 

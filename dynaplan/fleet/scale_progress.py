@@ -42,11 +42,10 @@ class ScaleProgress:
 
     @property
     def is_carried_out(self) -> bool:
-        """True when everything that was asked for is so."""
         return not self.missing
 
 
-def scale_progress(wanted: Mapping[Role, int], workers: Iterable[Worker]) -> ScaleProgress:
+def measure_progress(wanted: Mapping[Role, int], workers: Iterable[Worker]) -> ScaleProgress:
     """Compare the wanted number of workers of each role with the workers that there are."""
     missing: list[str] = []
     failed: list[Worker] = []
@@ -164,7 +163,7 @@ def _progress(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleProg
         document = StatefileStore(found.statefile).read()
     except StatefileCorrupt:
         return None
-    return scale_progress(wanted, fleet_of(document)) if document else None
+    return measure_progress(wanted, fleet_of(document)) if document else None
 
 
 async def _counts(store: KeyValueStore, namespace: str) -> DesiredCounts | None:

@@ -88,7 +88,6 @@ def serve_on(link: HolderLink) -> int | None:
 
 
 def _begin() -> Interruption:
-    """Do what comes first in this process."""
     raise_descriptor_limit()
     sys.stdout.flush()
     # Until Serving takes the signals, SIGTERM too gives back what was taken; a closed terminal ends nothing.
@@ -173,13 +172,15 @@ class Serving:
             self._on_quit,
             prepared.public_socket,
             listening_services(launch.graph),
-            prepared.held,
+            prepared.holder_fleet,
         )
 
     def _greet(self) -> None:
         for note in self._prepared.notes:
             report(note)
-        if not (self._prepared.held and self._prepared.held.adoptable):  # the user has seen it
+        if not (
+            self._prepared.holder_fleet and self._prepared.holder_fleet.adoptable
+        ):  # the user has seen it
             secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
             page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
             report(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ), page))
@@ -194,7 +195,7 @@ class Serving:
                 hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports.",
             ) from error
         arbiter.notice_ends_at_once()
-        link = self._prepared.held.link if self._prepared.held else None
+        link = self._prepared.holder_fleet.link if self._prepared.holder_fleet else None
         if link:
             link.confirm_running(self._launch.runtime_dir / SUCCESSOR_FILE)
         with suppress(OSError):  # a full disk: an upgrade then says that it does not know this version
@@ -240,7 +241,7 @@ class Serving:
             self._launch.drain_timeout_s,
             report,
             self._prepared.public_socket,
-            self._prepared.held.link if self._prepared.held else None,
+            self._prepared.holder_fleet.link if self._prepared.holder_fleet else None,
             is_hurried=self._stop.hurried,
         )
 
@@ -311,7 +312,6 @@ def tensorboard_dir(launch: Launch) -> str:
 
 
 def curl(launch: Launch) -> str:
-    """A request that the Frontend answers."""
     body: dict[str, Any] = {"model": model_name(launch.config), "stream": True, "max_tokens": 32}
     body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
     url = f"{launch.frontend_url}/v1/chat/completions"

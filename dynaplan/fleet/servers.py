@@ -26,8 +26,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -171,21 +171,39 @@ PROBE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """A server to keep running.
+    """A server to keep running: etcd, or NATS.
 
     ``cmd`` is to be started in ``working_dir`` without the variables that begin with one of ``without``;
-    ``environment`` is what its clients need; ``is_ready()`` tells whether it answers now, within a second.
-    ``socket`` is the path of the unix socket that it listens on, if it does; ``data`` is what it may lose.
+    ``environment`` is what its clients need. ``socket`` is the path of the unix socket that it listens on, if
+    it does; ``data`` is what it may lose.
     """
 
     name: str
     cmd: list[str]
     working_dir: Path
     environment: dict[str, str]
-    is_ready: Callable[[], Awaitable[bool]]
     without: tuple[str, ...] = ()
     socket: Path | None = None
     data: str = ""
+
+    async def is_ready(self) -> bool:
+        """Tell whether it answers now, within ``PROBE_TIMEOUT_S``."""
+        if self.socket:
+            return await _etcd_is_healthy(self.socket)
+        port = urlsplit(self.environment["NATS_SERVER"]).port or 0
+        return await _nats_is_healthy(port, self.environment["NATS_AUTH_TOKEN"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back."""
+        return {**asdict(self), "working_dir": str(self.working_dir), "socket": str(self.socket or "")}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ServerSpec:
+        """Read what ``to_json`` returned; KeyError or TypeError for anything else."""
+        paths = {"working_dir": Path(document["working_dir"]), "socket": None}
+        if document["socket"]:
+            paths["socket"] = Path(document["socket"])
+        return cls(**{**document, **paths, "without": tuple(document["without"])})
 
 
 def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerSpec:
@@ -206,7 +224,6 @@ def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerS
         cmd=["env", *ETCD_VARIABLES, *_etcd_command(binary, version)],
         working_dir=directory,
         environment={"ETCD_ENDPOINTS": f"unix://{client_socket}", "ETCD_AUTH_USERNAME": ""},
-        is_ready=lambda: _etcd_is_healthy(client_socket),
         # etcd takes ETCD_* as options, and refuses to start when one contradicts the command line.
         without=("ETCD_",),
         socket=client_socket,
@@ -296,7 +313,6 @@ logtime: true
             "NATS_AUTH_TOKEN": token,
             "NATS_AUTH_USERNAME": "",
         },
-        is_ready=lambda: _nats_is_healthy(port, token),
         data="jetstream",
     )
 
@@ -342,15 +358,6 @@ def _free_port() -> int:
         raise UserError(
             f"{error.strerror}", hint="Set NATS_SERVER to a NATS server that runs already."
         ) from error
-
-
-def readiness(name: str, environment: Mapping[str, str]) -> Callable[[], Awaitable[bool]]:
-    """Return how to ask whether the server of that name answers, by what its clients need."""
-    if name == "etcd":
-        client_socket = Path(environment["ETCD_ENDPOINTS"].removeprefix("unix://"))
-        return lambda: _etcd_is_healthy(client_socket)
-    port, token = urlsplit(environment["NATS_SERVER"]).port or 0, environment["NATS_AUTH_TOKEN"]
-    return lambda: _nats_is_healthy(port, token)
 
 
 def _private(directory: Path) -> Path:
@@ -406,7 +413,6 @@ def move_all_into_memory(servers: Iterable[ServerSpec], scratch_dir: Path) -> li
 
 
 def has_room(directory: Path, room_bytes: int = ROOM_BYTES) -> bool:
-    """Tell whether the directory's disk has that many bytes left."""
     return _free_bytes(directory) >= room_bytes
 
 

@@ -74,7 +74,6 @@ class StopRequest:
 
     @property
     def is_hurried(self) -> bool:
-        """True when everything is to end at once."""
         return self.hurried.is_set()
 
     def request(self) -> None:
@@ -278,7 +277,6 @@ class StandardError(io.TextIOBase):
     """Standard error, which drops a text that nobody reads: the end of ``serve`` does not wait for it."""
 
     def isatty(self) -> bool:
-        """Tell whether it is a terminal."""
         return os.isatty(2)
 
     def write(self, text: str) -> int:

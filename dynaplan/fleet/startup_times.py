@@ -78,7 +78,6 @@ class StartupTimesFile:
 
     @classmethod
     def beside(cls, statefile: Path) -> StartupTimesFile:
-        """Return the times of the deployments with statefiles beside this one."""
         return cls(statefile.parent)
 
     def read(self) -> Times:

@@ -48,7 +48,6 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def statefile_path(environ: Mapping[str, str], namespace: str) -> Path:
-    """Return the path of a namespace's statefile."""
     return state_dir(environ) / f"{namespace}.json"
 
 
@@ -94,7 +93,6 @@ class StatefileStore:
         return document
 
     def remove(self) -> None:
-        """Delete this statefile, its temporary file and its lock."""
         if not self.path.parent.exists():
             return
         with self._errors(), self._lock():

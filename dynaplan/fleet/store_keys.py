@@ -31,7 +31,6 @@ SCALED_ROLES = tuple(COUNT_KEYS)
 
 
 def planner_prefix(namespace: str) -> str:
-    """Return the prefix of the keys of the desired counts of a namespace."""
     return f"v1/{namespace}/planner/"
 
 
@@ -104,7 +103,6 @@ LIVE_SETTINGS = ("max_local_prefill_length", "max_prefill_queue_size")
 
 
 def live_settings_prefix(namespace: str) -> str:
-    """Return the prefix of the keys of a namespace."""
     return f"/{namespace}/disagg_router/"
 
 

@@ -53,7 +53,6 @@ class Watchdog:
         self._clock = clock
 
     async def run(self) -> None:
-        """Run every check, once a second."""
         while True:
             for check in self._checks:
                 try:
@@ -285,5 +284,4 @@ class ServerWatch:
 def server_watches(
     launch: Launch, servers: Sequence[ServerSpec], arbiter: ServeArbiter, report: Callable[[str], None]
 ) -> list[ServerWatch]:
-    """Return a watch for each server that has data."""
     return [ServerWatch(launch, server, arbiter, report) for server in servers if server.data]

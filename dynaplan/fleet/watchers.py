@@ -33,7 +33,6 @@ class WatcherSpec:
 
     @property
     def command_line(self) -> str:
-        """The whole command, for the statefile."""
         return shlex.join([*shlex.split(self.cmd), *self.args])
 
 

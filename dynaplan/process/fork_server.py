@@ -66,7 +66,6 @@ class ForkServer:
 
     @property
     def runs(self) -> bool:
-        """True while it has not ended."""
         return not is_readable(self._process, 0.0)
 
     def can_become(self, argv: Sequence[str], environment: Mapping[str, str]) -> bool:

@@ -137,7 +137,6 @@ class HelperProcess:
             await asyncio.shield(self._reading)
 
     async def close(self) -> None:
-        """End the helper for good."""
         self._is_closed = True
         await self.end()
         async with self._writing:  # a question may just have started another one

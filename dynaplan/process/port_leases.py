@@ -81,7 +81,6 @@ def lease_ports(count: int, directory: Path) -> PortLease:
 
 
 def _lock_all(directory: int, ports: range) -> tuple[int, ...]:
-    """Lock all these ports, or none; return the descriptors."""
     held: dict[int, int] = {}
     for port in ports:
         descriptor = try_lock(directory, _file_name(port))

@@ -114,7 +114,6 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 def group_members(group: int) -> tuple[int, ...]:
-    """Return the pids of a process group, without zombies."""
     return tuple(pid for pid, stat in _running() if stat.group == group)
 
 

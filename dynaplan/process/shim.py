@@ -77,7 +77,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _start(parent_pid: int, command: list[str]) -> int:
-    """Start the command, and become the shim that stays with it."""
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, AWAITED)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # ignored, as by some parents, it would not come
     adopt_orphans()

@@ -16,7 +16,7 @@ from dynaplan.config.settings.servers import (
     store_backend,
 )
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.util.clock import system_clock
+from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,4 +64,4 @@ def empty_store() -> Store:
     """Return a key-value store in memory that is the caller's own, to close as any other."""
     from dynaplan.store.memory import MemoryStore
 
-    return MemoryStore(system_clock())
+    return MemoryStore(SystemClock())

@@ -152,6 +152,5 @@ def _is_of_type(value: Any, annotation: Any) -> bool:
 
 @lru_cache
 def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of a dataclass with their annotations."""
     hints: Mapping[str, Any] = typing.get_type_hints(kind)
     return tuple((field.name, hints[field.name]) for field in dataclasses.fields(kind))

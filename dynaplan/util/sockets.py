@@ -84,7 +84,6 @@ def _is_connected(connection: socket.socket) -> bool:
 
 
 def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
-    """Return the base URL of an HTTP server."""
     scheme = "https" if is_tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

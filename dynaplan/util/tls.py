@@ -95,7 +95,6 @@ class ServerTls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The context for the next connection."""
         now = self._state()
         if now != self._seen:
             self._seen = now

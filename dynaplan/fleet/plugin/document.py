@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 
 def new_document(launch: Launch) -> Document:
-    """Return the deployment's document, without workers."""
     addresses = {
         "frontend_url": launch.frontend_url,
         "circus_events": launch.circus_events,
@@ -103,7 +102,6 @@ class Statefile:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The workers that were last written down."""
         return fleet_of(self._document)
 
     def has(self, workers: Mapping[str, Worker]) -> bool:

@@ -91,7 +91,6 @@ class ReconcilerPlugin(CircusPlugin):
         self._tasks = BackgroundTasks()
 
     def initialize(self) -> None:
-        """Connect, and begin to reconcile."""
         super().initialize()
         self.loop.add_callback(self._begin)
 

@@ -114,7 +114,6 @@ class Reconciler:
 
     @property
     def _launch(self) -> Launch:
-        """The deployment, with the settings of the last reload."""
         return self._launches.now
 
     @property

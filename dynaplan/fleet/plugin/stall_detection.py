@@ -88,7 +88,6 @@ class HealthPoll:
         }
 
     async def close(self) -> None:
-        """Stop polling."""
         polls = list(self._polls.values())
         self.poll({})
         await asyncio.gather(*polls, return_exceptions=True)

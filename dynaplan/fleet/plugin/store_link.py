@@ -66,7 +66,6 @@ class StoreLink:
         """The leases whose revocation the store has not answered yet."""
 
     def start(self) -> None:
-        """Follow and write, in the background, from now on."""
         self._discovery.on_change(self._wake.set)
         self._counts.on_snapshot(self._write_again)
         for watcher in (self._counts, self._live):
@@ -124,7 +123,6 @@ class StoreLink:
         return self._discovery.all() if self._is_following else None
 
     def acknowledge(self, decision_id: int) -> None:
-        """Publish that this decision is carried out."""
         self._enqueue(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
 
     def publish_fleet(self, document: dict[str, Any]) -> None:
@@ -179,7 +177,6 @@ class StoreLink:
             self._tasks.spawn(self._revoke(lease), "revoke")
 
     async def is_answering(self) -> bool:
-        """Tell whether the store answers now."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 await self._store.get(fleet_key(self._namespace))
@@ -188,7 +185,6 @@ class StoreLink:
             return False
 
     async def close(self) -> None:
-        """End everything that runs in the background."""
         await self._tasks.cancel()
         await self._discovery.close()
 

@@ -81,7 +81,6 @@ class Termination:
 
     @property
     def _launch(self) -> Launch:
-        """The deployment, with the settings of the last reload."""
         return self._launches.now
 
     @property
@@ -90,7 +89,6 @@ class Termination:
         return frozenset(name for name, each in self._steps.items() if each.gone_since_s is not None)
 
     def record_exit(self, pid: int, exit_code: int) -> None:
-        """Remember the exit code of a process that circus has reaped."""
         self._exit_codes[pid] = exit_code
 
     def forget(self, name: str) -> None:

@@ -123,8 +123,6 @@ def _is_running(process: Any) -> bool:
 
 
 class HolderWatcher(RetryingWatcher):
-    """A watcher whose process the holder starts."""
-
     holder_fleet: HolderFleet
     ends_with_serve: bool
 

@@ -49,7 +49,6 @@ class Absence:
         return f"{self.why}; it {when}."
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form in which it is published."""
         return {"why": self.why} | ({} if self.retry_unix_s is None else {"retry_unix_s": self.retry_unix_s})
 
 
@@ -119,7 +118,6 @@ def _recovering(worker: Worker, now_s: float, unix_time_s: float) -> Absence:
 
 
 def _is_crashed(worker: Worker) -> bool:
-    """Tell whether the worker has crashed and is not registered again."""
     if worker.state is WorkerState.STARTING:
         return bool(worker.restarts_s or worker.failures) and not worker.url
     return worker.state in (WorkerState.BACKOFF, WorkerState.FAILED)

@@ -76,7 +76,6 @@ class PersistedKeys:
     live: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Tell whether there is any."""
         return bool(self.planner or self.live)
 
 

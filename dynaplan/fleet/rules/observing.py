@@ -154,7 +154,6 @@ def hung(
 
 
 def own_instances(workers: Workers, instances: Iterable[Instance]) -> dict[str, Instance]:
-    """Return the registrations that the workers' present processes have made, by worker."""
     return {
         each.worker: each
         for each in instances

@@ -321,7 +321,6 @@ class Removal:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form."""
         return asdict(self)
 
 

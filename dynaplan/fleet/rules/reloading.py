@@ -59,7 +59,6 @@ class SettingChange:
 
     @property
     def is_removed(self) -> bool:
-        """True when the setting is not set any more."""
         return bool(self.after == NOT_SET)
 
     @property

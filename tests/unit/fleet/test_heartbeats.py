@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.heartbeats import HeartbeatFiles
+from dynaplan.fleet.heartbeats import Heartbeat, HeartbeatFiles
+from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.process_table import identity_of
 
 
@@ -93,3 +94,18 @@ def test_a_directory_that_vanishes_is_made_again_and_one_that_cannot_be_is_no_er
     heartbeats.beat("serve", 1.0)
     assert heartbeats.read("serve")
     HeartbeatFiles(tmp_path / "no" / "parent").beat("serve", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "is_alive", "words"),
+    [
+        (0.0, True, ""),
+        (10.9, True, ""),
+        (40.2, True, "the fleet plugin (pid 7) has not answered for 40 s"),
+        (40.2, False, "the fleet plugin (pid 7) has ended"),
+    ],
+)
+def test_a_process_is_in_trouble_when_it_is_late_or_dead(silent_s: float, is_alive: bool, words: str) -> None:
+    heartbeat = Heartbeat(ProcessIdentity(7, 1, "boot"), 100.0, silent_s, 1.0, is_alive)
+    assert heartbeat.trouble("the fleet plugin") == words
+    assert heartbeat.is_late == (is_alive and bool(words))

@@ -1,15 +1,19 @@
-"""What ``serve`` looks after: its own heartbeat, and a fleet plugin that stands still."""
+"""The watchdog: checks go on, a plugin that stands still is killed, services without hope are reported."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeat
-from dynaplan.fleet.watchdog import PluginWatchdog, Watchdog
+from dynaplan.fleet.watchdog import FailureWatch, PluginWatchdog, Watchdog
+from dynaplan.graph.lifecycle import Worker
 from dynaplan.process.identity import ProcessIdentity
 from tests.fakes.clock import ManualClock
+from tests.unit.fleet.rules.graphs import FAILED, READY, worker
 
 
 class Beats:
@@ -58,3 +62,28 @@ async def test_a_task_that_fails_ends_neither_the_vigil_nor_the_other_tasks() ->
         await asyncio.sleep(0)
     assert not vigil.done()
     vigil.cancel()
+
+
+LOST = replace(worker("VllmWorker", FAILED), reason="can never start (exit code 78)")
+
+
+async def test_a_service_without_hope_is_named_once_and_again_when_it_is_lost_anew() -> None:
+    workers: list[Worker] = [worker("VllmWorker", READY)]
+    said, lost = list[str](), list[bool]()
+    watch = FailureWatch(
+        cast(Any, SimpleNamespace(read=lambda: workers)),
+        Path("/logs"),
+        said.append,
+        lambda: lost.append(True),
+    )
+    await watch.check()
+    assert said == []
+    for _ in range(2):
+        workers[:] = [LOST]
+        await watch.check()
+        await watch.check()
+        workers[:] = []
+        await watch.check()
+    line = "No VllmWorker can start: can never start (exit code 78)\n    log: /logs/dynamo_VllmWorker.log"
+    assert said == [line, line]
+    assert lost == [True, True]

@@ -89,7 +89,7 @@ class Box:
     def leave(self, launch: Launch | None = None) -> None:
         """Have the holder keep what the ``serve`` before leaves to the next."""
         fleet = HolderFleet(self.link, {}, ())  # type: ignore[arg-type]
-        save_handover(Preparation(launch or self.launch, (), (), True, (), held=fleet), False)
+        save_handover(Preparation(launch or self.launch, (), (), True, (), holder_fleet=fleet), False)
 
     def adopt_deployment(self) -> Preparation | None:
         found = adopt_deployment(self.link, self.stack)  # type: ignore[arg-type]
@@ -124,8 +124,8 @@ def test_what_the_holder_has_and_the_statefile_knows_is_adopted(box: Box) -> Non
     assert found
     assert found.launch == box.launch
     assert [each.name for each in found.workers] == [FRONTEND.name, DECODE.name]
-    assert found.held
-    assert found.held.adoptable == box.link.pids
+    assert found.holder_fleet
+    assert found.holder_fleet.adoptable == box.link.pids
     assert box.ended == []
 
 
@@ -133,8 +133,8 @@ def test_a_process_that_the_statefile_does_not_know_is_ended(box: Box) -> None:
     box.leave()
     box.write(FRONTEND)
     found = box.adopt_deployment()
-    assert found and found.held
-    assert found.held.adoptable == {FRONTEND.name: FRONTEND.pid}
+    assert found and found.holder_fleet
+    assert found.holder_fleet.adoptable == {FRONTEND.name: FRONTEND.pid}
     assert box.ended == [DECODE.pid]
 
 
@@ -143,9 +143,9 @@ def test_a_pid_that_is_another_programs_by_now_is_neither_adopted_nor_ended(box:
     gone = replace(DECODE, name="ns_VllmWorker_1", gpus=(1,), pid=STRANGER)
     box.write(FRONTEND, replace(DECODE, pid=STRANGER), gone)
     found = box.adopt_deployment()
-    assert found and found.held
+    assert found and found.holder_fleet
     # Its own child, which nothing else can have the pid of, is what the holder says it is.
-    assert found.held.adoptable == box.link.pids
+    assert found.holder_fleet.adoptable == box.link.pids
     assert [each.name for each in found.workers] == [FRONTEND.name, DECODE.name]
     assert box.ended == []
 

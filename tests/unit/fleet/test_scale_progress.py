@@ -12,14 +12,14 @@ import pytest
 
 from dynaplan.fleet import scale_progress
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, Heartbeat, HeartbeatFiles
-from dynaplan.fleet.scale_progress import ScaleRequest, wait_carried_out
+from dynaplan.fleet.scale_progress import ScaleRequest, measure_progress, wait_carried_out
 from dynaplan.fleet.store_keys import planner_prefix
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
 from tests.fakes.clock import LoopClock
-from tests.unit.fleet.rules.graphs import DRAINING, FAILED, STARTING, worker
+from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, STARTING, worker
 
 ONE, TWO = worker("VllmWorker"), worker("VllmWorker_1")
 
@@ -136,3 +136,40 @@ async def test_of_what_a_program_of_the_users_carries_out_only_its_acknowledgeme
     assert await box.wait(is_for_others=True)
     with pytest.raises(TemporaryError, match="not acknowledged"):
         await box.wait(acknowledged=2, is_for_others=True)
+
+
+ONE_ASKED, TWO_ASKED = worker("VllmWorker"), worker("VllmWorker_1")
+
+
+def test_carried_out_is_the_wanted_number_ready_and_nobody_else() -> None:
+    assert measure_progress({Role.DECODE: 2}, (ONE_ASKED, TWO_ASKED)).is_carried_out
+    assert measure_progress({Role.DECODE: 0}, ()).is_carried_out
+    assert not measure_progress({Role.DECODE: 1}, (ONE_ASKED, TWO_ASKED)).is_carried_out
+
+
+def test_a_role_that_was_not_asked_for_is_no_matter() -> None:
+    assert measure_progress({Role.DECODE: 1}, (ONE_ASKED, worker("PrefillWorker", STARTING))).is_carried_out
+
+
+def test_a_drained_worker_with_a_process_is_in_the_way_and_its_gpus_are_named() -> None:
+    for gpus, words in (((3, 4), "draining, with GPU 3,4"), ((), "draining")):
+        progress = measure_progress({Role.DECODE: 1}, (ONE_ASKED, worker("VllmWorker_1", DRAINING, gpus)))
+        assert progress.missing == (f"1 of 1 decode workers ready, dynamo_VllmWorker_1 {words}",)
+        assert not progress.is_settled
+
+
+def test_when_only_failed_workers_are_in_the_way_it_is_settled_and_not_carried_out() -> None:
+    failed = worker("VllmWorker_1", FAILED)
+    progress = measure_progress({Role.DECODE: 2}, (ONE_ASKED, failed))
+    assert (progress.is_carried_out, progress.is_settled, progress.failed) == (False, True, (failed,))
+
+
+def test_a_start_or_a_restart_under_way_may_still_succeed() -> None:
+    for state in (STARTING, BACKOFF):
+        assert not measure_progress({Role.DECODE: 2}, (ONE_ASKED, worker("VllmWorker_1", state))).is_settled
+
+
+def test_a_worker_that_waits_for_its_gpus_is_not_settled() -> None:
+    progress = measure_progress({Role.DECODE: 2}, (ONE_ASKED,))
+    assert progress.missing == ("1 of 2 decode workers ready",)
+    assert not progress.is_settled
