@@ -111,7 +111,7 @@ async def test_another_version_takes_over_under_load_and_back_and_no_request_not
 async def test_the_old_version_goes_on_when_the_new_one_does_not_come_up(
     deploy: Callable[..., Deployment], environment: Environment, place: str
 ) -> None:
-    module = environment.package / "supervisor" / "serve.py"
+    module = environment.package / "fleet" / "serve.py"
     whole = module.read_text()
     arguments = ("graphs.disagg:Frontend", "disagg.yaml", *QUIET, "--working-dir", place)
     deployment = await asyncio.to_thread(deploy, *arguments, "--orphan-grace", "20")

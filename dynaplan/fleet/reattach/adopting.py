@@ -88,6 +88,7 @@ def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
     link.remove_at_the_end(
         [
             launch.statefile,
+            launch.statefile.with_name(f"{launch.statefile.name}.tmp"),  # a writer was killed amid its work
             launch.statefile.with_suffix(".lock"),
             launch.scratch_dir,
             launch.runtime_dir,
