@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from dynaplan.fleet.event_hook import DecisionEvents
 from dynaplan.fleet.plugin.plugin import ReconcilerPlugin
-from dynaplan.fleet.upkeep.event_hook import DecisionEvents
 
 RECORDS_OF_A_POLL = 10
 """The planner's last records in which one poll finds its events: more than a planner writes meanwhile."""

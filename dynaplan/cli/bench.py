@@ -29,7 +29,7 @@ from dynaplan.lab.simulate.options import SECTIONS, SimulatedGraph
 from dynaplan.util import screen
 from dynaplan.util.durations import seconds_of
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.cli.bench_measurement import FleetMonitor, Measured, MeasuredService, OfferedLoad
@@ -108,7 +108,7 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
     asked = (given["isl"], given["osl"]) if load.clients else None
     lines = [*notes(measured, asked), *(why or reasons)]
     width = screen.width()
-    click.echo("\n".join([text_table(compared, width), *(folded(line, width, "  ") for line in lines)]))
+    click.echo("\n".join([text_table(compared, width), *(fold(line, width, "  ") for line in lines)]))
     if json_path:
         write("--json", json_path, json.dumps(compared, indent=2) + "\n")
     if measured.is_interrupted:
@@ -180,7 +180,7 @@ def _service(found: RunningDeployment | None, url: str | None, given: Mapping[st
     """Return what to measure; a deployment of this box brings its own key."""
     from dynaplan.cli.bench_measurement import MeasuredService
     from dynaplan.config import certificates
-    from dynaplan.util.tls.client import trusted
+    from dynaplan.util.tls import trusted
 
     address = (url or (found.frontend_url if found else "")).rstrip("/").removesuffix("/v1")
     tls = trusted(address, certificates.authorities(os.environ))

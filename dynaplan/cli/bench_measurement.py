@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.timing import LINE_POLL_S
 from dynaplan.fleet import deployments
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role
 from dynaplan.lab.profiling.load.completions import (
@@ -35,7 +35,7 @@ from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import DeploymentError, UserError
 from dynaplan.util.progress import ProgressLine
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment

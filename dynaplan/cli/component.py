@@ -24,9 +24,9 @@ from dynaplan.config.overrides import Sections, merge_sections
 from dynaplan.config.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
 from dynaplan.config.settings.servers import HOST_VARIABLE
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, engine_of
-from dynaplan.fleet import local_host
 from dynaplan.fleet.deployments import port_holder
-from dynaplan.fleet.ports import Claims
+from dynaplan.fleet.gpu_claims import Claims, NodeClaims
+from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.preparation import first_workers
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.runtime_dir import hold_port
@@ -127,10 +127,10 @@ def run(
     with ExitStack() as stack:
         own_process = process_table.identity_of(os.getpid())
         name = component.worker_name
-        claims = local_host.gpu_claims(own_process, component.spec.namespace, name)
+        claims = NodeClaims(own_process, component.spec.namespace, worker=name)
         worker = replace(_with_gpus(component, claims, uses_busy_gpus, stack), name=name)
         service = component.spec.services[0]
-        inventory, _ = local_host.gpu_inventory(None)
+        inventory, _ = available_gpus(None)
         os.environ.update(worker_environment(worker, inventory, service.envs))
         os.environ[CONFIG_VARIABLE] = json.dumps(component.config)
         if place.public:
@@ -146,7 +146,7 @@ def run(
 
 def _with_gpus(component: Component, claims: Claims, uses_busy_gpus: bool, stack: ExitStack) -> Worker:
     """Return this process as a worker with its GPUs, which are its own until ``stack`` ends."""
-    inventory, is_simulated = local_host.gpu_inventory(None)
+    inventory, is_simulated = available_gpus(None)
     _, warnings = check_memory(component.spec, component.config, inventory, is_simulated)
     warn(warnings)
     (worker,), _ = first_workers(component.spec, inventory, lambda: claims, stack, uses_busy_gpus)

@@ -18,7 +18,7 @@ import click
 
 from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.timing import NOTICE_POLL_S
-from dynaplan.fleet.upkeep.service_notices import READY
+from dynaplan.fleet.sd_notify import READY
 from dynaplan.util import screen
 from dynaplan.util.durations import clock
 from dynaplan.util.progress import ProgressLine

@@ -18,7 +18,7 @@ import psutil
 from dynaplan.cli.options import json_option
 from dynaplan.util import screen
 from dynaplan.util.errors import DynaplanError, UserError
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 
 @click.command(name="doctor")
@@ -51,10 +51,10 @@ def page(found: Sequence[Finding], width: int) -> str:
     lines = []
     for each in found:
         mark = paint.get(each.level, str)(each.level.value) + " " * (6 - len(each.level.value))
-        text = folded(f"{each.topic.ljust(wide)}  {each.says}", max(0, width - 6), indent[6:])
+        text = fold(f"{each.topic.ljust(wide)}  {each.says}", max(0, width - 6), indent[6:])
         lines.append(mark + text.replace("\n", "\n      "))
         if each.advice:
-            lines.append(folded(f"{indent}-> {each.advice}", width, f"{indent}   "))
+            lines.append(fold(f"{indent}-> {each.advice}", width, f"{indent}   "))
     faults, warnings = (sum(each.level is level for each in found) for level in (Level.FAULT, Level.WARNING))
     last = (
         f"`dynaplan serve` cannot work here: {faults} to mend" if faults else "`dynaplan serve` can work here"
@@ -113,9 +113,10 @@ def python() -> Iterator[Finding]:
 
 def gpus() -> Iterator[Finding]:
     """Check the driver, the GPUs, and what is in use of them."""
-    from dynaplan.fleet import local_host
 
-    version, fault = local_host.gpu_driver()
+    from dynaplan.fleet.gpu_devices import available_gpus, driver_version, uses_reader
+
+    version, fault = driver_version()
     devices = sorted(each.name for each in Path("/dev").glob("nvidia[0-9]*"))
     if fault and devices:
         yield Finding(
@@ -133,7 +134,7 @@ def gpus() -> Iterator[Finding]:
             "For real engines on GPUs install NVIDIA's driver; `nvidia-smi` must show them.",
         )
         return
-    found, _ = local_host.gpu_inventory(None)
+    found, _ = available_gpus(None)
     names = ", ".join(sorted({each.name for each in found}))
     yield Finding(
         Level.OK if found else Level.WARNING,
@@ -141,7 +142,7 @@ def gpus() -> Iterator[Finding]:
         f"{len(found)} visible ({names or 'none'}), driver {version}",
         "" if found else "CUDA_VISIBLE_DEVICES hides them all: unset it.",
     )
-    for index, use in local_host.gpu_uses(found)().items():
+    for index, use in uses_reader(found)().items():
         if use.processes:
             users = ", ".join(f"{each.name or 'a process'} ({each.pid})" for each in use.processes)
             yield Finding(
@@ -175,7 +176,7 @@ def engines() -> Iterator[Finding]:
 
 def servers() -> Iterator[Finding]:
     """Check for the servers that a deployment starts beside its own processes."""
-    from dynaplan.fleet.servers.embedded import find_etcd, find_nats_server
+    from dynaplan.fleet.servers import find_etcd, find_nats_server
 
     finders: Mapping[str, tuple[str, Callable[[], str]]] = {
         "etcd": ("ETCD_ENDPOINTS", lambda: find_etcd()[0]),
@@ -269,7 +270,7 @@ def limits() -> Iterator[Finding]:
 def memory() -> Iterator[Finding]:
     """Check the memory that processes may use."""
 
-    from dynaplan.process.host_memory import box_memory
+    from dynaplan.process.memory import box_memory
 
     box = box_memory()
     available, total = box.available_bytes / GB, box.total_bytes / GB
@@ -283,11 +284,12 @@ def memory() -> Iterator[Finding]:
 
 def directories() -> Iterator[Finding]:
     """Check the directories of state and logs."""
-    from dynaplan.fleet import local_host
+
+    from dynaplan.fleet.statefile_store import statefile_path
 
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
     logs = Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs"
-    places = {"state": (local_host.statefile_path("any").parent, "DYN_LOCAL_STATE_DIR")}
+    places = {"state": (statefile_path(os.environ, "any").parent, "DYN_LOCAL_STATE_DIR")}
     places["logs"] = (logs, "DYN_CIRCUS_LOG_DIR")
     for topic, (place, variable) in places.items():
         there = next(each for each in (place, *place.parents) if each.exists())

@@ -15,10 +15,9 @@ from dynaplan.cli.timing import JOIN_STORE_TIMEOUT_S, TOKEN_CHECK_TIMEOUT_S
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.servers import CA_VARIABLE, PLACES, store_backend
-from dynaplan.fleet import local_host
 from dynaplan.fleet.deployments import RunningDeployment, find_deployment
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
-from dynaplan.fleet.runtime_dir import lasting_token, new_token, read_token
+from dynaplan.fleet.runtime_dir import ensure_token, new_token, read_token
 from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.process import process_table
 from dynaplan.store import connections
@@ -102,6 +101,8 @@ def _config_of(deployment: RunningDeployment) -> Sections:
 
 def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
     """Return the namespace's token: of the file, the deployment or the environment, or the one kept here."""
+    from dynaplan.fleet.statefile_store import statefile_path
+
     named = read_token(file) if file else ""
     if named and of_deployment and named != of_deployment:
         raise ConfigError(
@@ -112,7 +113,7 @@ def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
     if named or (token and not of_deployment):
         return token
     # A deployment's is kept too: the next `serve` takes it, and so do those who go on without this one.
-    kept = lasting_token(local_host.statefile_path(namespace), lambda: token or new_token())
+    kept = ensure_token(statefile_path(os.environ, namespace), lambda: token or new_token())
     return token or kept
 
 

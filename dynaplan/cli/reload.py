@@ -28,8 +28,6 @@ from dynaplan.cli.restart import (
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_settings_prefix
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
     ReloadRules,
@@ -38,6 +36,7 @@ from dynaplan.fleet.rules.reloading import (
     restarted,
     setting_changes,
 )
+from dynaplan.fleet.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import ConfigError, DeploymentError, DynaplanError, PermanentError, TemporaryError

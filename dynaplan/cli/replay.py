@@ -12,7 +12,7 @@ import click
 
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.util import screen
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.planner.model import Decision
@@ -46,7 +46,7 @@ def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool
             click.echo(json.dumps({**asdict(each), "is_same": each.is_same}))
         return
     for each in shown:
-        click.echo(folded("\n".join(_lines(each)), screen.width(), INDENT) + "\n")
+        click.echo(fold("\n".join(_lines(each)), screen.width(), INDENT) + "\n")
     click.echo(_summary(replayed))
 
 

@@ -29,9 +29,8 @@ from dynaplan.cli.scale_counts import (
 )
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.settings.planner import KUBERNETES
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.holds import Hold
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.util.durations import wall_clock
@@ -122,7 +121,7 @@ def check_reservation(
 
 async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) -> None:
     """Write the reservations; raises ConfigError where somebody else has one."""
-    from dynaplan.fleet.plugin.carrying_out import check_alive
+    from dynaplan.fleet.scale_progress import check_alive
     from dynaplan.store import connections
 
     def change(now: ReservedGpus) -> ReservedGpus:
@@ -146,7 +145,7 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
 async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
     """Return when no worker holds any of the GPUs; raises TemporaryError after the time."""
     from dynaplan.fleet.deployments import find_deployment
-    from dynaplan.fleet.plugin.carrying_out import check_alive
+    from dynaplan.fleet.scale_progress import check_alive
 
     roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
     longest_s = (

@@ -24,8 +24,8 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.cli.timing import DRAIN_START_TIMEOUT_S, GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
@@ -118,7 +118,7 @@ class WorkerRestart:
         Raises PermanentError or TemporaryError when it fails; the old worker runs on.
         """
         from dynaplan.fleet.deployments import find_deployment
-        from dynaplan.fleet.plugin.carrying_out import check_alive
+        from dynaplan.fleet.scale_progress import check_alive
 
         found = find_deployment(self._namespace)
         check_alive(found)
@@ -151,7 +151,7 @@ class WorkerRestart:
 
     async def _start_then_drain(self, found: RunningDeployment) -> None:
         """Scale up by one worker, then down by the old one."""
-        from dynaplan.fleet.plugin.carrying_out import DecisionOvertaken
+        from dynaplan.fleet.scale_progress import DecisionSuperseded
 
         name, role = self._worker.name, self._worker.role
         number = await self._write_count(found, +1)
@@ -169,7 +169,9 @@ class WorkerRestart:
         number = await self._write_count(found, -1, name)
         try:
             await self._wait(number)
-        except DecisionOvertaken:  # the planner goes on with its own numbers: the old one leaves all the same
+        except (
+            DecisionSuperseded
+        ):  # the planner goes on with its own numbers: the old one leaves all the same
             await self._wait_gone()
         if self._is_there():
             raise TemporaryError(
@@ -237,7 +239,7 @@ class WorkerRestart:
 
     async def _wait(self, number: int) -> None:
         from dynaplan.fleet.deployments import find_deployment
-        from dynaplan.fleet.plugin.carrying_out import ScaleRequest, carried_out
+        from dynaplan.fleet.scale_progress import ScaleRequest, wait_carried_out
 
         found = find_deployment(self._namespace)
         wanted = {self._worker.role: number}
@@ -245,7 +247,7 @@ class WorkerRestart:
         longest = self._timeout_s or wait_limit_s(found, wanted, times)
         with ProgressLine() as line:
             request = ScaleRequest(self._decision_id, wanted)
-            await carried_out(found, self._store, request, longest, progress_watcher(times, line))
+            await wait_carried_out(found, self._store, request, longest, progress_watcher(times, line))
 
 
 async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: float | None = None) -> str:

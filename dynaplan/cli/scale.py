@@ -45,8 +45,8 @@ from dynaplan.cli.scale_counts import (
 from dynaplan.cli.timing import ACKNOWLEDGED_POLL_S, REMOTE_TIMEOUT_S
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import has_store_address
-from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts, planner_prefix
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts, planner_prefix
 from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.durations import wall_clock
@@ -61,7 +61,7 @@ from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.plugin.carrying_out import ScaleRequest
+    from dynaplan.fleet.scale_progress import ScaleRequest
     from dynaplan.planner.ports import ClusterConnector, CountsChange
     from dynaplan.store.port import KeyValueStore
 
@@ -151,7 +151,7 @@ def _roles(found: RunningDeployment | None) -> dict[str, Role]:
 
 async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
     """Scale a deployment of this host, and print what the planner may do about it."""
-    from dynaplan.fleet.plugin.carrying_out import ScaleRequest, check_alive
+    from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
     from dynaplan.store import connections
 
     settings = planner_settings(found)
@@ -190,12 +190,12 @@ async def _wait(
     found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float | None
 ) -> None:
     """Wait, and show the progress, for that time; None: as long as it may well take."""
-    from dynaplan.fleet.plugin.carrying_out import carried_out
+    from dynaplan.fleet.scale_progress import wait_carried_out
 
     times = expected_times(found, request.wanted)
     longest = wait_limit_s(found, request.wanted, times) if timeout_s is None else timeout_s
     with ProgressLine() as line:
-        await carried_out(found, store, request, longest, progress_watcher(times, line))
+        await wait_carried_out(found, store, request, longest, progress_watcher(times, line))
 
 
 def _echo_hours(roles: Sequence[Role], settings: PlannerSettings, written: WrittenCounts) -> None:

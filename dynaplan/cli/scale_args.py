@@ -17,9 +17,8 @@ from datetime import datetime
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
-from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold, RoleHolds
-from dynaplan.fleet.hours import parse_hours
+from dynaplan.fleet.holds import MAX_HELD_WORKERS, MAX_HOLD_S, Hold, RoleHolds, parse_hours
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.rules import guards
 from dynaplan.util.durations import clock, local_zone_name, moment, seconds_of, wall_clock
@@ -102,7 +101,7 @@ def parse_count(text: str, roles: Mapping[str, Role]) -> CountArgument:
     if not equals:
         return CountArgument(roles[name])
     found = _ARGUMENT.fullmatch(number)
-    if not found or int(found[2]) > MOST_WORKERS:
+    if not found or int(found[2]) > MAX_HELD_WORKERS:
         raise ConfigError(
             f"scale {text}: '{number}' is not a number of workers",
             hint=f"For example: {name}=2, or {name}=+1 for one more than now.",
@@ -261,8 +260,8 @@ def parse_hold(
     if at_least is not None and at_most is not None and at_least > at_most:
         raise ConfigError(f"at least {at_least} and at most {at_most}: no number is both", hint="Swap them.")
     for bound in (at_least, at_most):
-        if bound is not None and bound > MOST_WORKERS:
-            raise ConfigError(f"{bound} workers", hint=f"The most is {MOST_WORKERS}.")
+        if bound is not None and bound > MAX_HELD_WORKERS:
+            raise ConfigError(f"{bound} workers", hint=f"The most is {MAX_HELD_WORKERS}.")
     return HoldArgument(new_hold(duration, hours), at_least, at_most)
 
 
@@ -274,7 +273,7 @@ def new_hold(duration: str | None, hours: str | None = None) -> Hold:
     if duration is None:
         return made
     seconds = seconds_of(duration)
-    if not seconds or seconds > LONGEST_S:
+    if not seconds or seconds > MAX_HOLD_S:
         raise ConfigError(
             f"--for {duration}: expected a time of up to a year", hint="For example 90s, 10m, 2h or 1d."
         )

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaplan.cli.deployment import service_config
 from dynaplan.fleet.counts import FleetCounts, Targets
-from dynaplan.fleet.desired_counts import (
+from dynaplan.fleet.holds import HOLDS, RoleHolds
+from dynaplan.fleet.rules.lost_keys import TimedEntries
+from dynaplan.fleet.rules.statefile import Document, planner_keys_of
+from dynaplan.fleet.store_keys import (
     COUNT_KEYS,
     FREE_GPUS,
     GPUS_LEFT_OUT,
@@ -27,9 +30,6 @@ from dynaplan.fleet.desired_counts import (
     fleet_key,
     planner_prefix,
 )
-from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.rules.lost_keys import TimedEntries
-from dynaplan.fleet.rules.statefile import Document, planner_keys_of
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.planner.model import DecisionRecord
 from dynaplan.planner.rules.decision import has_data, preview_decision
@@ -42,7 +42,7 @@ from dynaplan.util.progress import ProgressLine, left_words
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.rules.scale_progress import ScaleProgress
+    from dynaplan.fleet.scale_progress import ScaleProgress
     from dynaplan.planner.rules.sla_policy import SlaModel
     from dynaplan.store.port import KeyValueStore
 
@@ -217,19 +217,18 @@ class ScaleTimes:
 def expected_times(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
     """Return the learnt and configured times of the wanted roles; the longest of several."""
     from dynaplan.config.settings.worker import ProcessSettings
-    from dynaplan.fleet import local_host
     from dynaplan.fleet.launch import read_launch
-    from dynaplan.fleet.rules.startup_times import startup_key, usual_s
+    from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
     from dynaplan.util.errors import UserError
 
     try:
         launch = read_launch(found.runtime_dir)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return ScaleTimes(None, ProcessSettings.drain_deadline_s)
-    learnt = local_host.startup_times(found.statefile).read()
+    learnt = StartupTimesFile.beside(found.statefile).read()
     own = [worker for worker in found.workers if worker.role in wanted]
     keys = {startup_key(worker, launch.settings_of(worker.component)) for worker in own}
-    usual = [seconds for key in keys if (seconds := usual_s(learnt, key)) is not None]
+    usual = [seconds for key in keys if (seconds := median_startup_s(learnt, key)) is not None]
     leave_s = [launch.leave_timeout_of(worker.component) for worker in own]
     return ScaleTimes(max(usual, default=None), max(leave_s, default=launch.leave_timeout_s))
 

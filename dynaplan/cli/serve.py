@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FORK_VARIABLE = "DYNAPLAN_FORK_WORKERS"
 
 ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
-"""The variable of ``fleet/upkeep/event_hook.py``, which the help page need not import."""
+"""The variable of ``fleet/event_hook.py``, which the help page need not import."""
 
 
 @click.command(
@@ -214,13 +214,13 @@ def run_below_holder(
     before had started, and that has ended. None where nothing was to be adopted.
     """
     from dynaplan.cli.detach import PROGRAM
-    from dynaplan.process.holder_link import held, inherited_link
+    from dynaplan.process.holder_link import fork_below_holder, inherited_link
     from dynaplan.util.descriptors import raise_descriptor_limit
 
     link = inherited_link(os.environ)
     if link is None:
         raise_descriptor_limit()  # the holder's children have its limit
-        link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
+        link = fork_below_holder([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
         _use_fork_server(link, namespace)
         return link, None
@@ -299,9 +299,9 @@ def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tup
 def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[str]:
     """Return a line for each service about its model's memory; warns, or raises ConfigError."""
     from dynaplan.cli.serve_checks import check_memory
-    from dynaplan.fleet import local_host
+    from dynaplan.fleet.gpu_devices import available_gpus
 
-    lines, warnings = check_memory(spec, config, *local_host.gpu_inventory(gpus))
+    lines, warnings = check_memory(spec, config, *available_gpus(gpus))
     warn(warnings)
     return lines
 

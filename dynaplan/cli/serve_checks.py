@@ -19,7 +19,7 @@ from dynaplan.config.stock import matching_options
 from dynaplan.engines import registry
 from dynaplan.engines.model_memory import MemoryNeed, longest_context
 from dynaplan.graph.lifecycle import Role
-from dynaplan.process.memory_model import BoxMemory
+from dynaplan.process.memory import BoxMemory
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def check_memory(
 
     Raises ConfigError, with the longest context that fits, when a worker can certainly not start.
     """
-    from dynaplan.process.host_memory import box_memory
+    from dynaplan.process.memory import box_memory
 
     found = [
         memory

@@ -19,7 +19,7 @@ from dynaplan.util import screen, tables
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine, left_words, time_left_s
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.lab.simulate.options import SimulateOptions
@@ -136,7 +136,7 @@ def command(
         next(row for row in table if row["policy"] == found.policy)["recommended"] = found.words
         said.append(f"Recommended: {found.words}.")
     width = screen.width()
-    click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in said)]))
+    click.echo("\n".join([text_table(table, width), *(fold(note, width, "  ") for note in said)]))
     if json_path:
         write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
@@ -150,7 +150,7 @@ def origins(options: SimulateOptions) -> list[str]:
     """Return a sentence for each estimated profile."""
     from dynaplan.config.settings.worker import SimOptions
     from dynaplan.engines.sim.profiles import timing_origin
-    from dynaplan.fleet.desired_counts import SCALED_ROLES
+    from dynaplan.fleet.store_keys import SCALED_ROLES
     from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)

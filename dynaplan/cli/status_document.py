@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.cli.deployment import service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
 from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
-from dynaplan.fleet.desired_counts import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
-from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.fleet.rules.statefile import planner_keys_of
+from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
@@ -199,7 +198,7 @@ def store_document(
 
 def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, Any]:
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
-    from dynaplan.fleet.desired_counts import SCALED_ROLES
+    from dynaplan.fleet.store_keys import SCALED_ROLES
 
     settings, desired = planner_settings(found), answers.desired
     promised = settings.targets() if settings and settings.is_by_targets else None
@@ -265,38 +264,36 @@ def _other_version_notes(found: RunningDeployment, serve: RunningServe | None) -
 
 def _troubles(found: RunningDeployment) -> list[str]:
     """Return a sentence for each process of the deployment's own that is dead or does not answer."""
-    from dynaplan.fleet import local_host
-    from dynaplan.fleet.heartbeat import PLUGIN_PULSE, SERVE_PULSE
+    from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 
     hints = {
-        SERVE_PULSE: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
-        PLUGIN_PULSE: ("the fleet plugin", "The states above may be old; serve starts it again"),
+        SERVE_HEARTBEAT: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
+        PLUGIN_HEARTBEAT: ("the fleet plugin", "The states above may be old; serve starts it again"),
     }
     for worker in found.workers:
         if worker.role.value == "planner":
             hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
-    heartbeats = local_host.heartbeats(found.runtime_dir)
-    pulses = {name: heartbeats.read(name) for name in hints}
-    serve = pulses[SERVE_PULSE]
+    heartbeats = HeartbeatFiles.of(found.runtime_dir)
+    last_beats = {name: heartbeats.read(name) for name in hints}
+    serve = last_beats[SERVE_HEARTBEAT]
     if serve and serve.process != found.arbiter and not serve.is_alive:
-        hints[SERVE_PULSE] = hints[SERVE_PULSE][0], "Its holder starts it again, and requests go on"
+        hints[SERVE_HEARTBEAT] = hints[SERVE_HEARTBEAT][0], "Its holder starts it again, and requests go on"
     return [
-        f"{trouble}. {hints[name][1].format(pid=pulse.process.pid)}."
-        for name, pulse in pulses.items()
-        if pulse and (trouble := pulse.trouble(hints[name][0]))
+        f"{trouble}. {hints[name][1].format(pid=heartbeat.process.pid)}."
+        for name, heartbeat in last_beats.items()
+        if heartbeat and (trouble := heartbeat.trouble(hints[name][0]))
     ]
 
 
 def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan.config.service_config import section_options
-    from dynaplan.fleet import local_host
-    from dynaplan.fleet.rules.startup_times import startup_key, usual_s
+    from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
 
     config = service_config(found)
-    times = local_host.startup_times(found.statefile).read()
+    times = StartupTimesFile.beside(found.statefile).read()
     return {
-        worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
+        worker.name: median_startup_s(times, startup_key(worker, section_options(config, worker.component)))
         for worker in found.workers
     }
 

@@ -38,7 +38,7 @@ class StatusPoller:
     """
 
     def __init__(self, namespace: str | None) -> None:
-        from dynaplan.fleet import local_host
+        from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
         from dynaplan.fleet.rules.statefile import inventory_of
         from dynaplan.planner.metrics.exposition import ITL, TTFT, Exposition, metrics_prefix
 
@@ -46,8 +46,8 @@ class StatusPoller:
         self._reader = StatusReader(self.found.namespace)
         self._read_counts = Exposition(metrics_prefix(), self.found.namespace, buckets=(TTFT, ITL)).read
         self._gpus = inventory_of(self.found.document)
-        self._read_uses = local_host.gpu_uses(self._gpus)
-        self._read_activity = local_host.gpu_activity(self._gpus)
+        self._read_uses = uses_reader(self._gpus)
+        self._read_activity = activity_reader(self._gpus)
         self._session: aiohttp.ClientSession | None = None
         self._window = LoadWindow()
         self._routed: Mapping[str, Mapping[str, str]] = {}

@@ -11,13 +11,12 @@ from typing import Any
 
 from dynaplan.cli.scale_args import describe_hold, describe_hours
 from dynaplan.cli.status_document import ENGINE_ROLES, is_lost, routing_lines
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.holds import Hold
-from dynaplan.fleet.reservations import reserved_words
-from dynaplan.fleet.rules.busy_gpus import indices
+from dynaplan.fleet.gpus import indices
+from dynaplan.fleet.holds import Hold, reserved_words
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.util import screen
 from dynaplan.util.durations import clock
-from dynaplan.util.tables import folded, text_table
+from dynaplan.util.tables import fold, text_table
 
 Row = Mapping[str, Any]
 Document = Mapping[str, Any]
@@ -282,8 +281,8 @@ def render_page(view: View, width: int = 0) -> str:
 
 
 def render_lines(lines: Iterable[str], width: int) -> str:
-    """Return the lines below one another, folded."""
-    return "\n".join(folded(line, width, "  ") for line in lines)
+    """Return the lines below one another, fold."""
+    return "\n".join(fold(line, width, "  ") for line in lines)
 
 
 def render_decision(view: View, width: int = 0) -> str:

@@ -26,9 +26,9 @@ from dynaplan.cli.status_view import (
     view_of,
 )
 from dynaplan.cli.timing import SCREEN_POLL_S
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.cli.status_poller import StatusPoller
@@ -264,7 +264,7 @@ class LiveScreen:
 
     def _draw(self) -> None:
         height, width = self._window.getmaxyx()
-        footer = folded(self._question[0] if self._question else self._message or KEYS, width).split("\n")
+        footer = fold(self._question[0] if self._question else self._message or KEYS, width).split("\n")
         footer = footer[: max(1, height // 3)]
         rows = max(1, height - len(footer))
         lines, marked = self._body(rows, width)
@@ -277,7 +277,7 @@ class LiveScreen:
             lines = [line for each in self._log(self._shown_log, LOG_LINES) for line in _wrapped(each, width)]
             return self._part([f"{self._shown_log}  (escape: back)"], lines, rows), None
         if self._text is not None:
-            lines = [line for each in self._text for line in folded(each, width, " " * 4).split("\n")]
+            lines = [line for each in self._text for line in fold(each, width, " " * 4).split("\n")]
             return self._part([], lines, rows), None
         if self._document is None:
             return [], None

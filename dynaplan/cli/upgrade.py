@@ -20,7 +20,7 @@ from dynaplan.cli.options import namespace_argument, step_timeout_option
 from dynaplan.cli.reload import reload_lock
 from dynaplan.cli.restart import replace_worker
 from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
-from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
 
@@ -195,13 +195,13 @@ class Upgrade:
 
     async def _wait_plugin(self, serve: RunningServe) -> None:
         """Return when the fleet plugin of that ``serve`` keeps the workers."""
-        from dynaplan.fleet import local_host
+        from dynaplan.fleet.heartbeats import HeartbeatFiles
 
-        heartbeats = local_host.heartbeats(self._found.runtime_dir)
+        heartbeats = HeartbeatFiles.of(self._found.runtime_dir)
         deadline_s = time.monotonic() + PLUGIN_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            pulse = heartbeats.read(PLUGIN_PULSE)
-            if pulse and pulse.is_alive and pulse.process.started_at >= serve.started_at:
+            heartbeat = heartbeats.read(PLUGIN_HEARTBEAT)
+            if heartbeat and heartbeat.is_alive and heartbeat.process.started_at >= serve.started_at:
                 return
             await asyncio.sleep(SERVE_POLL_S)
         raise PermanentError(

@@ -14,10 +14,10 @@ from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.util import screen
-from dynaplan.util.tables import folded
+from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
-    from dynaplan.fleet.rules.removals import Removal
+    from dynaplan.fleet.rules.reconcile import Removal
 
 
 @click.command(name="why")
@@ -30,7 +30,7 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan.cli.scale_counts import current_entries, statefile_holds
     from dynaplan.cli.status_view import hold_lines
-    from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+    from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
     from dynaplan.fleet.rules.statefile import planner_keys_of
     from dynaplan.planner.recorders.decision_log import recent_records
     from dynaplan.planner.rules.explain import explain, is_change
@@ -42,12 +42,12 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     for record in records[-last:]:
         click.echo(_shown(explain(record)) + "\n")
     for line in removal_lines(asyncio.run(removals(found.namespace))):
-        click.echo(folded(line, screen.width(), INDENT))
+        click.echo(fold(line, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
     holds = statefile_holds(found.document).to_json()
     reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
-        click.echo(folded(line, screen.width(), INDENT))
+        click.echo(fold(line, screen.width(), INDENT))
     if not records:
         what = "change" if changes else "decision"
         click.echo(
@@ -61,7 +61,7 @@ INDENT = " " * 13
 
 def _shown(explained: str) -> str:
     """Return an explanation as wide as the screen, its changes coloured."""
-    verdict, *steps = folded(explained, screen.width(), INDENT).split("\n")
+    verdict, *steps = fold(explained, screen.width(), INDENT).split("\n")
     is_changed = "  no change" not in verdict
     lines = [screen.good(step) if step.startswith("  changed ") else step for step in steps]
     return "\n".join([screen.good(verdict) if is_changed else verdict, *lines])
@@ -69,8 +69,8 @@ def _shown(explained: str) -> str:
 
 async def removals(namespace: str) -> tuple[Removal, ...]:
     """Read the last removals, the newest last; none where the store does not answer."""
-    from dynaplan.fleet.desired_counts import fleet_key
-    from dynaplan.fleet.rules.removals import removals_in
+    from dynaplan.fleet.rules.reconcile import removals_in
+    from dynaplan.fleet.store_keys import fleet_key
     from dynaplan.store import connections
     from dynaplan.util.documents import parse_object
     from dynaplan.util.errors import StoreUnavailable

@@ -43,7 +43,7 @@ from dynaplan.config.settings.planner import HISTORY_INTERVALS, KUBERNETES, Plan
 from dynaplan.config.settings.servers import ETCD, NATS
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, ProcessSettings, engine_of
 from dynaplan.engines import registry
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import ServiceSpec
 from dynaplan.planner.recorders.decision_log import read_recording
@@ -154,7 +154,7 @@ def _volume(text: str) -> VolumeMount:
 
 def _servers(source: ExportSource, options: ClusterOptions, name: str) -> SharedServices:
     """Return the servers: named ones; a NATS of its own where it is the store, or has queue or events."""
-    from dynaplan.fleet.servers.needed import needs_nats
+    from dynaplan.fleet.servers import needs_nats
 
     store = options.store or (ETCD if options.etcd else NATS)
     if options.etcd and store != ETCD:

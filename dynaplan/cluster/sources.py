@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +11,9 @@ from pathlib import Path
 
 from dynaplan.config.overrides import Sections, merge_sections
 from dynaplan.config.service_config import section_options
-from dynaplan.fleet import local_host
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.rules.startup_times import startup_key, usual_s
+from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
+from dynaplan.fleet.statefile_store import statefile_path
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.util.errors import ConfigError
@@ -97,10 +98,10 @@ def running_counts(graph: GraphSpec, workers: Iterable[Worker]) -> dict[Role, in
 
 
 def _startup_s(spec: GraphSpec, config: Sections) -> float | None:
-    times = local_host.startup_times(local_host.statefile_path(spec.namespace)).read()
+    times = StartupTimesFile.beside(statefile_path(os.environ, spec.namespace)).read()
     found = []
     for service in spec.services:
         gpus, share = tuple(range(math.ceil(service.gpus))), min(1.0, service.gpus)
         worker = Worker(service.name, service.name, service.role, gpus=gpus, gpu_share=share)
-        found.append(usual_s(times, startup_key(worker, section_options(config, service.name))))
+        found.append(median_startup_s(times, startup_key(worker, section_options(config, service.name))))
     return max((usual for usual in found if usual is not None), default=None)

@@ -17,8 +17,10 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import zmq
@@ -31,9 +33,7 @@ from tornado.ioloop import IOLoop
 
 from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.fleet.plugin import PROGRAM
-from dynaplan.fleet.reattach.processes import HeldFleet
-from dynaplan.fleet.retrying_watcher import RetryingWatcher
-from dynaplan.fleet.rules.operator_commands import CommandAnswer, answer
+from dynaplan.fleet.reattach.processes import HolderFleet, RetryingWatcher
 from dynaplan.fleet.watchers import WatcherSpec, service_of
 from dynaplan.util.documents import object_field, parse_object, text_field
 
@@ -92,7 +92,7 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``held`` a holder starts all processes.
+    ``holder_fleet`` a holder starts all processes.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class ServeArbiter(Arbiter):
         on_quit: Callable[[], Awaitable[None]],
         public_socket: socket.socket | None = None,
         listeners: Collection[str] = (),
-        held: HeldFleet | None = None,
+        holder_fleet: HolderFleet | None = None,
     ) -> None:
         self._public_socket = public_socket
         self._listeners = listeners
-        self._held = held
+        self._holder_fleet = holder_fleet
         watchers = [RetryingWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
         for watcher in watchers:
             self._prepare(watcher)
@@ -136,8 +136,8 @@ class ServeArbiter(Arbiter):
         return watcher
 
     def _prepare(self, watcher: Any) -> None:
-        if self._held:
-            self._held.attach(watcher)
+        if self._holder_fleet:
+            self._holder_fleet.attach(watcher)
         self._let_listen(watcher)
 
     def _prepare_plugin(self, watcher: Any) -> None:
@@ -146,8 +146,8 @@ class ServeArbiter(Arbiter):
         watcher.env = dict(os.environ)  # without circus' PYTHONPATH
         watcher.priority = -1
         watcher.__class__ = RetryingWatcher
-        if self._held:
-            self._held.attach(watcher, ends_with_serve=True)
+        if self._holder_fleet:
+            self._holder_fleet.attach(watcher, ends_with_serve=True)
 
     def _let_listen(self, watcher: Any) -> None:
         """Have the watcher's process find the public socket at descriptor 0, if its service listens.
@@ -170,8 +170,8 @@ class ServeArbiter(Arbiter):
     async def end(self) -> None:
         """Stop what is left at once, and close the endpoints."""
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-        if self._held:
-            asyncio.get_running_loop().remove_reader(self._held.link.fileno())
+        if self._holder_fleet:
+            asyncio.get_running_loop().remove_reader(self._holder_fleet.link.fileno())
         if self._reap_timer:
             self._reap_timer.cancel()
         await self._emergency_stop()
@@ -195,8 +195,8 @@ class ServeArbiter(Arbiter):
     def reap_processes(self) -> None:
         """Take note of the processes that have ended, this one's own and the holder's."""
         super().reap_processes()
-        if self._held:
-            self._held.reap()
+        if self._holder_fleet:
+            self._holder_fleet.reap()
 
     def manage_watchers(self) -> Any:
         """circus' periodic check, left out when a command runs."""
@@ -208,8 +208,8 @@ class ServeArbiter(Arbiter):
     def notice_ends_at_once(self) -> None:
         """Look for ended processes on every SIGCHLD, not only once in circus' interval."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_soon)
-        if self._held:
-            self._held.watch(asyncio.get_running_loop(), self._reap_soon)
+        if self._holder_fleet:
+            self._holder_fleet.watch(asyncio.get_running_loop(), self._reap_soon)
         # CPython's warning of a full buffer takes a lock in the signal handler, where it may wait for ever.
         signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
 
@@ -225,3 +225,52 @@ class ServeArbiter(Arbiter):
             self._reap_timer = asyncio.get_running_loop().call_later(COLLISION_DELAY_S, self._reap)
         else:
             self.manage_watchers()
+
+
+_WHOLE_DEPLOYMENT = {
+    "stop": "`dynaplan stop`, or circusctl quit, ends the deployment in order",
+    "start": "everything runs already; `dynaplan scale decode=N` starts workers",
+    "restart": "name one worker, as in: circusctl restart dynamo_VllmWorker",
+    "reload": "name one worker, as in: circusctl restart dynamo_VllmWorker",
+}
+
+_OF_A_WORKER = {
+    "incr": "`dynaplan scale decode=N`, or prefill=N, sets the number of workers",
+    "decr": "`dynaplan scale decode=N`, or prefill=N, sets the number of workers and drains the others",
+    "stop": "`dynaplan scale decode=N`, or prefill=N, drains the workers that are too many; "
+    "circusctl restart {name} replaces this one",
+    "start": "it is started by itself; `dynaplan scale decode=N`, or prefill=N, tries failed ones again",
+    "reload": "circusctl restart {name} drains it, and starts another in its place",
+    "rm": "`dynaplan scale decode=N`, or prefill=N, removes workers after their requests",
+    "set": "options are given to `dynaplan serve`, which sets them for all workers of a service",
+}
+
+
+@dataclass(frozen=True)
+class CommandAnswer:
+    """The answer to a command: a refusal in words, or workers to replace; neither means "carry it out"."""
+
+    refusal: str = ""
+    to_replace: tuple[str, ...] = ()
+
+
+def answer(command: str, properties: Mapping[str, Any], workers: Iterable[str]) -> CommandAnswer:
+    """Judge one command; ``workers`` are the names of the workers' watchers."""
+    command, pattern = command.lower(), properties.get("name")
+    if not isinstance(pattern, str) or not pattern:
+        words = _WHOLE_DEPLOYMENT.get(command)
+        return CommandAnswer(refusal=f"{command} of everything: {words}") if words else CommandAnswer()
+    named = tuple(_matching(pattern, workers))
+    if not named:
+        return CommandAnswer()
+    if command == "restart":
+        return CommandAnswer(to_replace=named)
+    if command not in _OF_A_WORKER:
+        return CommandAnswer()
+    words = _OF_A_WORKER[command].format(name=named[0])
+    return CommandAnswer(refusal=f"{named[0]} is a worker of dynaplan: {words}")
+
+
+def _matching(pattern: str, names: Iterable[str]) -> Iterable[str]:
+    """The names that circus would find: it ignores case, and takes patterns of the shell."""
+    return (name for name in names if fnmatchcase(name.lower(), pattern.lower()))

@@ -116,7 +116,6 @@ class CircusClient:
         return int(next(iter(answer.get("pids", ())), 0))
 
     def close(self) -> None:
-        """Forget unanswered commands and close the connection."""
         self._socket.close()
         self._context.term()
 

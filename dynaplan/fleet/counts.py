@@ -1,4 +1,4 @@
-"""Numbers of workers: wanted, and counted by state."""
+"""Numbers of workers, wanted and counted by state, and one sample of their load."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ class FleetCounts:
     gpus_total: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published fleet, as ``from_json`` reads it."""
         counts = {"prefill": self.prefill, "decode": self.decode}
         return {
             "roles": {
@@ -98,7 +97,6 @@ class Targets:
     decode: int = 0
 
     def of(self, role: Role) -> int:
-        """Return the number for ``Role.PREFILL`` or ``Role.DECODE``."""
         return self.prefill if role is Role.PREFILL else self.decode
 
     def plus(self, role: Role, workers: int) -> Targets:
@@ -109,3 +107,24 @@ class Targets:
 
     def __str__(self) -> str:
         return f"prefill {self.prefill}, decode {self.decode}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One metric pull. None is "no data"; ``..._missing`` says why there is none.
+
+    ``at_s`` is monotonic seconds. ``kv_usage`` is the mean over the decode workers that answered, 0 to 1
+    and above with waiting requests; ``prefill_queue`` is the depth of the whole queue in prompts. Numbers
+    of workers are of the registered ones that are awake; ``..._asleep`` are the registered others.
+    """
+
+    at_s: float
+    kv_usage: float | None = None
+    kv_missing: str = ""
+    prefill_queue: float | None = None
+    queue_missing: str = ""
+    waiting_requests: int = 0
+    prefill_workers: int = 0
+    decode_workers: int = 0
+    decode_asleep: int = 0
+    prefill_asleep: int = 0

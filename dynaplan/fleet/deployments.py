@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dynaplan.fleet import local_host
+from dynaplan.fleet.gpu_claims import claimants
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.fleet.runtime_dir import CLIENTS_FILE
+from dynaplan.fleet.statefile_store import StatefileStore, statefile_path
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.port_holders import listening_process
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt
 
 
@@ -28,17 +31,14 @@ class RunningDeployment:
 
     @property
     def namespace(self) -> str:
-        """The namespace, by which commands name the deployment."""
         return str(self.document["namespace"])
 
     @property
     def circus_endpoint(self) -> str:
-        """The endpoint at which circus takes commands."""
         return str(self.document["circus_endpoint"])
 
     @property
     def frontend_url(self) -> str:
-        """The base address of the Frontends."""
         return str(self._addresses["frontend_url"])
 
     @property
@@ -109,24 +109,24 @@ def port_holder(port: int) -> str:
     for each in filter(None, map(_read, statefiles())):
         if each.port == port:
             return f"pid {each.arbiter.pid} (dynaplan serve, namespace {each.namespace})"
-    return local_host.port_holder(port)
+    return listening_process(port)
 
 
 def _state_dir() -> Path:
-    return local_host.statefile_path("any").parent
+    return statefile_path(os.environ, "any").parent
 
 
 def statefiles(namespace: str | None = None) -> list[Path]:
     """Return the statefile of that namespace, or all that are there but dynaplan's own notes."""
     if namespace:
-        return [local_host.statefile_path(namespace)]
+        return [statefile_path(os.environ, namespace)]
     return [path for path in sorted(_state_dir().glob("*.json")) if not path.name.startswith(".")]
 
 
 def _remains(path: Path) -> str:
     """Return what comes of a statefile that cannot be read, or has outlived its deployment; or nothing."""
     try:
-        document = local_host.open_statefile(path).read()
+        document = StatefileStore(path).read()
     except StatefileCorrupt as error:
         return (
             f"{error.args[0]}. A deployment that runs writes it anew at its next change, as by "
@@ -145,7 +145,7 @@ def _elsewhere() -> list[str]:
     """Return lines about deployments of this machine that have their statefiles elsewhere."""
     own = {each.arbiter.pid for each in filter(None, map(_read, statefiles()))}
     lines = []
-    for pid, (which, state_dir) in local_host.deployments_of_machine().items():
+    for pid, (which, state_dir) in claimants().items():
         where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if state_dir else ""
         lines += [] if pid in own else [f"There is {which} (serve pid {pid}){where}."]
     return lines
@@ -164,7 +164,7 @@ def tail(path: Path, lines: int) -> Iterator[str]:
 def _read(path: Path) -> RunningDeployment | None:
     """Return the deployment of a statefile; None when there is none, or its arbiter does not run."""
     try:
-        document = local_host.open_statefile(path).read()
+        document = StatefileStore(path).read()
     except StatefileCorrupt:
         return None
     arbiter = arbiter_of(document) if document else None

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from dynaplan.fleet.host.port_holders import user_name
 from dynaplan.fleet.statefile_store import state_dir
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.process.node_directory import HINT, open_node_directory
+from dynaplan.process.node_directory import HINT, node_dir, open_node_directory
+from dynaplan.process.port_holders import user_name
 from dynaplan.process.process_table import environment_of, is_alive
 from dynaplan.util.documents import parse_object, text_field, whole_field
 from dynaplan.util.errors import DeploymentError
@@ -33,11 +33,27 @@ from dynaplan.util.errors import DeploymentError
 log = logging.getLogger(__name__)
 
 
-LONGEST_NAMESPACE = 80
+MAX_NAMESPACE = 80
 """The most characters of a namespace that are shown: another user may have written it."""
 
-LONGEST_CLAIM = 4096
+MAX_CLAIM_BYTES = 4096
 """The most bytes of a file that are read."""
+
+
+class Claims(Protocol):
+    """One arbiter's claims on GPUs of this machine, by UUID. Methods raise DeploymentError."""
+
+    def claim(self, uuids: Iterable[str]) -> set[str]:
+        """Claim these GPUs; return the subset that is now ours."""
+        ...
+
+    def release(self, uuids: Iterable[str]) -> None:
+        """Give these GPUs back; nothing happens for one that is not this process's."""
+        ...
+
+    def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
+        ...
 
 
 class NodeClaims:
@@ -52,13 +68,13 @@ class NodeClaims:
         self,
         arbiter: ProcessIdentity,
         namespace: str,
-        directory: Path,
+        directory: Path | None = None,
         lock_timeout_s: float = 5.0,
         worker: str = "",
     ) -> None:
         self._arbiter = arbiter
         self._namespace = namespace
-        self._directory = directory
+        self._directory = directory or node_dir(os.environ)
         self._lock_timeout_s = lock_timeout_s
         self._claimed: set[str] = set()
         self._worker = worker
@@ -86,10 +102,10 @@ class NodeClaims:
         """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
         with self._locked() as directory:
             held = self._held(directory)
-            self._claim_lost_ones(directory, held)
+            self._restore_claims(directory, held)
         return {uuid: held[uuid] for uuid in uuids if uuid in held}
 
-    def _claim_lost_ones(self, directory: int, held: Mapping[str, str]) -> None:
+    def _restore_claims(self, directory: int, held: Mapping[str, str]) -> None:
         """Write claims of ours again that have vanished, and say so."""
         there = {
             uuid for uuid in self._claimed if self._is_own(_read(directory, _file_name(uuid, os.getuid())))
@@ -160,7 +176,7 @@ class NodeClaims:
                 time.sleep(0.01)
 
 
-def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
+def claimants(directory: Path | None = None) -> dict[int, tuple[str, Path | None]]:
     """Return the living arbiters that have claims there: pid -> deployment and user in words, and a path.
 
     A worker that claims for itself is no arbiter. The path is the directory of its statefile; None where the
@@ -170,7 +186,9 @@ def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
     """
     found: dict[int, tuple[str, Path | None]] = {}
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(
+            directory or node_dir(os.environ), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
     except OSError:
         return found
     try:
@@ -180,7 +198,7 @@ def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
                 and not document.get("worker")
                 and is_alive(arbiter := _arbiter(document))
             ):
-                namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+                namespace = str(document["namespace"])[:MAX_NAMESPACE]
                 environment = environment_of(arbiter.pid)
                 where = state_dir(environment) if environment else None
                 found[arbiter.pid] = f"deployment {namespace!r} of {user_name(document['uid'])}", where
@@ -213,7 +231,7 @@ def _text_of(directory: int, name: str) -> tuple[bytes, int]:
         return b"", -1
     try:
         status = os.fstat(fd)
-        return (os.read(fd, LONGEST_CLAIM) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
+        return (os.read(fd, MAX_CLAIM_BYTES) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
     finally:
         os.close(fd)
 
@@ -221,9 +239,9 @@ def _text_of(directory: int, name: str) -> tuple[bytes, int]:
 def _holder(document: Mapping[str, Any], pid: int) -> str:
     """Return ``claimed by deployment 'two' (serve pid 123, user alice)``, or the like of a worker alone."""
     if document.get("worker"):
-        worker = str(document["worker"])[:LONGEST_NAMESPACE]
+        worker = str(document["worker"])[:MAX_NAMESPACE]
         return f"claimed by worker {worker!r} (pid {pid}, {user_name(document['uid'])})"
-    namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+    namespace = str(document["namespace"])[:MAX_NAMESPACE]
     return f"claimed by deployment {namespace!r} (serve pid {pid}, {user_name(document['uid'])})"
 
 

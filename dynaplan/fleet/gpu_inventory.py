@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.service_config import section_options
-from dynaplan.fleet import local_host
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.gpu_claims import NodeClaims
+from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
+from dynaplan.fleet.gpus import Gpu, busy_gpus, by_reason
 from dynaplan.fleet.plugin.gpu_availability import GpuClaims
 from dynaplan.fleet.rules import allocation
-from dynaplan.fleet.rules.busy_gpus import busy_gpus, by_reason
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 
-FREED_WITHIN_S = 5.0
+GPU_FREE_TIMEOUT_S = 5.0
 """Time in which a driver takes back the memory of processes that were killed a moment ago, in seconds."""
 
-POLL_S = 0.1
+GPU_USE_POLL_S = 0.1
 
 
 def in_use(gpus: Sequence[Gpu], claimed: Iterable[int], waits_s: float = 0.0) -> dict[int, str]:
@@ -28,11 +28,11 @@ def in_use(gpus: Sequence[Gpu], claimed: Iterable[int], waits_s: float = 0.0) ->
 
     ``claimed`` are left out: other deployments have them. Waits ``waits_s`` seconds for memory to be freed.
     """
-    read = local_host.gpu_uses(gpus)
+    read = uses_reader(gpus)
     unclaimed = [gpu for gpu in gpus if gpu.index not in set(claimed)]
     until_s = time.monotonic() + waits_s
     while (busy := busy_gpus(unclaimed, read())) and time.monotonic() < until_s:
-        time.sleep(POLL_S)
+        time.sleep(GPU_USE_POLL_S)
     return busy
 
 
@@ -49,9 +49,9 @@ def gpu_map(
     graph: GraphSpec, config: Mapping[str, Mapping[str, Any]], gpus: int | None, use_busy_gpus: bool = False
 ) -> str:
     """Return tables of the workers and the GPUs, for ``--dry-run``; CapacityError when they do not fit."""
-    inventory, _ = local_host.gpu_inventory(gpus)
+    inventory, _ = available_gpus(gpus)
     arbiter = process_table.identity_of(os.getpid())
-    foreign = GpuClaims(local_host.gpu_claims(arbiter, graph.namespace), inventory).foreign()
+    foreign = GpuClaims(NodeClaims(arbiter, graph.namespace), inventory).foreign()
     busy = in_use(inventory, foreign)
     lines = notes(inventory, foreign, busy, use_busy_gpus)
     unusable = foreign if use_busy_gpus else {**busy, **foreign}

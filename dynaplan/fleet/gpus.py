@@ -1,7 +1,14 @@
-"""The GPUs of the box, what is in use of them, and what may be asked of them."""
+"""The GPUs of the box, what is in use of them, and which of them are busy.
+
+A GPU is busy when more of its memory is in use than an engine can do without: a tenth, or 2 GiB where that
+is more. vLLM refuses to start when less than its ``gpu-memory-utilization``, 0.9 by default, is free. Below
+that lie what a driver holds of an idle GPU (0.3 to 0.8 GB on an H100), a desktop, and a monitoring tool. A
+GPU that does not report its memory, because it shares the machine's, is never busy.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynaplan.util.errors import ConfigError
@@ -60,3 +67,61 @@ def check_gpu_request(gpus: float, service: str) -> None:
             f"{service}: resources.gpu is {gpus:g}",
             hint="Expected a whole number (0, 1, 2 ...), or a fraction below 1 for workers that share a GPU.",
         )
+
+
+BUSY_SHARE = 0.1
+"""The share of a GPU's memory from which on it is busy."""
+
+BUSY_BYTES = 2 * 2**30
+"""The memory in bytes from which on a small GPU is busy."""
+
+GB = 2**30
+"""A gigabyte of GPU memory in bytes, as the makers count it in the names of their GPUs."""
+
+SHOWN_PROCESSES = 3
+"""The number of processes of one GPU that are named."""
+
+
+def is_busy(gpu: Gpu, use: GpuUse) -> bool:
+    """Tell whether too much of the GPU's memory is in use to give the GPU to a worker."""
+    return bool(gpu.memory_bytes) and use.used_bytes > max(BUSY_BYTES, BUSY_SHARE * gpu.memory_bytes)
+
+
+def busy_gpus(inventory: Iterable[Gpu], uses: Mapping[int, GpuUse]) -> dict[int, str]:
+    """Return the busy GPUs: index -> the use in words. A GPU that ``uses`` lacks is not busy."""
+    return {
+        gpu.index: use_in_words(gpu, uses[gpu.index])
+        for gpu in inventory
+        if gpu.index in uses and is_busy(gpu, uses[gpu.index])
+    }
+
+
+def use_in_words(gpu: Gpu, use: GpuUse) -> str:
+    """Return ``71 of 80 GB in use by pid 4711 (python, uid 1001)``."""
+    amount = f"{use.used_bytes / GB:.0f} of {gpu.memory_bytes / GB:.0f} GB in use"
+    seen = [process for process in use.processes if process.pid]
+    if not seen:
+        return f"{amount} by a process that cannot be seen from here"
+    shown = ", ".join(map(_process_in_words, seen[:SHOWN_PROCESSES]))
+    more = len(seen) - SHOWN_PROCESSES
+    return f"{amount} by {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def _process_in_words(process: GpuProcess) -> str:
+    known = [process.name] if process.name else []
+    known += [f"uid {process.uid}"] if process.uid >= 0 else []
+    return f"pid {process.pid}" + (f" ({', '.join(known)})" if known else "")
+
+
+def indices(numbers: Sequence[int]) -> str:
+    """Return the indices of GPUs as they are written: ``0,2,3``."""
+    return ",".join(map(str, numbers))
+
+
+def by_reason(unusable: Mapping[int, str], inventory: Iterable[Gpu]) -> list[str]:
+    """Return a line for each reason for which GPUs of the inventory cannot be used: ``GPU 1,2: ...``."""
+    reasons: dict[str, list[int]] = {}
+    for gpu in inventory:
+        if gpu.index in unusable:
+            reasons.setdefault(unusable[gpu.index], []).append(gpu.index)
+    return [f"GPU {indices(numbers)}: {why}" for why, numbers in reasons.items()]

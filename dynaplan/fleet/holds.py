@@ -1,37 +1,122 @@
-"""Holds: bounds that a person set on the number of workers of a role. No planner's decision leaves them.
+"""Holds and reservations: what a person has set for a time, or for hours of every day.
 
-They travel as one JSON object under ``v1/{namespace}/planner/holds``, beside the desired counts, so
-that one transaction writes both: ``{"decode": {"at_least": 3, "at_most": 3, "until_s": 1795356000,
-...}}``. ``{}`` releases all; a key that is missing was lost, and is written again from the statefile.
+1. ``DailyHours``, ``09:00-17:00`` on the wall clock. Hours whose end is not after their beginning go on
+   past midnight. When the clock is set forward, what of them is skipped does not happen; when it is set
+   back, an hour that comes twice is open twice.
+2. ``RoleHolds``: bounds on the number of workers of a role, which no planner's decision leaves. One JSON
+   object under ``v1/{namespace}/planner/holds``, beside the desired counts, so that one transaction writes
+   both: ``{"decode": {"at_least": 3, "at_most": 3, "until_s": 1795356000, ...}}``. ``{}`` releases all; a
+   key that is missing was lost, and is written again from the statefile.
+3. ``ReservedGpus``: GPUs that are taken from the deployment. One JSON object under
+   ``v1/{namespace}/planner/reservations``, by the index of the GPU; the maker and the end are those of a
+   hold, whose bounds mean nothing here: ``{"7": {"by": "alice", "until_s": 1795356000, ...}}``.
 
 A deadline is a time of the wall clock, in seconds since 1970-01-01 UTC: set the clock forward and a hold is
-over sooner, set it back and it lasts longer. A deadline more than ``LONGEST_S`` after the making is refused.
-A hold with hours, ``"at": "09:00-17:00"``, is in force at these hours of every day.
+over sooner, set it back and it lasts longer. A deadline more than ``MAX_HOLD_S`` after the making is
+refused. Pure: the wall clock is an argument.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.fleet.hours import WallClock, parse_hours
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.util.documents import number_field, object_field, parse_object, shown, text_field, whole_field
+from dynaplan.util.documents import (
+    number_field,
+    object_field,
+    parse_object,
+    shown,
+    text_field,
+    whole_field,
+    whole_number,
+)
+
+EXAMPLE = "09:00-17:00"
+
+WallClock = Callable[[float], int]
+"""Returns the minute of the day at a moment, seconds since 1970-01-01 UTC."""
+
+_DAY_MINUTES = 24 * 60
+_QUARTER_S = 900
+_LOOK_AHEAD_QUARTERS = 2 * 96 + 1
+_HOURS = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class DailyHours:
+    """The time of every day from ``begin`` until before ``end``, in minutes of the day."""
+
+    begin: int
+    end: int
+
+    def is_open_at(self, now_s: float, wall: WallClock) -> bool:
+        """Tell whether they are open at that moment, seconds since 1970-01-01 UTC, by that clock."""
+        minute = wall(now_s)
+        if self.begin < self.end:
+            return self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+    def next_change_s(self, now_s: float, wall: WallClock) -> float | None:
+        """Return the moment at which they open, or close; None when they never do.
+
+        The wall clock reaches the beginning or the end at its time, or jumps over it at a change of the
+        clock, which every zone has at a quarter of an hour of UTC: one of these moments is the answer.
+        """
+        is_open = self.is_open_at(now_s, wall)
+        moments = (each for each in self._moments(now_s, wall) if each > now_s)
+        return next((each for each in moments if self.is_open_at(each, wall) != is_open), None)
+
+    def _moments(self, now_s: float, wall: WallClock) -> Iterator[float]:
+        """Yield every moment at which they can change, in order: quarters of an hour, and edges in them."""
+        first_s = now_s // _QUARTER_S * _QUARTER_S
+        for number in range(_LOOK_AHEAD_QUARTERS):
+            at_s = first_s + number * _QUARTER_S
+            minute = wall(at_s)
+            until = sorted((edge - minute) % _DAY_MINUTES * 60 for edge in (self.begin, self.end))
+            yield at_s
+            yield from (at_s + later_s for later_s in until if 0 < later_s < _QUARTER_S)
+
+    def __str__(self) -> str:
+        """Write them in the one form that ``parse_hours`` reads back to the same."""
+        return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.begin, self.end))
+
+
+def parse_hours(text: str) -> DailyHours:
+    """Read ``09:00-17:00``; raises ValueError with what was expected."""
+    found = _HOURS.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"{text[:40]!r}: expected hours of every day, such as '{EXAMPLE}'")
+    begin, end = _minute(found[1], found[2]), _minute(found[3], found[4])
+    if begin == end:
+        raise ValueError(f"'{text}' begins and ends at once; the whole day is 00:00-24:00")
+    if begin == _DAY_MINUTES:
+        raise ValueError(f"'{text}': no day has anything after 24:00; it begins at 00:00 of the next day")
+    return DailyHours(begin, end)
+
+
+def _minute(hour: str, minute: str) -> int:
+    minutes = int(hour) * 60 + int(minute)
+    if int(minute) > 59 or minutes > _DAY_MINUTES:
+        raise ValueError(f"'{hour}:{minute}' is no time of a day: expected 00:00 to 24:00")
+    return minutes
+
 
 HOLDS = "holds"
 """The key of the holds, below ``planner_prefix``."""
 
-LONGEST_S = 366 * 86400
+MAX_HOLD_S = 366 * 86400
 """Longest time from the making of a hold with a deadline to that deadline, seconds."""
 
-MOST_WORKERS = 10_000
+MAX_HELD_WORKERS = 10_000
 """Largest number in a hold: a bound beyond it is a mistake, and is not read."""
 
-_LONGEST_WORDS = 100
+_MAX_CHARACTERS = 100
 _OF_HOURS = ("at", "zone")
 
 Zones = Callable[[str], WallClock]
@@ -63,29 +148,28 @@ class Hold:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Hold:
         """Read ``dataclasses.asdict``'s form. Raises ValueError, and nothing else, for another one."""
-        at_most = None if document.get("at_most") is None else _workers(document, "at_most")
+        at_most = None if document.get("at_most") is None else _workers_field(document, "at_most")
         until_s = None if document.get("until_s") is None else number_field(document, "until_s")
         hold = cls(
-            _workers(document, "at_least", 0),
+            _workers_field(document, "at_least", 0),
             at_most,
             number_field(document, "since_s", 0.0),
             until_s,
-            _words(document, "until"),
-            _words(document, "by"),
+            _words_field(document, "until"),
+            _words_field(document, "by"),
             whole_field(document, "uid", 0),
             whole_field(document, "pid", 0),
-            _words(document, "host"),
-            _hours(document),
-            _words(document, "zone"),
+            _words_field(document, "host"),
+            _parse_hours_field(document),
+            _words_field(document, "zone"),
         )
         if at_most is not None and at_most < hold.at_least:
             raise ValueError(f"at least {hold.at_least} and at most {at_most} workers: nothing is both")
-        if hold.since_s and until_s is not None and not 0 < until_s - hold.since_s <= LONGEST_S:
+        if hold.since_s and until_s is not None and not 0 < until_s - hold.since_s <= MAX_HOLD_S:
             raise ValueError(f"'until_s' is {until_s}: expected a time up to a year after 'since_s'")
         return hold
 
     def allows(self, workers: int) -> bool:
-        """Tell whether that number of workers is within the bounds."""
         return self.bounded(workers) == workers
 
     def bounded(self, workers: int) -> int:
@@ -99,7 +183,6 @@ class Hold:
 
     @property
     def is_exact(self) -> bool:
-        """True when the bounds leave only one number."""
         return self.at_least == self.at_most
 
     @property
@@ -181,7 +264,6 @@ class RoleHolds:
         return {role: hold for role in SCALED_ROLES if (hold := self.of(role))}
 
     def of(self, role: Role) -> Hold | None:
-        """Return the hold of ``Role.PREFILL`` or ``Role.DECODE``."""
         return self.prefill if role is Role.PREFILL else self.decode
 
     def replaced(self, role: Role, hold: Hold | None) -> RoleHolds:
@@ -220,20 +302,89 @@ class RoleHolds:
         )
 
 
-def _workers(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+def _workers_field(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
     workers = whole_field(document, name, otherwise)
-    if workers > MOST_WORKERS:
-        raise ValueError(f"'{name}' is {workers}: expected at most {MOST_WORKERS} workers")
+    if workers > MAX_HELD_WORKERS:
+        raise ValueError(f"'{name}' is {workers}: expected at most {MAX_HELD_WORKERS} workers")
     return workers
 
 
-def _words(document: Mapping[str, Any], name: str) -> str:
+def _words_field(document: Mapping[str, Any], name: str) -> str:
     text = text_field(document, name, "")
-    if len(text) > _LONGEST_WORDS or not text.isprintable():
-        raise ValueError(f"'{name}' is {shown(text)}: expected up to {_LONGEST_WORDS} printable characters")
+    if len(text) > _MAX_CHARACTERS or not text.isprintable():
+        raise ValueError(f"'{name}' is {shown(text)}: expected up to {_MAX_CHARACTERS} printable characters")
     return text
 
 
-def _hours(document: Mapping[str, Any]) -> str:
+def _parse_hours_field(document: Mapping[str, Any]) -> str:
     text = text_field(document, "at", "")
     return str(parse_hours(text)) if text else ""
+
+
+RESERVATIONS = "reservations"
+"""The key of the reservations, below ``planner_prefix``."""
+
+MAX_GPU_INDEX = 1024
+"""The largest index of a GPU that can be reserved."""
+
+
+@dataclass(frozen=True)
+class ReservedGpus:
+    """The reserved GPUs: index -> its maker and its end."""
+
+    by_gpu: Mapping[int, Hold] = field(default_factory=dict)
+
+    @classmethod
+    def from_text(cls, text: str) -> ReservedGpus:
+        """Read the key's value; "" is a key that is missing. Raises ValueError, and nothing else."""
+        document = parse_object(text) if text else {}
+        return cls({_parse_index(name): _parse_hold(name, document[name]) for name in document})
+
+    def to_text(self) -> str:
+        """Write them as the store's key has them: JSON without spaces."""
+        return json.dumps(self.to_json(), separators=(",", ":"))
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """Return plain data: {} without any."""
+        return {str(index): made.to_json() for index, made in sorted(self.by_gpu.items())}
+
+    @property
+    def sentences(self) -> dict[str, Hold]:
+        """The reservations, by a sentence: "GPU 7 was reserved by alice until 2026-11-22 14:00 +0100"."""
+        return {f"GPU {index} was {reserved_words(made)}": made for index, made in self.by_gpu.items()}
+
+    def with_gpus(self, made: Mapping[int, Hold]) -> ReservedGpus:
+        return ReservedGpus({**self.by_gpu, **made})
+
+    def without(self, gpus: frozenset[int]) -> ReservedGpus:
+        return ReservedGpus({index: made for index, made in self.by_gpu.items() if index not in gpus})
+
+    def lasting(self, now_s: float) -> ReservedGpus:
+        """Return those whose deadline has not passed, open or not; seconds since 1970-01-01 UTC."""
+        left = {index: made.left_s(now_s) for index, made in self.by_gpu.items()}
+        over = frozenset(index for index, left_s in left.items() if left_s is not None and left_s <= 0)
+        return self.without(over)
+
+    def in_force(self, now_s: float, zones: Zones) -> dict[int, Hold]:
+        """Return the GPUs that are reserved at this moment, with the maker and the end."""
+        lasting = self.lasting(now_s).by_gpu
+        return {index: made for index, made in sorted(lasting.items()) if made.is_open(now_s, zones)}
+
+
+def reserved_words(made: Hold) -> str:
+    """Return the reason why nothing else gets the GPU: ``reserved by alice until 2026-11-22 14:00 +0100``."""
+    maker = f" by {made.by}" if made.by else ""
+    return f"reserved{maker} {made.ending}"
+
+
+def _parse_index(name: str) -> int:
+    index = whole_number(name)
+    if index is None or not 0 <= index <= MAX_GPU_INDEX:
+        raise ValueError(f"{shown(name)}: expected the index of a GPU")
+    return index
+
+
+def _parse_hold(name: str, found: Any) -> Hold:
+    if not isinstance(found, dict):
+        raise ValueError(f"'{name}' is {shown(found)}: expected a JSON object")
+    return Hold.from_json(found)

@@ -89,12 +89,10 @@ class Launch:
 
     @property
     def namespace(self) -> str:
-        """The namespace, by which commands name the deployment."""
         return self.graph.namespace
 
     @property
     def plugin_name(self) -> str:
-        """The name of the fleet plugin's watcher."""
         return f"{self.namespace}_fleet"
 
     @property
@@ -153,7 +151,6 @@ class Reload:
         return cls(**{**document, "overrides": tuple(document["overrides"])})
 
     def applied_to(self, launch: Launch) -> Launch:
-        """Return the launch with these settings."""
         return replace(
             launch,
             config=self.config,

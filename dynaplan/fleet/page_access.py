@@ -22,12 +22,10 @@ SESSION_S = 7 * 86400
 
 
 def page_token(secret: str) -> str:
-    """Return the token in the page's address."""
     return _derived(secret, "token")
 
 
 def page_url(base_url: str, secret: str) -> str:
-    """Return the address that opens the page."""
     return f"{base_url}{PAGE_PATH}?{TOKEN_FIELD}={page_token(secret)}"
 
 
@@ -51,17 +49,14 @@ def is_session(secret: str, cookie: str, now_s: float) -> bool:
 
 
 def session_key(secret: str, cookie: str) -> str:
-    """Return the key that belongs to the cookie of a session."""
     return _derived(secret, f"key {cookie}")
 
 
 def is_token(secret: str, given: str) -> bool:
-    """Tell whether that is the token."""
     return _is_same(given, page_token(secret))
 
 
 def is_key(secret: str, cookie: str, given: str) -> bool:
-    """Tell whether that is the key of the session of this cookie."""
     return _is_same(given, session_key(secret, cookie))
 
 

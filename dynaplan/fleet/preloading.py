@@ -28,7 +28,6 @@ before."""
 
 THEN = (
     "dynaplan.events.nats_messenger",
-    "dynaplan.events.nats_messenger",
     "dynaplan.worker.engine_worker",
     "dynaplan.engines.holds",
     "dynaplan.engines.sim.api",
@@ -39,7 +38,7 @@ THEN = (
     "encodings.idna",
     "dynaplan.planner.assembly",
     "dynaplan.planner.virtual.connector",
-    "dynaplan.fleet.host.heartbeats",
+    "dynaplan.fleet.heartbeats",
     "dynaplan.planner.metrics.worker_loads",
     "dynaplan.planner.recorders.decision_log",
     "dynaplan.planner.recorders.tensorboard",

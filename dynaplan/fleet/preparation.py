@@ -25,19 +25,18 @@ from dynaplan.config import certificates
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import CA_VARIABLE, COMPAT_VARIABLE, TlsSettings, client_environment
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.fleet import gpu_inventory, local_host
+from dynaplan.fleet import gpu_inventory
 from dynaplan.fleet.deployments import port_holder
-from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
+from dynaplan.fleet.gpu_claims import Claims, NodeClaims
+from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
-from dynaplan.fleet.leftovers import clear_leftovers
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.plugin.gpu_availability import TAKEN_MEANWHILE, GpuClaims
-from dynaplan.fleet.ports import Claims
-from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HolderFleet
 from dynaplan.fleet.rules.allocation import check_fits
 from dynaplan.fleet.rules.reconcile import reconcile
-from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.fleet.rules.statefile import Document, arbiter_of, with_fleet
 from dynaplan.fleet.runtime_dir import (
     CLIENTS_FILE,
     address_directory,
@@ -48,23 +47,31 @@ from dynaplan.fleet.runtime_dir import (
     read_token,
     remove_runtime_directory,
     runtime_directory,
+    scratch_directory,
     token_path,
     write_private,
 )
-from dynaplan.fleet.scratch import scratch_directory
-from dynaplan.fleet.servers.data_room import all_moved_into_memory
-from dynaplan.fleet.servers.embedded import ServerSpec
-from dynaplan.fleet.servers.needed import OwnPlaces, SharedServers, shared_servers
+from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, move_all_into_memory, shared_servers
+from dynaplan.fleet.statefile_store import DocumentStore, NamespaceLock, StatefileStore, statefile_path
+from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.fleet.watchers import first_services, listening_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
+from dynaplan.process.ports import Processes
 from dynaplan.process.signals import signals_held
 from dynaplan.store import connections
 from dynaplan.store.model import Transaction
-from dynaplan.util.errors import DeploymentError, PermanentError, StatefileUnwritable, TemporaryError
+from dynaplan.util.errors import (
+    DeploymentError,
+    PermanentError,
+    StatefileCorrupt,
+    StatefileUnwritable,
+    TemporaryError,
+)
 from dynaplan.util.log_lines import LogLines
 from dynaplan.util.sockets import free_port
 
@@ -104,7 +111,7 @@ class Preparation:
     """The result of preparing: deployment, first workers, servers; ``notes`` are for the user.
 
     ``public_socket`` is bound to the public port; None when no service of the graph listens on it.
-    ``store_outlives``: the key-value store is the user's. ``held`` has the processes below a holder.
+    ``store_outlives``: the key-value store is the user's. ``holder_fleet`` has the processes below a holder.
     """
 
     launch: Launch
@@ -114,7 +121,7 @@ class Preparation:
     notes: tuple[str, ...]
     public_socket: socket.socket | None = None
     store_outlives: bool = False
-    held: HeldFleet | None = None
+    holder_fleet: HolderFleet | None = None
 
 
 def prepare(
@@ -127,11 +134,11 @@ def prepare(
     if options.state_dir:
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
     certificates.check(os.environ)
-    statefile = local_host.statefile_path(graph.namespace)
+    statefile = statefile_path(os.environ, graph.namespace)
     arbiter = process_table.identity_of(link.holder_pid if link else os.getpid())
-    notes = _taken_namespace(statefile, arbiter, stack, link)
-    gpus, is_simulated = local_host.gpu_inventory(options.gpus)
-    claims = partial(local_host.gpu_claims, arbiter, graph.namespace)
+    notes = _take_namespace(statefile, arbiter, stack, link)
+    gpus, is_simulated = available_gpus(options.gpus)
+    claims = partial(NodeClaims, arbiter, graph.namespace)
     workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
     public_socket = _public_socket(graph, options, stack, link)
     log_dir = _log_dir(graph.namespace, options)
@@ -140,13 +147,26 @@ def prepare(
         kept = partial(keep, link, "scratch directory")
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ, kept))
         servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
-        moved = all_moved_into_memory(servers.started, scratch_dir)
+        moved = move_all_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
-    places = (runtime_dir, log_dir, statefile, endpoint, events)
-    port = public_socket.getsockname()[1] if public_socket else options.port
     launch = Launch(
-        *(graph, gpus, arbiter, config, *places, options.host, port, scratch_dir, bool(options.api_key)),
-        *(options.drain_timeout_s, options.leave_timeout_s, options.use_busy_gpus, address_dir),
+        graph=graph,
+        gpus=gpus,
+        arbiter=arbiter,
+        config=config,
+        runtime_dir=runtime_dir,
+        log_dir=log_dir,
+        statefile=statefile,
+        circus_endpoint=endpoint,
+        circus_events=events,
+        host=options.host,
+        port=public_socket.getsockname()[1] if public_socket else options.port,
+        scratch_dir=scratch_dir,
+        is_protected=bool(options.api_key),
+        drain_timeout_s=options.drain_timeout_s,
+        leave_timeout_s=options.leave_timeout_s,
+        uses_busy_gpus=options.use_busy_gpus,
+        address_dir=address_dir,
         is_tls=bool(TlsSettings.from_environment(os.environ).tls_cert),
         config_file=str(options.config_file or ""),
         overrides=options.overrides,
@@ -156,22 +176,28 @@ def prepare(
     os.environ.update(_environment(launch, servers, options))
     _write_private_files(launch)
     _write_statefile(launch, workers, stack)
-    told = (*notes, *left_out, *moved)
-    held = HeldFleet(link, {}, first_services(graph)) if link else None
-    facts = (launch, workers, servers.started, is_simulated, told, public_socket)
-    return Preparation(*facts, store_outlives=servers.store_outlives, held=held)
+    return Preparation(
+        launch,
+        workers,
+        servers.started,
+        is_simulated,
+        notes=(*notes, *left_out, *moved),
+        public_socket=public_socket,
+        store_outlives=servers.store_outlives,
+        holder_fleet=HolderFleet(link, {}, first_services(graph)) if link else None,
+    )
 
 
-def _taken_namespace(
+def _take_namespace(
     statefile: Path, arbiter: ProcessIdentity, stack: ExitStack, link: HolderLink | None
 ) -> list[str]:
     """Take the namespace, and clear up what is left of its last deployment; return lines for the user."""
     with _as_deployment_error():
         # A signal after the lock is taken, and before the stack knows of it, would leave its file behind.
         with signals_held():
-            lock = stack.enter_context(local_host.namespace_lock(statefile, arbiter.pid))
+            lock = stack.enter_context(NamespaceLock(statefile, arbiter.pid))
         keep(link, "namespace lock", lock.fileno())
-        return clear_leftovers(local_host.open_statefile(statefile), process_table, arbiter)
+        return clear_leftovers(StatefileStore(statefile), process_table, arbiter)
 
 
 def keep(link: HolderLink | None, name: str, descriptor: int) -> None:
@@ -257,7 +283,7 @@ def first_workers(
     # Not by ``claims``: the fleet plugin has claimed more in our name.
     stack.callback(give_back, make_claims, gpus)
     foreign = claims.foreign()
-    busy = gpu_inventory.in_use(gpus, foreign, gpu_inventory.FREED_WITHIN_S if has_killed else 0.0)
+    busy = gpu_inventory.in_use(gpus, foreign, gpu_inventory.GPU_FREE_TIMEOUT_S if has_killed else 0.0)
     notes = gpu_inventory.notes(gpus, foreign, busy, uses_busy)
     unusable = foreign if uses_busy else {**busy, **foreign}
     while True:
@@ -270,7 +296,6 @@ def first_workers(
 
 
 def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
-    """Give back every GPU."""
     GpuClaims(make_claims(), gpus).release_unused(())
 
 
@@ -376,7 +401,55 @@ def _clients_environment() -> dict[str, str]:
 
 def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:
     """Write the document with its first workers, about to start; from here on the fleet plugin writes it."""
-    store = local_host.open_statefile(launch.statefile)
+    store = StatefileStore(launch.statefile)
     stack.callback(store.remove)
     with _as_deployment_error():
         store.write(with_fleet(new_document(launch), workers))
+
+
+def clear_leftovers(
+    store: DocumentStore, processes: Processes, own: ProcessIdentity | None = None
+) -> list[str]:
+    """End and remove what an earlier deployment left; return sentences for the user.
+
+    Raises DeploymentError while its arbiter still runs, unless that is ``own``.
+    """
+    try:
+        document = store.read()
+    except StatefileCorrupt as error:
+        return [f"The statefile of an earlier run is set aside as {store.set_aside()} ({error})."]
+    if document is None:
+        return []
+    arbiter = arbiter_of(document)
+    if arbiter and arbiter != own and processes.is_alive(arbiter):
+        raise DeploymentError(
+            f"namespace {document['namespace']} is already running here (pid {arbiter.pid})",
+            hint="Stop it with `dynaplan stop`, or choose another one with --namespace.",
+        )
+    ended = end_leftovers(document, processes, own)
+    store.remove()
+    return ["An earlier run ended without cleaning up; that is done now.", *ended]
+
+
+def end_leftovers(document: Document, processes: Processes, own: ProcessIdentity | None = None) -> list[str]:
+    """End the processes that a dead arbiter's deployment left running; return one sentence per session.
+
+    Does nothing while the arbiter lives, unless it is ``own``, after a reboot, or for entries without pid and
+    start time: a process that cannot be recognised for certain is left alone. Embedded servers may stand
+    beside the workers, under ``servers``, as name -> pid and started_at.
+    """
+    arbiter = arbiter_of(document)
+    boot_id = processes.identity_of(os.getpid()).boot_id
+    if arbiter is None or arbiter.boot_id != boot_id or (arbiter != own and processes.is_alive(arbiter)):
+        return []
+    ended = []
+    entries = {**document.get("components", {}), **document.get("servers", {})}
+    for name, entry in entries.items():
+        pid, started_at = int(entry.get("pid", 0)), int(entry.get("started_at", 0))
+        if not pid or not started_at:
+            continue
+        if members := processes.kill_group(pid, started_at, waits_s=TRACKERS_TIMEOUT_S):
+            ended.append(
+                f"killed {name} (session {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
+            )
+    return ended

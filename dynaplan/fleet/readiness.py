@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dynaplan.fleet import local_host
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.rules.statefile import fleet_of
-from dynaplan.fleet.servers.embedded import ServerSpec
+from dynaplan.fleet.servers import ServerSpec
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.util import screen
 from dynaplan.util.errors import StatefileCorrupt
-from dynaplan.util.probe import health_answer
+from dynaplan.util.probe import get_health
 
-POLL_S = 0.05
-HEALTH_ANSWER_S = 1.0
+READINESS_POLL_S = 0.05
+HEALTH_TIMEOUT_S = 1.0
 SLOW_S = 10.0
 """Time after which it is reported which workers and servers are not ready yet, in seconds."""
 
@@ -37,7 +37,7 @@ class RecordedWorkers:
             status = self._path.stat()
             version = (status.st_ino, status.st_mtime_ns)  # a new file with each change
             if version != self._version:
-                document = local_host.open_statefile(self._path).read()
+                document = StatefileStore(self._path).read()
                 self._version, self._workers = version, fleet_of(document) if document else ()
         except (OSError, StatefileCorrupt):
             return ()
@@ -56,7 +56,7 @@ class Readiness:
         """Return when the deployment is ready; report what is missing after ``SLOW_S``."""
         report_at_s = time.monotonic() + SLOW_S
         while not await self._is_ready():
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(READINESS_POLL_S)
             if time.monotonic() > report_at_s:
                 report_at_s = math.inf
                 missing = ", ".join(await self._missing())
@@ -65,7 +65,7 @@ class Readiness:
     async def _is_ready(self) -> bool:
         if self._launch.graph.of_role(Role.FRONTEND) is None:
             return {worker.state for worker in self._workers.read()} == {WorkerState.READY}
-        status, _, _ = (await health_answer(self._launch.frontend_url, HEALTH_ANSWER_S)).partition(b"\r\n")
+        status, _, _ = (await get_health(self._launch.frontend_url, HEALTH_TIMEOUT_S)).partition(b"\r\n")
         return b" 200 " in status
 
     async def _missing(self) -> list[str]:

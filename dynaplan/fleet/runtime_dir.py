@@ -1,29 +1,35 @@
-"""The private places of one deployment: its runtime directory, its tokens, its port.
+"""The private places of one deployment: its runtime directory, its tokens, its port, its scratch directory.
 
 What must last as long as the deployment lies beside its statefile, where no logout and no cleaner of
 temporary files takes it away. Addresses of unix sockets have at most 107 bytes: where the directory's own
 path is too long for them, a short link leads there, and a link that vanishes costs nothing to make again.
+
+What the workers hand each other lies in the scratch directory, in memory. A worker's own files there begin
+with ``{worker_name}.`` and go with its processes, the whole directory goes with ``serve``; what a killed
+``serve`` has left, the next one of that name removes.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dynaplan.util.errors import ConfigError, DeploymentError
 from dynaplan.util.sockets import holding_socket
 
-LONGEST_SOCKET_NAME = "/circus-events.sock"
-LONGEST_SOCKET_PATH_BYTES = 107
+LONGEST_SOCKET = "/circus-events.sock"
+MAX_SOCKET_PATH_BYTES = 107
 """sun_path is 108 bytes long, with the closing zero."""
 
 CLIENTS_FILE = "clients.json"
@@ -31,7 +37,7 @@ CLIENTS_FILE = "clients.json"
 
 
 TOKEN_SUFFIX = ".token"
-LARGEST_TOKEN_BYTES = 4096
+MAX_TOKEN_BYTES = 4096
 PLAIN_TOKEN = re.compile(r"[\x21-\x7e]{16,}")
 """A token travels in an HTTP header, and must not be guessed."""
 
@@ -133,7 +139,6 @@ def write_private(path: Path, text: str) -> None:
 
 
 def new_token() -> str:
-    """Return a random token that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 
@@ -147,7 +152,7 @@ def read_token(path: Path) -> str:
     try:
         with path.open() as file:
             status = os.fstat(file.fileno())
-            text = file.read(LARGEST_TOKEN_BYTES).strip()
+            text = file.read(MAX_TOKEN_BYTES).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"cannot read the token in {path}: {why}", hint=TOKEN_HINT) from error
@@ -158,7 +163,7 @@ def read_token(path: Path) -> str:
     return text
 
 
-def lasting_token(statefile: Path, otherwise: Callable[[], str]) -> str:
+def ensure_token(statefile: Path, otherwise: Callable[[], str]) -> str:
     """Return the token beside the statefile; where there is none, ``otherwise`` gives one, which is kept.
 
     Raises ConfigError when what is there cannot be used, DeploymentError when it cannot be written.
@@ -207,5 +212,104 @@ def hold_port(
 
 
 def _fits(directory: Path) -> bool:
-    is_short = len(os.fsencode(directory)) + len(LONGEST_SOCKET_NAME) <= LONGEST_SOCKET_PATH_BYTES
+    is_short = len(os.fsencode(directory)) + len(LONGEST_SOCKET) <= MAX_SOCKET_PATH_BYTES
     return is_short and bool(PLAIN_PATH.fullmatch(str(directory)))
+
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MEMORY = Path("/dev/shm")
+MAX_NAMESAKES = 100
+
+
+@contextmanager
+def scratch_directory(
+    namespace: str,
+    runtime_dir: Path,
+    environ: Mapping[str, str],
+    keep: Callable[[int], None] = lambda descriptor: None,
+) -> Iterator[Path]:
+    """``/dev/shm/dynaplan-{uid}/{namespace}``, new and empty, until the end of the context.
+
+    ``DYNAPLAN_MEMORY_DIR`` stands in for ``/dev/shm``.
+    With a number behind when a deployment of the same name, with another state directory, has that one.
+    ``keep`` is called with the descriptor whose lock makes it ours.
+    ``runtime_dir/scratch`` when there is no such memory, or somebody else has made our place in it.
+    """
+    memory = Path(environ.get("DYNAPLAN_MEMORY_DIR") or DEFAULT_MEMORY).absolute()
+    root = memory / f"dynaplan-{os.getuid()}"
+    try:
+        path, held = _held(root, namespace)
+    except (OSError, DeploymentError) as error:
+        log.warning("no directory in memory, using the runtime directory: %s", error)
+        path = runtime_dir / "scratch"
+        path.mkdir(mode=0o700)
+        yield path
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    keep(held)
+    try:
+        yield path
+    finally:
+        remove_scratch(path)
+        os.close(held)
+
+
+def remove_scratch(path: Path) -> None:
+    """Remove the directory of a deployment, and the one above it if no other deployment uses that."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.parent.rmdir()
+
+
+def remove_files_of(worker_name: str, directory: Path) -> None:
+    """Remove what a worker has left there, once its processes are gone."""
+    try:
+        left = [entry for entry in os.scandir(directory) if entry.name.startswith(f"{worker_name}.")]
+    except OSError:
+        return
+    for entry in left:
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                os.unlink(entry.path)
+
+
+def _held(root: Path, namespace: str) -> tuple[Path, int]:
+    """A directory that no living ``serve`` has, emptied, and the descriptor whose lock makes it ours."""
+    if not os.access(root.parent, os.W_OK | os.X_OK):
+        raise DeploymentError(f"{root.parent} cannot be used")
+    for number in range(MAX_NAMESAKES):
+        make_private_directory(root)
+        path = root / (f"{namespace}.{number}" if number else namespace)
+        with suppress(FileNotFoundError):  # Another deployment ends, and removes the root or this very one.
+            descriptor = _locked(path)
+            if descriptor is not None:
+                _empty(path)
+                return path, descriptor
+    raise DeploymentError(f"{root} is full of directories of {namespace}")
+
+
+def _locked(path: Path) -> int | None:
+    """Make it unless it exists, and lock it; None when somebody has it."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    path.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _empty(path: Path) -> None:
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)

@@ -8,31 +8,33 @@ asks for the end, and everything is drained and ended (``shutdown.py``).
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import sys
 import time
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import click
 import zmq
 
 from dynaplan.config.settings.servers import describe_other_store
-from dynaplan.fleet import local_host
 from dynaplan.fleet.arbiter import ServeArbiter
-from dynaplan.fleet.banner import banner, page_line
+from dynaplan.fleet.heartbeats import HeartbeatFiles
+from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.page_access import PAGE_PATH, page_url
 from dynaplan.fleet.preparation import Config, Preparation, ServeOptions, prepare
+from dynaplan.fleet.prometheus_targets import prometheus_targets
 from dynaplan.fleet.readiness import Readiness, RecordedWorkers
-from dynaplan.fleet.reattach.adopting import adopted, leave_to_the_next
+from dynaplan.fleet.reattach.adopting import adopt_deployment, save_handover
 from dynaplan.fleet.reattach.versions import SUCCESSOR_FILE, write_own
+from dynaplan.fleet.sd_notify import READY, STOPPING, ServiceManager
 from dynaplan.fleet.shutdown import Shutdown, StopRequest, drain
-from dynaplan.fleet.upkeep.directory_watch import DirectoryWatch
-from dynaplan.fleet.upkeep.prometheus_targets import prometheus_targets
-from dynaplan.fleet.upkeep.server_watch import server_watches
-from dynaplan.fleet.upkeep.service_notices import READY, STOPPING, ServiceNotices
-from dynaplan.fleet.upkeep.watchdog import FailureWatch, PluginWatchdog, Watchdog
+from dynaplan.fleet.watchdog import DirectoryWatch, FailureWatch, PluginWatchdog, Watchdog, server_watches
 from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker_watcher
-from dynaplan.graph.lifecycle import EXIT_NEVER
+from dynaplan.graph.lifecycle import EXIT_NEVER, Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.process.holder_link import HolderLink
@@ -55,13 +57,15 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderL
     Raises a UserError, and has started nothing, when something is in the way.
     """
     interruption = _begin()
-    notices = ServiceNotices.taken_from(os.environ)
+    service_manager = ServiceManager.from_environ(os.environ)
     with ExitStack() as stack:
         try:
             prepared = prepare(graph, config, options, stack, link)
-            leave_to_the_next(prepared, options.exit_on_failure)
+            save_handover(prepared, options.exit_on_failure)
             interruption.leave_to_check()
-            return asyncio.run(Serving(prepared, interruption, options.exit_on_failure, notices).run())
+            return asyncio.run(
+                Serving(prepared, interruption, options.exit_on_failure, service_manager).run()
+            )
         finally:
             _clear_up_in_peace()
 
@@ -71,11 +75,11 @@ def serve_on(link: HolderLink) -> int | None:
     interruption = _begin()
     environment, serving, stack = dict(os.environ), None, ExitStack()
     try:
-        found = adopted(link, stack)
+        found = adopt_deployment(link, stack)
         if found is None:
             return None
         interruption.leave_to_check()
-        serving = Serving(found[0], interruption, found[1], ServiceNotices.taken_from(environment))
+        serving = Serving(found[0], interruption, found[1], ServiceManager.from_environ(environment))
         return asyncio.run(serving.run())
     finally:
         if serving and serving.is_here:  # else the deployment goes on, and the holder starts another process
@@ -84,7 +88,6 @@ def serve_on(link: HolderLink) -> int | None:
 
 
 def _begin() -> Interruption:
-    """Do what comes first in this process."""
     raise_descriptor_limit()
     sys.stdout.flush()
     # Until Serving takes the signals, SIGTERM too gives back what was taken; a closed terminal ends nothing.
@@ -108,11 +111,11 @@ class Serving:
         prepared: Preparation,
         interruption: Interruption,
         exits_on_failure: bool = False,
-        notices: ServiceNotices | None = None,
+        service_manager: ServiceManager | None = None,
     ) -> None:
         self._prepared = prepared
         self._interruption = interruption
-        self._notices = notices or ServiceNotices()
+        self._service_manager = service_manager or ServiceManager()
         self._launch = prepared.launch
         self._stop = StopRequest(self._report_stop)
         self._exits_on_failure = exits_on_failure
@@ -169,13 +172,15 @@ class Serving:
             self._on_quit,
             prepared.public_socket,
             listening_services(launch.graph),
-            prepared.held,
+            prepared.holder_fleet,
         )
 
     def _greet(self) -> None:
         for note in self._prepared.notes:
             report(note)
-        if not (self._prepared.held and self._prepared.held.adoptable):  # the user has seen it
+        if not (
+            self._prepared.holder_fleet and self._prepared.holder_fleet.adoptable
+        ):  # the user has seen it
             secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
             page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
             report(banner(self._launch, self._prepared.is_simulated, describe_other_store(os.environ), page))
@@ -190,9 +195,9 @@ class Serving:
                 hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports.",
             ) from error
         arbiter.notice_ends_at_once()
-        link = self._prepared.held.link if self._prepared.held else None
+        link = self._prepared.holder_fleet.link if self._prepared.holder_fleet else None
         if link:
-            link.tell_here(self._launch.runtime_dir / SUCCESSOR_FILE)
+            link.confirm_running(self._launch.runtime_dir / SUCCESSOR_FILE)
         with suppress(OSError):  # a full disk: an upgrade then says that it does not know this version
             write_own(self._launch.runtime_dir, link.arguments if link else ())
         self.is_here = True
@@ -201,13 +206,13 @@ class Serving:
         await Readiness(self._launch, self._prepared.servers, workers).wait(report)
         url = self._launch.frontend_url
         report(screen.good(f"Ready after {time.monotonic() - begun_s:.1f} s: {url}"))
-        self._notices.notify(READY, f"serves at {url}")
+        self._service_manager.notify(READY, f"serves at {url}")
 
     # -- watch -----------------------------------------------------------------------------------
 
     def _watchdog(self, arbiter: ServeArbiter, workers: RecordedWorkers) -> Watchdog:
         launch, servers = self._launch, self._prepared.servers
-        clock, heartbeats = SystemClock(), local_host.heartbeats(launch.runtime_dir)
+        clock, heartbeats = SystemClock(), HeartbeatFiles.of(launch.runtime_dir)
         processes = process_table
         plugin = PluginWatchdog(arbiter, launch.plugin_name, heartbeats, processes, clock, report)
         checks = [
@@ -215,7 +220,7 @@ class Serving:
             DirectoryWatch(launch, servers, arbiter, report).check,
             FailureWatch(workers, launch.log_dir, report, self._end_by_failure).check,
             *(server.check for server in server_watches(launch, servers, arbiter, report)),
-            self._notices.notify_alive,
+            self._service_manager.notify_alive,
         ]
         return Watchdog(checks, clock)
 
@@ -236,14 +241,14 @@ class Serving:
             self._launch.drain_timeout_s,
             report,
             self._prepared.public_socket,
-            self._prepared.held.link if self._prepared.held else None,
+            self._prepared.holder_fleet.link if self._prepared.holder_fleet else None,
             is_hurried=self._stop.hurried,
         )
 
     def _report_stop(self) -> None:
         patience = f"requests may take {self._launch.drain_timeout_s:g} s to finish"
         report(f"Stopping: {patience}. Once more to stop at once.")
-        self._notices.notify(STOPPING)
+        self._service_manager.notify(STOPPING)
 
     async def _on_quit(self) -> None:
         if not self._stop.requested.is_set():
@@ -253,4 +258,91 @@ class Serving:
 def report(line: str) -> None:
     """Print a line for the user; a terminal that is gone, or that nobody reads, holds up nothing."""
     wanted = screen.colours_wanted()
-    terminal.say(line if wanted or (wanted is None and sys.stdout.isatty()) else click.unstyle(line))
+    terminal.try_write_line(
+        line if wanted or (wanted is None and sys.stdout.isatty()) else click.unstyle(line)
+    )
+
+
+def banner(launch: Launch, is_simulated: bool, store: str = "", page: str = "") -> str:
+    """Return the addresses and directories, the circusctl line, and one request to try.
+
+    ``store`` is where the key-value store is; empty for the usual one, which is not named. ``page`` is where
+    the web page is; empty where there is none.
+    """
+    kind = "simulated GPUs" if is_simulated else "GPUs"
+    frontend = launch.graph.of_role(Role.FRONTEND)
+    rows = [
+        ("graph", f"{launch.graph.identifier}, namespace {launch.namespace}, {len(launch.gpus)} {kind}"),
+        ("URL", launch.frontend_url),
+        *([("page", page)] if page else []),
+        ("logs", str(launch.log_dir)),
+        ("statefile", str(launch.statefile)),
+    ]
+    if store:
+        rows.append(("store", store))
+    if launch.graph.of_role(Role.PLANNER):
+        rows.append(("TensorBoard", f"tensorboard --logdir {tensorboard_dir(launch)}"))
+    rows.append(("circus", f"circusctl --endpoint {launch.circus_endpoint} status"))
+    if frontend:
+        rows.append(("try", curl(launch)))
+    else:
+        rows += [("try", line) for line in own_curls(launch)]
+    return "\n".join(["dynaplan serve (Ctrl-C to stop)", *(f"  {name:<12} {text}" for name, text in rows)])
+
+
+def page_line(launch: Launch, secret: str, *, is_private: bool) -> str:
+    """Return the address of the web page; empty when no Frontend has it.
+
+    It holds the token where it ``is_private``: on a terminal. A file that the output goes to may be open to
+    others, so the command that prints the address stands there.
+    """
+    frontend = launch.graph.of_role(Role.FRONTEND)
+    if not frontend or not secret or not launch.settings_of(frontend.name).get("page", True):
+        return ""
+    if is_private:
+        return page_url(launch.frontend_url, secret)
+    return (
+        f"`dynaplan ui --namespace {launch.namespace}` prints the address of {launch.frontend_url}{PAGE_PATH}"
+    )
+
+
+def tensorboard_dir(launch: Launch) -> str:
+    """Return the line about the directory of the planner's curves."""
+    return str(launch.config.get("Planner", {}).get("log-dir") or launch.log_dir / "planner")
+
+
+def curl(launch: Launch) -> str:
+    body: dict[str, Any] = {"model": model_name(launch.config), "stream": True, "max_tokens": 32}
+    body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
+    url = f"{launch.frontend_url}/v1/chat/completions"
+    data = shlex.quote(json.dumps(body))
+    return f"{_curl(launch)} {url}{_key(launch)} -H 'Content-Type: application/json' -d {data}"
+
+
+def own_curls(launch: Launch) -> list[str]:
+    """A request for each endpoint that the graph's own services offer to users.
+
+    Its body is empty: an endpoint that needs fields answers with their names.
+    """
+    names = [name for service in launch.graph.services for name in service.public_endpoints]
+    header = " -H 'Content-Type: application/json'" + _key(launch)
+    return [f"{_curl(launch)} {launch.frontend_url}/{name}{header} -d '{{}}'" for name in names]
+
+
+def _curl(launch: Launch) -> str:
+    """Return the command: the certificate of the Frontend is hardly one for an address of this machine."""
+    return "curl -kN" if launch.is_tls else "curl -N"
+
+
+def _key(launch: Launch) -> str:
+    return ' -H "Authorization: Bearer $DYNAPLAN_API_KEY"' if launch.is_protected else ""
+
+
+def model_name(config: dict[str, dict[str, Any]]) -> str:
+    """The model as the configuration names it; a placeholder when it does not."""
+    sections = [config.get("Frontend", {}), config.get("Common", {}), *config.values()]
+    for key in ("served_model_name", "served-model-name", "model"):
+        for section in sections:
+            if isinstance(section.get(key), str):
+                return str(section[key])
+    return "MODEL"

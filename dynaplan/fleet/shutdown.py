@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
+import re
 import signal
 import socket
 import time
@@ -28,7 +30,6 @@ from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET
 from dynaplan.fleet.rules.observing import unmanaged
-from dynaplan.fleet.upkeep.drain_display import show_drain
 from dynaplan.fleet.watchers import first_services, service_of
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
@@ -36,11 +37,15 @@ from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.ports import Processes
 from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.util.durations import clock
 from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.probe import get_text
+from dynaplan.util.progress import ProgressLine
+from dynaplan.util.terminal import try_write
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.02
+EXIT_POLL_S = 0.02
 PLUGIN_S = 0.5
 """Longest time for the fleet plugin to end, in seconds; all it knows is on the disk."""
 
@@ -52,7 +57,7 @@ AFTER_KILL_S = 1.0
 CLEAN_UP_S = 3.0
 """Longest time for cleaning up after a killed worker: its engine's shared memory must be removed."""
 
-STORE_ANSWER_S = 1.0
+STORE_TIMEOUT_S = 1.0
 """Longest time for the store to list the unmanaged workers, in seconds."""
 
 
@@ -69,7 +74,6 @@ class StopRequest:
 
     @property
     def is_hurried(self) -> bool:
-        """True when everything is to end at once."""
         return self.hurried.is_set()
 
     def request(self) -> None:
@@ -134,7 +138,7 @@ class Shutdown:
         await self._wait_gone([*first, *rest], deadline_s)
         self._kill([*first, *rest])
         while question and not question.done() and not self.is_hurried.is_set():
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(EXIT_POLL_S)
         await self.arbiter.end()
         self._kill_strays()
 
@@ -177,7 +181,7 @@ class Shutdown:
 
     async def _wait_gone(self, names: Collection[str], until_s: float) -> None:
         while self._pids(names) and time.monotonic() < until_s and not self.is_hurried.is_set():
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(EXIT_POLL_S)
 
     def _kill(self, names: Collection[str]) -> None:
         for pid, name in self._pids(names).items():
@@ -210,9 +214,9 @@ class Shutdown:
             return psutil.wait_procs(strays, timeout=AFTER_KILL_S)[1]
         deadline_s = time.monotonic() + AFTER_KILL_S
         while strays and time.monotonic() < deadline_s:
-            self.link.look()
+            self.link.poll()
             strays = [each for each in strays if _runs(each)]
-            time.sleep(POLL_S if strays else 0)
+            time.sleep(EXIT_POLL_S if strays else 0)
         return strays
 
 
@@ -244,7 +248,7 @@ async def unmanaged_workers(namespace: str) -> str:
     # In a thread: it imports the store's client, for which nothing that ends meanwhile is to wait.
     store = await asyncio.to_thread(connections.connect_store)
     try:
-        async with asyncio.timeout(STORE_ANSWER_S):
+        async with asyncio.timeout(STORE_TIMEOUT_S):
             items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
     except (TemporaryError, PermanentError, TimeoutError):
         return ""
@@ -258,3 +262,46 @@ async def unmanaged_workers(namespace: str) -> str:
             continue
     names = [f"{each.worker} (pid {each.pid})" for each in unmanaged(found)]
     return f"Left running, because serve has not started them: {', '.join(names)}." if names else ""
+
+
+IN_FLIGHT_POLL_S = 0.5
+"""Seconds between two looks."""
+
+IN_FLIGHT_LINE_S = 5.0
+"""Seconds between two lines where there is no terminal."""
+
+_IN_FLIGHT = re.compile(rb"^dynamo_component_inflight_requests\{[^}]*\} ([0-9.e+]+)$", re.M)
+
+
+class StandardError(io.TextIOBase):
+    """Standard error, which drops a text that nobody reads: the end of ``serve`` does not wait for it."""
+
+    def isatty(self) -> bool:
+        return os.isatty(2)
+
+    def write(self, text: str) -> int:
+        """Write it, if it is taken at once; return its length."""
+        try_write(text, 2)
+        return len(text)
+
+
+async def show_drain(urls: Sequence[str], timeout_s: float, line: ProgressLine | None = None) -> None:
+    """Show it until cancelled; ``urls`` are the processes that take requests, drained within ``timeout_s``.
+
+    Shows nothing while none of them answers.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with line or ProgressLine(StandardError(), IN_FLIGHT_LINE_S) as shown:
+        while True:
+            requests = await requests_in_flight(urls)
+            if requests:
+                left = clock(deadline_s - time.monotonic())
+                noun = "request" if requests == 1 else "requests"
+                shown.show(f"{requests} {noun} in flight, at most {left} left")
+            await asyncio.sleep(IN_FLIGHT_POLL_S)
+
+
+async def requests_in_flight(urls: Sequence[str]) -> int:
+    """Return the requests that these processes have accepted and not answered, by their ``/metrics``."""
+    answers = await asyncio.gather(*(get_text(url, "/metrics", IN_FLIGHT_POLL_S) for url in urls))
+    return sum(int(float(found[1])) for answer in answers if (found := _IN_FLIGHT.search(answer)))

@@ -8,16 +8,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from dynaplan.fleet.rules.statefile import Document, from_json, to_json
 from dynaplan.process.process_table import identify
 from dynaplan.process.signals import signals_held
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 
-CLEARED_WITHIN_S = 5.0
+CLEANUP_TIMEOUT_S = 5.0
 """Longest time in which another process clears up what a killed ``serve`` has left (``afterwards.py``)."""
 
-_POLL_S = 0.02
+_LOCK_POLL_S = 0.02
+
+
+class DocumentStore(Protocol):
+    """One JSON document, the statefile, replaced as a whole."""
+
+    def read(self) -> Document | None:
+        """Return the document, None when there is none; raises StatefileCorrupt."""
+        ...
+
+    def write(self, document: Document) -> None:
+        """Replace the document as a whole; raises StatefileUnwritable, and the old one stays then."""
+        ...
+
+    def remove(self) -> None:
+        """Delete the document; nothing happens when there is none."""
+        ...
+
+    def set_aside(self) -> Path:
+        """Move a document that cannot be read out of the way; return its new path."""
+        ...
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
@@ -27,7 +48,6 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def statefile_path(environ: Mapping[str, str], namespace: str) -> Path:
-    """Return the path of a namespace's statefile."""
     return state_dir(environ) / f"{namespace}.json"
 
 
@@ -73,7 +93,6 @@ class StatefileStore:
         return document
 
     def remove(self) -> None:
-        """Delete this statefile, its temporary file and its lock."""
         if not self.path.parent.exists():
             return
         with self._errors(), self._lock():
@@ -171,7 +190,7 @@ class NamespaceLock:
             raise self._unusable(error) from error
 
     def _locked(self) -> int:
-        until_s = time.monotonic() + CLEARED_WITHIN_S
+        until_s = time.monotonic() + CLEANUP_TIMEOUT_S
         while True:
             try:
                 return _open_locked(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +198,7 @@ class NamespaceLock:
                 holder = self.holder()
                 if not holder or identify(holder) is not None or time.monotonic() >= until_s:
                     raise
-            time.sleep(_POLL_S)
+            time.sleep(_LOCK_POLL_S)
 
     def _unusable(self, error: OSError) -> StatefileUnwritable:
         return StatefileUnwritable(

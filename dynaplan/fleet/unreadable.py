@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.desired_counts import COUNT_KEYS, fleet_key, planner_prefix
-from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_setting, live_settings_prefix
 from dynaplan.fleet.rules.lost_keys import PERSONS_KEYS
+from dynaplan.fleet.store_keys import (
+    COUNT_KEYS,
+    LIVE_SETTINGS,
+    fleet_key,
+    live_setting,
+    live_settings_prefix,
+    planner_prefix,
+)
 from dynaplan.store.instances import INSTANCES_BUCKET, SERVICES_PREFIX, Instance, not_callable
 from dynaplan.store.model import KeyValue
 from dynaplan.util.documents import parse_object, shown, whole_number

@@ -16,10 +16,10 @@ from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.rules.allocation import worker_environment
-from dynaplan.fleet.servers.embedded import ServerSpec
+from dynaplan.fleet.servers import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class WatcherSpec:
 
     @property
     def command_line(self) -> str:
-        """The whole command, for the statefile."""
         return shlex.join([*shlex.split(self.cmd), *self.args])
 
 
@@ -80,7 +79,7 @@ def embedded_watcher(launch: Launch, server: ServerSpec) -> WatcherSpec:
     """The watcher of an embedded server, which circus restarts by itself; its output goes to its log."""
     name = f"{launch.namespace}_{server.name}"
     log_file = launch.log_dir / f"{name}.log"
-    command = guarded(server.cmd, launch.arbiter.pid, log=log_file, without=server.without)
+    command = guard_command(server.cmd, launch.arbiter.pid, log=log_file, without=server.without)
     options = {**_common(1.0), "respawn": True, "working_dir": str(server.working_dir), "env": ONE_THREAD}
     return WatcherSpec(name, shlex.quote(command[0]), command[1:], options)
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts, planner_prefix
+from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
-from dynaplan.fleet.host.gpu_uses import activity_reader, uses_reader
 from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
 from dynaplan.fleet.statefile_store import StatefileStore
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.gateway import timing
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.process.node_directory import node_dir

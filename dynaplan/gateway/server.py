@@ -18,9 +18,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.fleet.absence import absence_in
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.desired_counts import fleet_key
+from dynaplan.fleet.rules.absence import read_absence
+from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
@@ -304,7 +304,7 @@ class FrontendServer:
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
         self.fleet.is_worker_starting = _has_starting_decode_workers(fleet)
-        self.fleet.absence = absence_in(fleet, self._settings.decode_component)
+        self.fleet.absence = read_absence(fleet, self._settings.decode_component)
 
 
 def _has_starting_decode_workers(fleet: str) -> bool:

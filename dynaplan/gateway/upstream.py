@@ -20,7 +20,7 @@ from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import out_of_descriptors
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 
 REFUSALS = frozenset({502, 503, 504})
 """HTTP statuses of a worker that drains or is not ready yet."""

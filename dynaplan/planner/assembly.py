@@ -19,9 +19,8 @@ from dynaplan.config.planner import settings_in_graph
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, has_store_address
 from dynaplan.events import event_connections
-from dynaplan.fleet import local_host
-from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
-from dynaplan.fleet.heartbeat import LATE_AFTER_S
+from dynaplan.fleet.heartbeats import LATE_AFTER_S, HeartbeatFiles
+from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts import burst_policy
 from dynaplan.planner.loop import PlannerLoop
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
-    from dynaplan.util.clock import Clock, system_clock
+    from dynaplan.util.clock import Clock, SystemClock
     from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
     """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
     if not runtime_dir:
         return lambda every_s: None
-    heartbeats = local_host.heartbeats(Path(runtime_dir))
+    heartbeats = HeartbeatFiles.of(Path(runtime_dir))
     return lambda every_s: heartbeats.beat(name, every_s)
 
 
@@ -136,7 +135,7 @@ def _store(settings: PlannerSettings) -> Store:
             f"the policy {settings.policy} cannot find the workers and frontends of this deployment",
             hint=f"Set {ETCD_VARIABLE} or {BACKEND_VARIABLE}, or policy: sla with prometheus-endpoint.",
         )
-    return MemoryStore(system_clock())
+    return MemoryStore(SystemClock())
 
 
 async def _validate_deployment(connector: Connector, settings: PlannerSettings) -> None:

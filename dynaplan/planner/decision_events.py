@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dynaplan.fleet.upkeep.event_hook import SCALED, TARGET_MISSED, HookEvent
+from dynaplan.fleet.event_hook import SCALED, TARGET_MISSED, HookEvent
 from dynaplan.planner.rules.explain import is_change, summarize
 
 

@@ -16,8 +16,8 @@ from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
-    from dynaplan.fleet.desired_counts import DesiredCounts
-    from dynaplan.fleet.load_sample import Sample
+    from dynaplan.fleet.counts import Sample
+    from dynaplan.fleet.store_keys import DesiredCounts
     from dynaplan.planner.model import Load, PlannerState
     from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder

@@ -14,11 +14,11 @@ from typing import Any
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.traffic import Lengths, Traffic, _lengths_of
 from dynaplan.planner.bursts.memory import BurstMemory
-from dynaplan.util.typed import check_types
+from dynaplan.util.documents import check_types
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
 from dynaplan.events.prefill_requests import prefill_stream
-from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import FleetCounts, Sample, WorkerCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import ScaledComponent
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.fleet.counts import Sample
 from dynaplan.util.connection import Closable
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import Forecast
     from dynaplan.fleet.counts import FleetCounts
-    from dynaplan.fleet.desired_counts import DesiredCounts
     from dynaplan.fleet.holds import RoleHolds
-    from dynaplan.fleet.load_sample import Sample
+    from dynaplan.fleet.store_keys import DesiredCounts
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.graph.lifecycle import Role
     from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, TargetReplica

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 RUN = "import sys; from dynaplan.process.fork_server import main; sys.exit(main(*sys.argv[1:]))"
 
-ANSWER_S = 10.0
+FORK_TIMEOUT_S = 10.0
 """Longest wait for an answer: the imports come before the first one. Then the fork server is given up."""
 
 QUIET_S = 1.0
@@ -66,7 +66,6 @@ class ForkServer:
 
     @property
     def runs(self) -> bool:
-        """True while it has not ended."""
         return not is_readable(self._process, 0.0)
 
     def can_become(self, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -82,10 +81,10 @@ class ForkServer:
         ``text`` is a file with the marshalled command. OSError where the fork or its directory fails.
         """
         try:
-            self._link.ask(("fork",), (text, *streams))
+            self._link.send(("fork",), (text, *streams))
         except OSError:
             return 0
-        is_late = not is_readable(self._link.fileno(), ANSWER_S)
+        is_late = not is_readable(self._link.fileno(), FORK_TIMEOUT_S)
         if is_late:
             self._kill()
         packet = self._link.receive()
@@ -107,7 +106,7 @@ class ForkServer:
             _signal.pidfd_send_signal(self._process, _signal.SIGKILL)
         except OSError:
             return  # it has ended
-        is_readable(self._process, ANSWER_S)
+        is_readable(self._process, FORK_TIMEOUT_S)
 
 
 def main(package: str, modules: str, holder_pid: str) -> int:
@@ -172,13 +171,13 @@ def _is_child(link: PacketSocket, cwd: str) -> bool:
         if os.fork():
             os._exit(0)
     except OSError as error:
-        link.ask(("error", error.errno))
+        link.send(("error", error.errno))
         os._exit(1)
     os.setsid()
     while os.getppid() == between:  # who dies with the holder must be its child first
         time.sleep(0.0002)
     try:
-        link.ask(("pid", os.getpid()))
+        link.send(("pid", os.getpid()))
     except OSError:  # the holder has ended, or has given the fork server up
         os._exit(1)
     return True

@@ -3,8 +3,8 @@
 Linux only. There are two ways, for the two kinds of child:
 
 - A Python process of ours calls ``kernel.die_with_parent`` first of all.
-- Any other program is started by the command line that ``guarded`` returns. It runs ``main`` here with the
-  words ``--parent PID [--log FILE] [--without PREFIX]... -- COMMAND [ARG]...``: die with the parent, let
+- Any other program is started by the command line that ``guard_command`` returns. It runs ``main`` here,
+  with ``--parent PID [--log FILE] [--without PREFIX]... -- COMMAND [ARG]...``: die with the parent, let
   SIGTERM end it, append stdout and stderr to the file (mode 0600; a file that has grown past 10 MiB is first
   moved to ``FILE.1``), drop the environment variables that begin with a PREFIX, and become the command. The
   exit code is 1 when the parent is gone already, 78 when the command cannot be run.
@@ -19,12 +19,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from dynaplan.process.kernel import EXIT_NEVER, die_with_parent, isolated
+from dynaplan.process.kernel import EXIT_NEVER, die_with_parent, isolated_command
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 
-def guarded(
+def guard_command(
     command: Sequence[str],
     parent_pid: int,
     *,
@@ -38,7 +38,7 @@ def guarded(
     """
     options = ["--parent", str(parent_pid), *(["--log", os.fspath(log)] if log is not None else [])]
     options += [word for prefix in without for word in ("--without", prefix)]
-    return isolated("guard", *options, "--", *command)
+    return isolated_command("guard", *options, "--", *command)
 
 
 def main(arguments: list[str]) -> int:

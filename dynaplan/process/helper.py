@@ -38,7 +38,7 @@ PASSED_ON = ("PYTHON", "COV")
 PIECE_BYTES = 256 * 1024
 """Bytes that are written at once; other work goes on between two pieces."""
 
-LONGEST_ANSWER_BYTES = 1 << 24
+MAX_ANSWER_BYTES = 1 << 24
 
 END_S = 1.0
 """Time to end by itself for a helper that has closed its output."""
@@ -137,7 +137,6 @@ class HelperProcess:
             await asyncio.shield(self._reading)
 
     async def close(self) -> None:
-        """End the helper for good."""
         self._is_closed = True
         await self.end()
         async with self._writing:  # a question may just have started another one
@@ -232,7 +231,7 @@ async def _write(process: Process, question: Mapping[str, Any], payload: bytes) 
 async def _next_answer(process: Process) -> Answer:
     assert process.stdout
     lengths = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
-    if sum(lengths) > LONGEST_ANSWER_BYTES:
+    if sum(lengths) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {sum(lengths)} bytes")
     text, payload = [await process.stdout.readexactly(length) for length in lengths]
     return json.loads(text), payload

@@ -55,7 +55,7 @@ from dynaplan.process.kernel import (
     start_session,
 )
 from dynaplan.process.packets import PacketSocket, read_text
-from dynaplan.util.terminal import say
+from dynaplan.util.terminal import try_write_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ RESERVED_S = 2.0
 TRIAL_S = 60.0
 """Longest time for another program to be here, at most half of the grace; then the one before is started."""
 
-POLL_S = 0.02
+DRAIN_POLL_S = 0.02
 AFTER_KILL_S, SPARED_S = 5.0, 3.0
 """Time to wait for killed processes, and the first part of it, in which those are spared that clean up."""
 
@@ -87,8 +87,8 @@ DRAINED = (0, 1)
 OF_THE_PROGRAM = -1
 """The stage of processes that are killed whenever the program has ended."""
 
-TOLD = (_signal.SIGINT, _signal.SIGTERM)
-AWAITED = (*TOLD, _signal.SIGHUP, _signal.SIGCHLD)
+STOP_SIGNALS = (_signal.SIGINT, _signal.SIGTERM)
+AWAITED = (*STOP_SIGNALS, _signal.SIGHUP, _signal.SIGCHLD)
 """Blocked when this script begins."""
 
 LINK = 3
@@ -119,7 +119,7 @@ class Holder:
         self._kept: dict[str, int] = {}
         self._paths: Sequence[str] = ()
         self._fork_server: ForkServer | None = None
-        self._told: list[int] = []
+        self._stop_signals: list[int] = []
         self._is_first = True
         self._here_since_s: float | None = None
         self._away_since_s = time.monotonic()
@@ -138,7 +138,7 @@ class Holder:
         """Hold until the program has ended; return its wait status."""
         while True:
             self._wait(self._due_s())
-            status = self._look()
+            status = self._handle_events()
             if status is not None and self._is_end(status):
                 self._end_all()
                 return status
@@ -153,11 +153,11 @@ class Holder:
 
     def _is_over(self) -> bool:
         """Tell whether everything is to end without the program, and say so when it did not come back."""
-        if self._told:
+        if self._stop_signals:
             return True
         if time.monotonic() < self._away_since_s + self._grace_s:
             return False
-        say(f"serve has not come back within {self._grace_s:g} s: everything ends.")
+        try_write_line(f"serve has not come back within {self._grace_s:g} s: everything ends.")
         return True
 
     def _is_end(self, status: int) -> bool:
@@ -173,7 +173,7 @@ class Holder:
             self._change_program(successor, now_s)
             return False
         is_exit = os.WIFEXITED(status)
-        is_meant = is_exit or os.WTERMSIG(status) in TOLD
+        is_meant = is_exit or os.WTERMSIG(status) in STOP_SIGNALS
         if is_meant and (self._is_first or was_here_s is not None):
             return True
         if was_here_s is not None:
@@ -189,8 +189,8 @@ class Holder:
             if is_exit
             else f"died of signal {os.WTERMSIG(status)}"
         )
-        if not self._told:
-            say(f"serve {how}; it starts again, and what it has started goes on.")
+        if not self._stop_signals:
+            try_write_line(f"serve {how}; it starts again, and what it has started goes on.")
         return False
 
     def _successor(self) -> list[str]:
@@ -209,10 +209,10 @@ class Holder:
         if successor:
             self._fallback, self._command = self._command, successor
             self._away_since_s = now_s
-            say("Another serve takes over; what this one has started goes on.")
+            try_write_line("Another serve takes over; what this one has started goes on.")
         else:
             self._command, self._fallback = self._fallback, ()
-            say("The other serve did not come up: the one before starts again.")
+            try_write_line("The other serve did not come up: the one before starts again.")
         self._here_since_s, self._is_first = None, False
         self._pause_s, self._start_at_s = 0.0, now_s
 
@@ -227,7 +227,7 @@ class Holder:
             environment = {**os.environ, **link}
             self._program = start_session(self._command, ".", environment, (0, 1, 2, theirs.fileno()))
         except OSError as error:
-            say(f"serve cannot be started again: {error.strerror}")
+            try_write_line(f"serve cannot be started again: {error.strerror}")
             if self._fallback:
                 self._change_program((), time.monotonic())
                 return
@@ -255,7 +255,7 @@ class Holder:
             self._poll.modify(self._link.fileno(), events)
         self._poll.poll(None if most_s is None else max(0.0, most_s) * 1000 + 1)
 
-    def _look(self) -> int | None:
+    def _handle_events(self) -> int | None:
         """Do what signals and messages ask for; return the program's wait status when it has ended."""
         try:
             os.read(self._wake, 4096)
@@ -263,17 +263,17 @@ class Holder:
             pass
         numbers = [self._signals.pop(0) for _ in range(len(self._signals))]
         for number in numbers:
-            if number in TOLD:
-                self._told.append(number)
+            if number in STOP_SIGNALS:
+                self._stop_signals.append(number)
                 if self._program:
                     os.kill(self._program, number)
-        status = self._reaped() if _signal.SIGCHLD in numbers else None
+        status = self._reap() if _signal.SIGCHLD in numbers else None
         if self._link is not None:
-            self._link.send()
+            self._link.flush()
             self._receive()
         return status
 
-    def _reaped(self) -> int | None:
+    def _reap(self) -> int | None:
         """Reap the program and orphans; tell of the processes held. Return the program's wait status."""
         status = None
         if self._program and (ended := os.waitpid(self._program, os.WNOHANG))[0]:
@@ -283,15 +283,15 @@ class Holder:
             if (found := os.waitid(os.P_PID, pid, how)) is not None:
                 is_exit = found.si_code == os.CLD_EXITED
                 self._ended.add(pid)
-                self._tell(("ended", pid, found.si_status << 8 if is_exit else found.si_status))
+                self._post(("ended", pid, found.si_status << 8 if is_exit else found.si_status))
         if self._link is None or status is not None:
             for pid in list(self._ended):
                 self._forget(pid)
-        while (orphan := self._ended_orphan()) is not None:
+        while (orphan := self._find_ended_orphan()) is not None:
             os.waitpid(orphan, 0)
         return status
 
-    def _ended_orphan(self) -> int | None:
+    def _find_ended_orphan(self) -> int | None:
         """Return the first process that has ended, if it is an orphan of some process held."""
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -319,19 +319,19 @@ class Holder:
             self._link.close()
         self._link = None
 
-    def _tell(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
+    def _post(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
         if self._link is not None:
-            self._link.tell(message, descriptors)
+            self._link.post(message, descriptors)
 
     def _receive(self) -> None:
         while self._link is not None and (packet := self._link.receive()) is not None:
             message, descriptors = packet
             if message:
-                self._answer(message, descriptors)
+                self._handle(message, descriptors)
             else:
                 self._disconnect()
 
-    def _answer(self, message: tuple[Any, ...], descriptors: list[int]) -> None:
+    def _handle(self, message: tuple[Any, ...], descriptors: list[int]) -> None:
         what = message[0]
         if what == "noted":
             self._forget(message[1])
@@ -340,7 +340,7 @@ class Holder:
         elif what == "hello":
             held = [(name, pid) for pid, (name, _) in self._held.items() if pid not in self._ended]
             away_s = 0.0 if self._is_first else time.monotonic() - self._away_since_s
-            self._tell(("held", held, list(self._kept), away_s), self._kept.values())
+            self._post(("held", held, list(self._kept), away_s), self._kept.values())
         else:
             if what == "keep":
                 self._drop(message[1])
@@ -353,7 +353,7 @@ class Holder:
                 self._here_since_s, self._fallback, self._next_path = time.monotonic(), (), message[1]
             elif what == "fork server":
                 self._have_fork_server(descriptors[0])
-            self._tell(("ok",))
+            self._post(("ok",))
 
     def _drop(self, name: str) -> None:
         if name in self._kept:
@@ -361,15 +361,15 @@ class Holder:
 
     def _spawn(self, name: str, stage: int, descriptors: list[int]) -> None:
         try:
-            pid = self._started(descriptors[0], descriptors[1:4])
+            pid = self._start(descriptors[0], descriptors[1:4])
             self._held[pid] = name, stage
-            self._tell(("pid", pid))
+            self._post(("pid", pid))
         except OSError as error:
-            self._tell(("error", error.errno))
+            self._post(("error", error.errno))
         for each in descriptors:
             os.close(each)
 
-    def _started(self, text: int, streams: Sequence[int]) -> int:
+    def _start(self, text: int, streams: Sequence[int]) -> int:
         """Start the command that a file describes, by a fork where that does; return its pid."""
         argv, cwd, environment = read_text(text)
         if self._fork_server and self._fork_server.can_become(argv, environment):
@@ -405,14 +405,14 @@ class Holder:
             os.waitpid(self._program, 0)
             self._program = 0
         self._disconnect()
-        told, end_s = len(self._told), time.monotonic() + self._drain_s
+        signals, end_s = len(self._stop_signals), time.monotonic() + self._drain_s
         for stage in DRAINED:
             until_s = end_s - (0.0 if stage else min(RESERVED_S, self._drain_s / 4))
             for pid in self._of(stage):
                 os.kill(pid, _signal.SIGTERM)
-            while self._of(stage) and time.monotonic() < until_s and len(self._told) == told:
-                self._wait(POLL_S)
-                self._look()
+            while self._of(stage) and time.monotonic() < until_s and len(self._stop_signals) == signals:
+                self._wait(DRAIN_POLL_S)
+                self._handle_events()
         self._end_all()
         remove(self._paths)
         return status
@@ -422,7 +422,7 @@ class Holder:
 
     def _end_all(self) -> None:
         """Kill whatever is below this process, until nothing is."""
-        for number in (*TOLD, _signal.SIGHUP):
+        for number in (*STOP_SIGNALS, _signal.SIGHUP):
             _signal.signal(number, _signal.SIG_IGN)  # nothing is started any more that would inherit that
         end_everything_below()
 

@@ -17,12 +17,12 @@ from typing import Any
 import dynaplan
 from dynaplan.process.fork_server import RUN
 from dynaplan.process.holder import AWAITED, HOLDER_VARIABLE
-from dynaplan.process.kernel import adopt_orphans, die_with_parent, isolated
+from dynaplan.process.kernel import adopt_orphans, die_with_parent, isolated_command
 from dynaplan.process.packets import END, PacketSocket
 
 
 @dataclass(frozen=True)
-class Held:
+class HolderState:
     """The things that a program finds which was started again: processes and descriptors, by name.
 
     ``away_s`` is how long there was no program, in seconds; 0 for one that is the first.
@@ -33,7 +33,7 @@ class Held:
     away_s: float
 
 
-def held(command: Sequence[str], grace_s: float, drain_s: float) -> HolderLink:
+def fork_below_holder(command: Sequence[str], grace_s: float, drain_s: float) -> HolderLink:
     """Fork: return in the child, the program, and have this process become its holder.
 
     ``command`` starts the program again. To be called before there are threads, and before anything is open
@@ -76,7 +76,7 @@ def _become_holder(
                 os.set_inheritable(int(name), int(name) == descriptor)
     numbers = (str(program), str(descriptor), f"{grace_s:g}", f"{drain_s:g}")
     try:
-        os.execv(sys.executable, isolated("holder", *numbers, "--", *command))
+        os.execv(sys.executable, isolated_command("holder", *numbers, "--", *command))
     finally:
         os._exit(1)
 
@@ -93,7 +93,7 @@ def _open_standard_streams() -> None:
 class HolderLink:
     """The link to the holder. Answers are waited for: the holder does nothing else than to answer.
 
-    ``on_end(pid, wait_status)`` is called by ``look``, and while an answer is waited for. A program that
+    ``on_end(pid, wait_status)`` is called by ``poll``, and while an answer is waited for. A program that
     ``is_trial`` takes the place of another, which starts again unless this one says that it is here.
     ``arguments`` are this program's own.
     """
@@ -106,17 +106,17 @@ class HolderLink:
         self._socket = PacketSocket(descriptor)
 
     def fileno(self) -> int:
-        """Return the descriptor that can be read when there is something to ``look`` at."""
+        """Return the descriptor that can be read when there is something to ``poll`` at."""
         return self._socket.fileno()
 
     def close(self) -> None:
         """Close the link: what the holder keeps stays kept."""
         self._socket.close()
 
-    def hello(self) -> Held:
+    def hello(self) -> HolderState:
         """Return what the holder has of a program before this one; descriptors are this process's own."""
-        (_, held_ones, names, away_s), descriptors = self._ask(("hello",))
-        return Held(dict(held_ones), dict(zip(names, descriptors, strict=True)), away_s)
+        (_, children, names, away_s), descriptors = self._ask(("hello",))
+        return HolderState(dict(children), dict(zip(names, descriptors, strict=True)), away_s)
 
     def spawn(
         self,
@@ -171,14 +171,14 @@ class HolderLink:
         """Name the files and directories to remove, in order, if everything must end without a program."""
         self._ask(("remove", [*map(str, paths), *(f"{path}/" for path in if_empty)]))
 
-    def tell_here(self, successor: Path) -> None:
+    def confirm_running(self, successor: Path) -> None:
         """Say that all is as before: from now on an exit of this program is the end of everything.
 
         ``successor`` is the file for the command of another program that is to take this one's place.
         """
         self._ask(("here", str(successor)))
 
-    def look(self, *, waits: bool = False) -> None:
+    def poll(self, *, waits: bool = False) -> None:
         """Take note of processes that have ended; with ``waits``, of the next one at least."""
         while (packet := self._socket.receive(waits=waits)) is not None:
             self._note(packet[0])
@@ -187,7 +187,7 @@ class HolderLink:
     def _ask(
         self, message: tuple[object, ...], descriptors: Sequence[int] = ()
     ) -> tuple[tuple[Any, ...], list[int]]:
-        self._socket.ask(message, descriptors)
+        self._socket.send(message, descriptors)
         while True:
             packet = self._socket.receive(waits=True)
             assert packet is not None
@@ -200,7 +200,7 @@ class HolderLink:
             raise OSError(errno.EPIPE, "the holder has ended")
         _, pid, status = message
         self.on_end(pid, status)
-        self._socket.ask(("noted", pid))
+        self._socket.send(("noted", pid))
 
 
 @contextmanager

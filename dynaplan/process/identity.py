@@ -29,7 +29,6 @@ class LeaseOwner:
     pid_namespace: int
 
     def to_record(self) -> dict[str, Any]:
-        """Return its form in JSON."""
         return {**asdict(self.process), "pid_namespace": self.pid_namespace}
 
     @classmethod

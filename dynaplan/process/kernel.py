@@ -21,7 +21,7 @@ it becomes the parent of orphans below it."""
 EXIT_NEVER = 78
 """The same as ``dynaplan.graph.lifecycle.EXIT_NEVER``, which a process that only waits must not import."""
 
-TRACKERS_WITHIN_S = 3.0
+TRACKERS_TIMEOUT_S = 3.0
 """Time that Python's resource trackers, which remove shared memory, have to end by themselves."""
 
 _RUN = (
@@ -30,7 +30,7 @@ _RUN = (
 )
 
 
-def isolated(module: str, *words: str) -> list[str]:
+def isolated_command(module: str, *words: str) -> list[str]:
     """Return the command line that runs ``main`` of a module of ``dynaplan.process``, with these arguments.
 
     Isolated (``-I -S``): it sees neither the environment's paths nor site-packages, and starts in 15 ms.
@@ -117,7 +117,7 @@ def start_session(
 
     It keeps no descriptor but ``streams``, which are its first ones.
     """
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
@@ -130,12 +130,12 @@ def start_session(
             os.chdir(cwd)
             os.execvpe(argv[0], list(argv), dict(environment))
         except OSError as error:
-            os.write(tell, str(error.errno).encode())
+            os.write(writer, str(error.errno).encode())
         finally:
             os._exit(127)
-    os.close(tell)
-    failed = os.read(told, 16)
-    os.close(told)
+    os.close(writer)
+    failed = os.read(reader, 16)
+    os.close(reader)
     if failed:
         os.waitpid(pid, 0)
         raise OSError(int(failed), os.strerror(int(failed)))

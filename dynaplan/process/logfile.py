@@ -11,7 +11,7 @@ from pathlib import Path
 from dynaplan.util.clock import Clock
 from dynaplan.util.log_lines import log_lines
 
-LARGEST_BYTES = 10 * 1024 * 1024
+MAX_LOG_BYTES = 10 * 1024 * 1024
 KEPT = 3
 CHECK_EVERY_S = 5.0
 
@@ -23,7 +23,7 @@ class LogFile:
     ``kept`` of them stay.
     """
 
-    def __init__(self, path: Path, largest_bytes: int = LARGEST_BYTES, kept: int = KEPT) -> None:
+    def __init__(self, path: Path, largest_bytes: int = MAX_LOG_BYTES, kept: int = KEPT) -> None:
         self._path = path
         self._largest_bytes = largest_bytes
         self._kept = kept

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-LONGEST_MESSAGE = 1 << 17
-MOST_DESCRIPTORS = 16
+MAX_MESSAGE_BYTES = 1 << 17
+MAX_DESCRIPTORS = 16
 
 END: tuple[Any, ...] = ()
 """The message that the other end will never send: it has closed its socket."""
@@ -42,33 +42,33 @@ class PacketSocket:
         """True while the other end has not read enough to take everything."""
         return bool(self._unsent)
 
-    def tell(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
+    def post(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
         """Send a message, now or as soon as there is room for it."""
         self._unsent.append((marshal.dumps(message), list(descriptors)))
-        self.send()
+        self.flush()
 
-    def send(self) -> None:
+    def flush(self) -> None:
         """Send what there is room for; nobody waits for an end that stands still."""
         while self._unsent:
             try:
                 self._transmit(*self._unsent[0], _socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            except OSError:  # the other end is gone: ``receive`` tells
+            except OSError:  # the other end is gone: ``receive`` reports it
                 self._unsent.clear()
                 return
             self._unsent.pop(0)
 
-    def ask(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
+    def send(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
         """Send a message, and wait until there is room for it; raises OSError when the other end is gone."""
         self._transmit(marshal.dumps(message), list(descriptors), 0)
 
     def receive(self, *, waits: bool = False) -> tuple[tuple[Any, ...], list[int]] | None:
         """Return the next message with its descriptors; None when there is none yet, END at the end."""
-        room = _socket.CMSG_SPACE(4 * MOST_DESCRIPTORS)
+        room = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
         try:
             data, beside, _, _ = self._socket.recvmsg(
-                LONGEST_MESSAGE, room, 0 if waits else _socket.MSG_DONTWAIT
+                MAX_MESSAGE_BYTES, room, 0 if waits else _socket.MSG_DONTWAIT
             )
         except BlockingIOError:
             return None

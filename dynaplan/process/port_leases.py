@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dynaplan.process.node_directory import HINT, open_node_directory, remove_unlocked, try_lock, unlock
 from dynaplan.util.errors import DeploymentError
-from dynaplan.util.sockets import LOWEST_PORT, is_free, quiet_ports
+from dynaplan.util.sockets import MIN_PORT, is_free, quiet_ports
 
 _PREFIX = "port-"
 
@@ -76,12 +76,11 @@ def lease_ports(count: int, directory: Path) -> PortLease:
         os.close(opened)
     raise DeploymentError(
         f"no {count} free loopback ports in a row were found",
-        hint=f"Expected some from {LOWEST_PORT} on; see what listens with `ss -ltn`.",
+        hint=f"Expected some from {MIN_PORT} on; see what listens with `ss -ltn`.",
     )
 
 
 def _lock_all(directory: int, ports: range) -> tuple[int, ...]:
-    """Lock all these ports, or none; return the descriptors."""
     held: dict[int, int] = {}
     for port in ports:
         descriptor = try_lock(directory, _file_name(port))

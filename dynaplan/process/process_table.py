@@ -12,17 +12,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.process.kernel import TRACKERS_WITHIN_S, command_line, descendants, is_resource_tracker, parents
-from dynaplan.process.out_of_memory import oom_kills as oom_kills  # part of process.ports.Processes
+from dynaplan.process.kernel import (
+    TRACKERS_TIMEOUT_S,
+    command_line,
+    descendants,
+    is_resource_tracker,
+    parents,
+)
+from dynaplan.process.memory import oom_kills as oom_kills  # part of process.ports.Processes
 from dynaplan.process.shim import is_shim
 
 _PROC = Path("/proc")
 _WORKER_MARK = "DYNAPLAN_WORKER_NAME"
 
-EXEC_WITHIN_S = 0.2
+EXEC_TIMEOUT_S = 0.2
 """Longest wait for the command line of a process that is becoming another program, on a busy machine."""
 
-_POLL_S = 0.01
+_EXIT_POLL_S = 0.01
 _alone_since_s: dict[tuple[int, int], float] = {}
 """The moment since which only what ends by itself was left of a session, by its leader's pid and start."""
 
@@ -108,7 +114,6 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 def group_members(group: int) -> tuple[int, ...]:
-    """Return the pids of a process group, without zombies."""
     return tuple(pid for pid, stat in _running() if stat.group == group)
 
 
@@ -150,7 +155,7 @@ def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ..
     Python's resource trackers are left to end by themselves, and so are shims, which end engines with all
     that these have started, in other sessions too; they count as found. The call blocks for them for
     ``waits_s`` seconds at most and then kills them. With 0 it never blocks, and a later call kills them, once
-    they have been alone for ``TRACKERS_WITHIN_S``.
+    they have been alone for ``TRACKERS_TIMEOUT_S``.
     """
     if pid <= 1 or pid in (os.getpgrp(), os.getsid(0)):
         return ()
@@ -194,11 +199,11 @@ def _spares(session: int, started_at: int, members: Collection[int], waits_s: fl
     if spared and waits_s > 0:
         give_up_s = time.monotonic() + waits_s
         while any(identify(pid) for pid in spared) and time.monotonic() < give_up_s:
-            time.sleep(_POLL_S)
+            time.sleep(_EXIT_POLL_S)
         return False
     key, now_s = (session, started_at), time.monotonic()
     if spared and (
-        spared != set(members) or now_s - _alone_since_s.setdefault(key, now_s) < TRACKERS_WITHIN_S
+        spared != set(members) or now_s - _alone_since_s.setdefault(key, now_s) < TRACKERS_TIMEOUT_S
     ):
         return True
     _alone_since_s.pop(key, None)
@@ -212,11 +217,11 @@ def _ends_by_itself(pid: int) -> bool:
 
 def _command_line(pid: int) -> bytes:
     """Return the process's command line, which one that is in the midst of an exec has after a moment."""
-    give_up_s = time.monotonic() + EXEC_WITHIN_S
+    give_up_s = time.monotonic() + EXEC_TIMEOUT_S
     while (line := command_line(pid)) == b"":
         if identify(pid) is None or time.monotonic() >= give_up_s:
             break
-        time.sleep(_POLL_S)
+        time.sleep(_EXIT_POLL_S)
     return line or b""
 
 

@@ -2,8 +2,8 @@
 
 Linux only. A parent-death signal reaches one process: the children of that one go on, with their GPU, as
 vLLM's EngineCore does. So a shim stands between us and the program: the program's parent, and the subreaper
-of whatever it starts, in any process group and any session. ``shimmed`` returns the command line that runs
-``main`` here with the words ``--parent PID -- COMMAND [ARG]...``.
+of whatever it starts, in any process group and any session. ``shim_command`` returns the command line that
+runs ``main`` here with the words ``--parent PID -- COMMAND [ARG]...``.
 
 - When the process PID ends, or on ``END_SIGNAL``, the shim kills everything below itself.
 - When the command ends, it kills what the command has left.
@@ -12,7 +12,7 @@ of whatever it starts, in any process group and any session. ``shimmed`` returns
   code is 1 when PID was gone already, 78 when the command cannot be run.
 - Killed itself, it takes the command along, but not the command's children.
 
-Python's resource trackers among them have ``TRACKERS_WITHIN_S`` to end by themselves.
+Python's resource trackers among them have ``TRACKERS_TIMEOUT_S`` to end by themselves.
 
 It runs in two steps. Asking the kernel for all this takes ``ctypes``, and a command line that names
 the command. A process keeps what it asked for, its children and its blocked signals when it becomes another
@@ -31,12 +31,12 @@ import time
 
 from dynaplan.process.kernel import (
     EXIT_NEVER,
-    TRACKERS_WITHIN_S,
+    TRACKERS_TIMEOUT_S,
     adopt_orphans,
     command_line,
     descendants,
     is_resource_tracker,
-    isolated,
+    isolated_command,
     parents,
     runs_isolated,
     signal_at_parents_end,
@@ -58,9 +58,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
 """Time between two looks at processes that were killed: a GPU's memory may take seconds to be freed."""
 
 
-def shimmed(command: Sequence[str], parent_pid: int) -> list[str]:
+def shim_command(command: Sequence[str], parent_pid: int) -> list[str]:
     """Return the command line that runs ``command`` under a shim of that parent."""
-    return isolated("shim", "--parent", str(parent_pid), "--", *command)
+    return isolated_command("shim", "--parent", str(parent_pid), "--", *command)
 
 
 def is_shim(line: bytes) -> bool:
@@ -77,7 +77,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _start(parent_pid: int, command: list[str]) -> int:
-    """Start the command, and become the shim that stays with it."""
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, AWAITED)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # ignored, as by some parents, it would not come
     adopt_orphans()
@@ -90,7 +89,7 @@ def _start(parent_pid: int, command: list[str]) -> int:
         os._exit(_become(command, own_pid, mask))
     kept = {name: value for name, value in os.environ.items() if name == KEPT_VARIABLE}
     try:
-        os.execve(sys.executable, isolated("shim", "--child", str(child)), kept)
+        os.execve(sys.executable, isolated_command("shim", "--child", str(child)), kept)
     except OSError:  # this Python has been removed meanwhile: it is larger, and does as well
         return _stay_with(child)
 
@@ -119,11 +118,11 @@ def _stay_with(child: int) -> int:
         if number in PASSED_ON:
             os.kill(child, number)  # not reaped yet, so it is still this one
         else:
-            status, has_children = _reaped(child)
+            status, has_children = _reap(child)
     return _end_like(_end_all(child, status))
 
 
-def _reaped(child: int) -> tuple[int | None, bool]:
+def _reap(child: int) -> tuple[int | None, bool]:
     """Reap what has ended; return the child's status, if it was among them, and whether more are there."""
     status = None
     while True:
@@ -141,11 +140,11 @@ def _end_all(child: int, status: int | None) -> int | None:
     """Kill everything below this process until nothing is left; return the child's status."""
     begun_s, pause_s = time.monotonic(), FIRST_PAUSE_S
     while True:
-        ended, has_children = _reaped(child)
+        ended, has_children = _reap(child)
         status = status if ended is None else ended
         if not has_children:
             return status
-        spares = time.monotonic() - begun_s < TRACKERS_WITHIN_S
+        spares = time.monotonic() - begun_s < TRACKERS_TIMEOUT_S
         for pid in descendants(os.getpid(), parents()):
             if not (spares and is_resource_tracker(command_line(pid))):
                 try:

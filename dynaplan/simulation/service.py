@@ -20,8 +20,7 @@ from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, Engi
 from dynaplan.engines.timing_model.timing import StepTiming, hand_off_s
 from dynaplan.engines.worker_load import kv_pressure
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
-from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample, Targets
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill
 from dynaplan.gateway.routing.booking import BookEntry

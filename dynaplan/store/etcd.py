@@ -26,7 +26,7 @@ from dynaplan.store.etcd_gateway import (
 from dynaplan.store.hub import ensure_identity
 from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
 from dynaplan.store.timing import ETCD_WATCH_SILENCE_S, WATCH_RETRY_MAX_S, WATCH_RETRY_MIN_S
-from dynaplan.util.backoff import Backoff, jittered_until
+from dynaplan.util.backoff import Backoff, jittered_sleep
 from dynaplan.util.errors import StoreUnavailable
 
 Document = dict[str, Any]
@@ -142,7 +142,7 @@ class EtcdWatch:
 
     async def events(self) -> AsyncGenerator[WatchEvent]:
         """A Snapshot, then every change, until the gateway is closed."""
-        backoff = Backoff(WATCH_RETRY_MIN_S, WATCH_RETRY_MAX_S, jittered_until(self._gateway.closed))
+        backoff = Backoff(WATCH_RETRY_MIN_S, WATCH_RETRY_MAX_S, jittered_sleep(self._gateway.closed))
         while not self._gateway.closed.is_set():
             try:
                 if not self._next_revision:

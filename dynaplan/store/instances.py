@@ -26,7 +26,7 @@ from typing import Any
 from dynaplan.graph.lifecycle import Role
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.util.documents import (
-    LARGEST_WHOLE,
+    MAX_WHOLE,
     flag_field,
     object_field,
     parse_object,
@@ -205,7 +205,7 @@ class InstanceKeys:
         if not 0 < len(digits) <= _MAX_DIGITS or set(digits) - _HEXADECIMAL:
             return 0
         number = int(digits, 16)
-        return number if number <= LARGEST_WHOLE else 0
+        return number if number <= MAX_WHOLE else 0
 
     def instances(self, namespace: str, keys: Iterable[str]) -> frozenset[int]:
         """Return the instance ids of these keys; a key that ends in none is left out."""

@@ -9,7 +9,7 @@ from functools import cache
 
 from dynaplan.store.hub import WatchHub
 from dynaplan.store.model import Deleted, KeyValue, Put, Transaction, WatchEvent
-from dynaplan.util.clock import Clock, system_clock
+from dynaplan.util.clock import Clock, SystemClock
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 
@@ -133,4 +133,4 @@ class MemoryStore:
 @cache
 def process_store() -> MemoryStore:
     """Return the store that all of this process shares; it is never closed."""
-    return MemoryStore(system_clock())
+    return MemoryStore(SystemClock())

@@ -54,7 +54,7 @@ from dynaplan.store.timing import (
     BUCKET_WATCH_RETRY_MAX_S,
     WATCH_RETRY_MIN_S,
 )
-from dynaplan.util.backoff import Backoff, jittered_until
+from dynaplan.util.backoff import Backoff, jittered_sleep
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -333,7 +333,7 @@ class BucketWatcher:
         self._renewed_at_s: dict[int, float] = {}
         self._messages: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._connected = asyncio.Event()
-        self._pause = jittered_until(self._connected)
+        self._pause = jittered_sleep(self._connected)
         self._tasks = BackgroundTasks()
         self._task: asyncio.Task[None] | None = None
         bucket.connection.on_reconnect(self._on_connected)

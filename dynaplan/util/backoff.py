@@ -39,7 +39,7 @@ class Backoff:
         self.is_first = True
 
 
-def jittered_until(event: asyncio.Event) -> Callable[[float], Awaitable[None]]:
+def jittered_sleep(event: asyncio.Event) -> Callable[[float], Awaitable[None]]:
     """Return a ``sleep`` that ends when the event is set, or after half to all of its time.
 
     So not all clients of a server try again at once.

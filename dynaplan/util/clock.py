@@ -8,14 +8,12 @@ from typing import Protocol
 
 
 class SystemClock:
-    """Monotonic time of the machine; see ``dynaplan.process.ports.Clock``."""
+    """Monotonic time of the machine."""
 
     def now_s(self) -> float:
-        """Return seconds since an arbitrary moment; they never go back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep on the running event loop."""
         await asyncio.sleep(seconds)
 
 
@@ -29,9 +27,3 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Return when that many seconds have passed."""
         ...
-
-
-def system_clock() -> Clock:
-    """Return the machine's monotonic clock, in seconds, which no setting of the time moves."""
-
-    return SystemClock()

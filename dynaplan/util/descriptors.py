@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 
-MOST = 1_048_576
+MAX_OPEN_FILES = 1_048_576
 """The largest limit that is asked for: programs that look through all of them stay quick."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
@@ -17,7 +17,7 @@ def raise_descriptor_limit() -> int:
     A shell's usual soft limit of 1024 is reached by 500 streams: each takes two descriptors of a frontend.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -7,16 +7,20 @@ expected. No other exception leaves it, whatever the bytes are.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import types
+import typing
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
-LARGEST_WHOLE = 2**63 - 1
+MAX_WHOLE = 2**63 - 1
 """The largest number that the store's own counters and leases have (a signed 64-bit integer)."""
 
 _SHOWN_CHARACTERS = 60
-_MOST_DIGITS = 19
+_MAX_DIGITS = 19
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
@@ -34,10 +38,10 @@ def whole_number(text: str) -> int | None:
     """The number that a decimal text says, from -2**63 to 2**63 - 1; None for any other text."""
     stripped = text.strip()  # also of control characters, at which int() stumbles
     digits = stripped.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS):
         return None
     number = int(stripped)
-    return number if -LARGEST_WHOLE <= number <= LARGEST_WHOLE else None
+    return number if -MAX_WHOLE <= number <= MAX_WHOLE else None
 
 
 def text_field(document: Mapping[str, Any], name: str, otherwise: str | None = None) -> str:
@@ -51,7 +55,7 @@ def text_field(document: Mapping[str, Any], name: str, otherwise: str | None = N
 def whole_field(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
     """The whole number from 0 to 2**63 - 1 under ``name``; ``otherwise`` when there is nothing."""
     value = document.get(name, otherwise)
-    if type(value) is not int or not 0 <= value <= LARGEST_WHOLE:
+    if type(value) is not int or not 0 <= value <= MAX_WHOLE:
         raise _unexpected(name, value, "a whole number, at least 0")
     return value
 
@@ -108,3 +112,45 @@ def _unexpected(name: str, value: object, expected: str) -> ValueError:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"it has {name}, which is not JSON")
+
+
+def check_types(value: Any) -> None:
+    """Raise TypeError for the first field, at any depth, whose value is not of its annotated type.
+
+    A whole number counts as a number, a truth value as neither; whole numbers are those of 64 bits, and no
+    number is NaN. Of a mapping only the kind is looked at. Unions, tuples and ``Any`` are known.
+    """
+    kind: Any = type(value)
+    for name, annotation in _fields_of(kind):
+        held = getattr(value, name)
+        if not _is_of_type(held, annotation):
+            raise TypeError(f"{type(value).__name__}.{name} is {shown(held)}")
+
+
+def _is_of_type(value: Any, annotation: Any) -> bool:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return any(_is_of_type(value, each) for each in inner)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(kinds) == len(value) and all(map(_is_of_type, value, kinds))
+    if origin is not None:
+        return isinstance(value, origin)
+    if dataclasses.is_dataclass(annotation):
+        if not isinstance(value, typing.cast(type, annotation)):
+            return False
+        check_types(value)
+        return True
+    if annotation is int:
+        return type(value) is int and abs(value) <= MAX_WHOLE
+    if annotation is float:
+        return _is_of_type(value, int) or (type(value) is float and not math.isnan(value))
+    return annotation is Any or isinstance(value, annotation)
+
+
+@lru_cache
+def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    hints: Mapping[str, Any] = typing.get_type_hints(kind)
+    return tuple((field.name, hints[field.name]) for field in dataclasses.fields(kind))

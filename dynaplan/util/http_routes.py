@@ -30,7 +30,7 @@ REQUEST_ID = "X-Request-Id"
 ATTEMPT_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,160}", re.ASCII)
 """The form of an id that an engine gets: the client's, and what tells its attempts apart."""
 
-LONGEST_STATE = 512
+MAX_TRACE_STATE = 512
 """Characters of ``tracestate`` that are passed on at most."""
 
 
@@ -44,7 +44,7 @@ def trace_headers(headers: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if not isinstance(state, str) or not state.isascii() or not state.isprintable():
         return {TRACE_PARENT: parent}
-    return {TRACE_PARENT: parent, **({TRACE_STATE: state} if 0 < len(state) <= LONGEST_STATE else {})}
+    return {TRACE_PARENT: parent, **({TRACE_STATE: state} if 0 < len(state) <= MAX_TRACE_STATE else {})}
 
 
 def passed_headers(headers: Mapping[str, Any]) -> dict[str, str]:

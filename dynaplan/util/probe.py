@@ -13,22 +13,22 @@ from urllib.parse import urlsplit
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-LONGEST_ANSWER_BYTES = 4096
-LONGEST_WHOLE_BYTES = 256 * 1024
+MAX_HEAD_BYTES = 4096
+MAX_BODY_BYTES = 256 * 1024
 QUESTION = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n"
 
 
-async def health_answer(url: str, within_s: float) -> bytes:
+async def get_health(url: str, within_s: float) -> bytes:
     """Return what ``GET {url}/health`` says first, from its status line on; b"" without an answer in time."""
-    return await _answer(lambda: _connection(url), within_s)
+    return await _get_head(lambda: _connection(url), within_s)
 
 
-async def health_answer_at(unix_socket: str | os.PathLike[str], within_s: float) -> bytes:
+async def get_health_at(unix_socket: str | os.PathLike[str], within_s: float) -> bytes:
     """Return what ``GET /health`` on a unix socket says first; b"" without an answer in time."""
-    return await _answer(lambda: asyncio.open_unix_connection(os.fspath(unix_socket)), within_s)
+    return await _get_head(lambda: asyncio.open_unix_connection(os.fspath(unix_socket)), within_s)
 
 
-async def whole_answer(url: str, path: str, within_s: float) -> bytes:
+async def get_text(url: str, path: str, within_s: float) -> bytes:
     """Return all that ``GET {url}{path}`` says, at most 256 KiB; b"" without an answer in time."""
     try:
         async with asyncio.timeout(within_s):
@@ -46,25 +46,25 @@ async def _connection(url: str) -> Connection:
     address = urlsplit(url)
     if address.scheme != "https":
         return await asyncio.open_connection(address.hostname, address.port)
-    from dynaplan.util.tls.client import unverified
+    from dynaplan.util.tls import unverified
 
     return await asyncio.open_connection(address.hostname, address.port, ssl=unverified())
 
 
 async def _until_end(reader: asyncio.StreamReader) -> bytes:
-    said = b""
-    while len(said) < LONGEST_WHOLE_BYTES and (more := await reader.read(LONGEST_ANSWER_BYTES)):
-        said += more
-    return said
+    received = b""
+    while len(received) < MAX_BODY_BYTES and (more := await reader.read(MAX_HEAD_BYTES)):
+        received += more
+    return received
 
 
-async def _answer(connect: Callable[[], Awaitable[Connection]], within_s: float) -> bytes:
+async def _get_head(connect: Callable[[], Awaitable[Connection]], within_s: float) -> bytes:
     try:
         async with asyncio.timeout(within_s):
             reader, writer = await connect()
             try:
                 writer.write(QUESTION)
-                return await reader.read(LONGEST_ANSWER_BYTES)
+                return await reader.read(MAX_HEAD_BYTES)
             finally:
                 writer.close()
     except (OSError, TimeoutError, ValueError):

@@ -43,11 +43,9 @@ class ProgressLine:
         self._news: str | None = None
 
     def __enter__(self) -> ProgressLine:
-        """Return the line."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Erase it."""
         self.erase()
 
     def show(self, text: str, news: str | None = None) -> None:

@@ -11,12 +11,12 @@ from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 
-LOWEST_PORT = 10000
+MIN_PORT = 10000
 """Ports below are left to well-known services."""
 
-HIGHEST_PORT = 65535
+MAX_PORT = 65535
 
-FEWEST_PORTS = 500
+MIN_PORTS = 500
 """A smaller range of ports is not worth looking through."""
 
 ATTEMPTS = 100
@@ -84,7 +84,6 @@ def _is_connected(connection: socket.socket) -> bool:
 
 
 def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
-    """Return the base URL of an HTTP server."""
     scheme = "https" if is_tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -112,11 +111,11 @@ def quiet_ports() -> tuple[int, int]:
         first, last = map(int, _EPHEMERAL_RANGE.read_text().split())
     except (OSError, ValueError):
         first, last = 32768, 60999
-    if first - LOWEST_PORT >= FEWEST_PORTS:
-        return LOWEST_PORT, first - 1
-    if HIGHEST_PORT - last >= FEWEST_PORTS:
-        return last + 1, HIGHEST_PORT
-    return LOWEST_PORT, HIGHEST_PORT
+    if first - MIN_PORT >= MIN_PORTS:
+        return MIN_PORT, first - 1
+    if MAX_PORT - last >= MIN_PORTS:
+        return last + 1, MAX_PORT
+    return MIN_PORT, MAX_PORT
 
 
 def is_free(port: int) -> bool:

@@ -34,11 +34,11 @@ def text_table(
     widths = _cut(_widths(kept), width) if width else _widths(kept)
     lines = [_line(row, widths, kept[0], paint if number else None) for number, row in enumerate(kept)]
     if dropped:
-        lines.append(folded(f"(without {', '.join(dropped)}, which --json has)", width))
+        lines.append(fold(f"(without {', '.join(dropped)}, which --json has)", width))
     return "\n".join(lines)
 
 
-def folded(text: str, width: int, indent: str = "") -> str:
+def fold(text: str, width: int, indent: str = "") -> str:
     """Break each line of the text between words at ``width`` columns (0 for any width).
 
     Continuations begin with ``indent``. A word that is longer than a line stays whole, to be copied.

@@ -15,7 +15,6 @@ log = logging.getLogger(__name__)
 
 
 def log_failure(task: asyncio.Task[Any], error: BaseException) -> None:
-    """Log the error under the task's name."""
     log.error("%s failed", task.get_name(), exc_info=error)
 
 
@@ -30,11 +29,9 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        """Return the number of tasks that have not ended."""
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
-        """Run the coroutine in the background."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -11,21 +11,21 @@ from __future__ import annotations
 import os
 import select
 
-_ANEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_REOPEN_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def say(line: str, descriptor: int = 1) -> bool:
+def try_write_line(line: str, descriptor: int = 1) -> bool:
     """Write a line; tell whether it was taken, which may have been in part."""
-    return offer(f"{line}\n", descriptor)
+    return try_write(f"{line}\n", descriptor)
 
 
-def offer(text: str, descriptor: int = 1) -> bool:
+def try_write(text: str, descriptor: int = 1) -> bool:
     """Write a text of at most a page (4096 bytes) to a descriptor, unless that would wait for a reader.
 
     Tells whether it was taken, of which a terminal may have taken a part; False, too, if there is none any
     more.
     """
-    own = _opened_anew(descriptor)
+    own = _reopen(descriptor)
     try:
         if own is None and not _has_room(descriptor):
             return False
@@ -38,13 +38,13 @@ def offer(text: str, descriptor: int = 1) -> bool:
     return True
 
 
-def _opened_anew(descriptor: int) -> int | None:
+def _reopen(descriptor: int) -> int | None:
     """Open the terminal once more, for this process alone; None if it is none, or another user's (su).
 
     A terminal says that it has room when there is some, which may be less than a line.
     """
     try:
-        return os.open(f"/proc/self/fd/{descriptor}", _ANEW) if os.isatty(descriptor) else None
+        return os.open(f"/proc/self/fd/{descriptor}", _REOPEN_FLAGS) if os.isatty(descriptor) else None
     except OSError:
         return None
 

@@ -39,8 +39,7 @@ from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.sockets import bound_socket
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.util.tls.client import ClientTls
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ClientTls, ServerTls
 from dynaplan.worker.endpoint_client import EndpointClient, worker_session
 from dynaplan.worker.endpoints import ServedEndpoint
 from dynaplan.worker.lifecycle import HostedService, WorkerLifecycle

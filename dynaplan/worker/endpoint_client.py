@@ -20,7 +20,7 @@ from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import DeadlineExceeded, PermanentError, RequestRefused, TemporaryError, UserError
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 from dynaplan.worker.deadlines import deadline_after, timeout_headers, until
 from dynaplan.worker.endpoints import to_plain
 from dynaplan.worker.timing import (

@@ -32,7 +32,7 @@ from aiohttp import web
 
 from dynaplan.util.descriptors import descriptor_limit
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 from dynaplan.worker.timing import (
     ACCEPT_PAUSE_S,
     ACCEPT_YIELD_S,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dynaplan.graph.service import Service
     from dynaplan.store.port import Store
-    from dynaplan.util.tls.server import ServerTls
+    from dynaplan.util.tls import ServerTls
     from dynaplan.worker.server import WorkerServer
     from dynaplan.worker.worker_runtime import WorkerRuntime
 

@@ -16,7 +16,7 @@ from dynaplan.store.instances import is_loopback
 from dynaplan.util.errors import ConfigError, nearest
 from dynaplan.util.http_routes import Route
 from dynaplan.util.sockets import bound_socket, url_of
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 from dynaplan.worker.http_server import ConnectionLimits, LimitedRunner
 from dynaplan.worker.request_ids import add_request_id
 

@@ -20,8 +20,7 @@ from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import QueueUnavailable
 from dynaplan.util.http_routes import Route
 from dynaplan.util.tasks import BackgroundTasks, log_failure
-from dynaplan.util.tls.client import ClientTls
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ClientTls, ServerTls
 
 if TYPE_CHECKING:
     from dynaplan.events.component_events import ComponentEvents

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from dynaplan.config.yaml_file import read_sections, read_sections_file
 from dynaplan.engines.sim.profiles import SHIPPED_DIR, load_profile
 from dynaplan.fleet.gpu_claims import NodeClaims, claimants
-from dynaplan.fleet.host.startup_times import FILE_NAME, StartupTimesFile
 from dynaplan.fleet.rules import statefile
-from dynaplan.fleet.rules.startup_times import usual_s
+from dynaplan.fleet.startup_times import FILE_NAME, StartupTimesFile, median_startup_s
 from dynaplan.planner.recorders.decision_log import read_all, read_records
 from dynaplan.planner.replay import replay
 from dynaplan.process.identity import ProcessIdentity
@@ -225,7 +224,7 @@ def test_start_up_times_are_read_or_forgotten(data: st.DataObject) -> None:
         (at / FILE_NAME).write_bytes(text.encode("utf-8", "surrogatepass"))
         times = StartupTimesFile(at)
         for key in times.read():
-            usual = usual_s(times.read(), key)
+            usual = median_startup_s(times.read(), key)
             assert usual is None or (math.isfinite(usual) and usual >= 0)
         times.learn("k", 1.0)
         assert times.read()["k"] == [1.0]

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.gateway.prefill.disaggregation import DisaggregationSettings, with_live_settings
 from dynaplan.store.instances import PUBLIC_URL, Instance

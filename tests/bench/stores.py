@@ -20,7 +20,7 @@ from statistics import median
 
 import psutil
 
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.file_store import FileStore
 from dynaplan.store.model import Put, Snapshot, WatchEvent
@@ -220,7 +220,7 @@ async def _death_s(name: str, environment: dict[str, str], connect: Connect) -> 
 
 
 def _holder(environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    command = guarded([sys.executable, "-c", HOLDER], os.getpid())
+    command = guard_command([sys.executable, "-c", HOLDER], os.getpid())
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
 
 

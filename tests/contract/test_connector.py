@@ -7,8 +7,8 @@ import json
 import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Decision
 from dynaplan.planner.virtual.connector import VirtualConnector

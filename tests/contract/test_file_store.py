@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from dynaplan.store import file_database as database
 from dynaplan.store import file_store as following
 from dynaplan.store import file_store as module
@@ -66,7 +66,7 @@ class Children:
     def start(self, what: str, *arguments: object) -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "tests.contract.file_store_child", what, self._directory, *arguments]
         process = subprocess.Popen(
-            guarded([str(word) for word in words], os.getpid()),
+            guard_command([str(word) for word in words], os.getpid()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from tests.fakes.polling import wait_until
 from tests.fakes.servers import Server
 
@@ -31,7 +31,7 @@ class Programs:
             (directory / name).write_text(text)
 
     def start(self, name: str) -> subprocess.Popen[str]:
-        command = guarded([sys.executable, name], os.getpid())
+        command = guard_command([sys.executable, name], os.getpid())
         process = subprocess.Popen(
             command, cwd=self.directory, env=self.environment, stdout=subprocess.PIPE, text=True
         )

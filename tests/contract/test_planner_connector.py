@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
+from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.component_connector import ComponentConnector
 from dynaplan.planner.deployment import (

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from dynaplan.fleet.servers.external import check_external_store
+from dynaplan.fleet.servers import check_external_store
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.model import Put, Snapshot, Transaction, WatchEvent
 from dynaplan.util.errors import UserError
@@ -56,7 +56,7 @@ async def test_a_watch_that_ends_leaves_no_connection_whatever_the_server_does(
     await anext(events)
     await store.put("/services/ns/d", "1")
     await anext(events)
-    with secured_etcd.apply_stops():
+    with secured_etcd.stopped():
         await events.aclose()
         await store.close()
         assert secured_etcd.connections() == []

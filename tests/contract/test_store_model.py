@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.file_store import FileStore
 from dynaplan.store.model import KeyValue, Transaction
@@ -283,7 +283,7 @@ class DisturbedWriter:
 
     def __init__(self, directory: Path) -> None:
         words = [sys.executable, "-m", "tests.contract.file_store_child", "transact", str(directory)]
-        self._command = guarded([*words, "pair/a", "pair/b"], os.getpid())
+        self._command = guard_command([*words, "pair/a", "pair/b"], os.getpid())
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> DisturbedWriter:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan
 
 GRAPH = """
@@ -130,7 +130,7 @@ def test_the_guides_programs_find_the_deployment_by_its_statefile(deployment: De
         (deployment.directory / name).write_text(text)
     environment = deployment.environment
     serving = subprocess.Popen(
-        guarded([sys.executable, "backend.py"], os.getpid()), cwd=deployment.directory, env=environment
+        guard_command([sys.executable, "backend.py"], os.getpid()), cwd=deployment.directory, env=environment
     )
     try:
         asked = subprocess.run(

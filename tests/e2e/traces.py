@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.host.startup_times import FILE_NAME as STARTUP_TIMES
+from dynaplan.fleet.startup_times import FILE_NAME as STARTUP_TIMES
 from tests.e2e.deployment import Deployment
 
 IS_TORTURE = bool(os.environ.get("DYNAPLAN_TORTURE"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dynaplan.fleet.circus_client import CommandRefused
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.heartbeat import Pulse
+from dynaplan.fleet.heartbeats import Heartbeat
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
 
@@ -155,7 +155,7 @@ class FakeHeartbeats:
     def beat(self, name: str, every_s: float) -> None:
         pass
 
-    def read(self, name: str) -> Pulse | None:
+    def read(self, name: str) -> Heartbeat | None:
         return None
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dynaplan.fleet.servers.embedded import find_etcd, find_nats_server
+from dynaplan.fleet.servers import find_etcd, find_nats_server
 from tests.fakes.components import TOKEN_FILE, RunningComponent
 from tests.fakes.polling import wait_until
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.fleet.servers.embedded import find_etcd
-from dynaplan.process.guard import guarded
+from dynaplan.fleet.servers import find_etcd
+from dynaplan.process.guard import guard_command
 from dynaplan.store.etcd_gateway import EtcdGateway, key_range, tls_context
 from dynaplan.util.errors import StoreUnavailable
 from dynaplan.util.sockets import free_port
@@ -66,7 +66,7 @@ class SecuredEtcd:
         }
         command = [find_etcd()[0], "--client-cert-auth", *(f"--{key}={options[key]}" for key in options)]
         log = self._directory / "etcd.log"
-        self._process = subprocess.Popen(guarded(command, os.getpid(), log=log), cwd=self._directory)
+        self._process = subprocess.Popen(guard_command(command, os.getpid(), log=log), cwd=self._directory)
         asyncio.run(self._add_users())
 
     def close(self) -> None:

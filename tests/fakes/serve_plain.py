@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dynaplan.fleet.serve import ServeOptions, serve, serve_on
 from dynaplan.graph.config import resolve_graph
-from dynaplan.process.holder_link import held, inherited_link
+from dynaplan.process.holder_link import fork_below_holder, inherited_link
 from dynaplan.sdk import load_graph
 from dynaplan.util.errors import UserError
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         if link and (code := serve_on(link)) is not None:
             return code
         command = [sys.executable, "-m", "tests.fakes.serve_plain", *arguments]
-        link = link or held(command, float(grace), options.drain_timeout_s)
+        link = link or fork_below_holder(command, float(grace), options.drain_timeout_s)
     try:
         return serve(spec, config, options, link)
     except UserError as error:

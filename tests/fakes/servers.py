@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.servers.embedded import ServerSpec, embedded_etcd, embedded_nats
-from dynaplan.process.guard import guarded
+from dynaplan.fleet.servers import ServerSpec, embedded_etcd, embedded_nats
+from dynaplan.process.guard import guard_command
 from tests.fakes.polling import wait_until
 
 
@@ -53,7 +53,7 @@ class Server:
 
     def spawn(self) -> None:
         """Start it without waiting."""
-        command = guarded(self.spec.cmd, os.getpid(), log=self.log, without=self.spec.without)
+        command = guard_command(self.spec.cmd, os.getpid(), log=self.log, without=self.spec.without)
         self.process = subprocess.Popen(command, cwd=self.spec.working_dir, start_new_session=True)
 
     def kill(self) -> None:

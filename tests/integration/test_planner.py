@@ -12,7 +12,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events import event_connections
 from dynaplan.events.prefill_requests import prefill_stream
-from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.planner.assembly import planner_log_root, run_planner
 from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.store import connections

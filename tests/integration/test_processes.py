@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from dynaplan.fleet.leftovers import end_leftovers
+from dynaplan.fleet.preparation import end_leftovers
 from dynaplan.fleet.rules.statefile import Document
 from dynaplan.process import process_table as processes
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.process.kernel import isolated
+from dynaplan.process.kernel import isolated_command
 from dynaplan.process.process_table import (
-    TRACKERS_WITHIN_S,
+    TRACKERS_TIMEOUT_S,
     boot_id,
     descendants_of,
     group_members,
@@ -156,9 +156,9 @@ def test_strangers_in_a_session_without_its_leader_are_left_alone(spawn: Spawn) 
 
 SHIMMED = """
 import os, subprocess, sys
-from dynaplan.process.shim import shimmed
+from dynaplan.process.shim import shim_command
 server = "setsid sleep 600 & exec sleep 600"
-subprocess.Popen(shimmed(["sh", "-c", server], os.getpid()), process_group=0)
+subprocess.Popen(shim_command(["sh", "-c", server], os.getpid()), process_group=0)
 print('up', flush=True)
 sys.stdin.read()
 """
@@ -177,7 +177,7 @@ def shimmed_worker(spawn: Spawn) -> tuple[subprocess.Popen[bytes], int, list[int
     return worker, identity_of(worker.pid).started_at, below
 
 
-@pytest.mark.parametrize("waits_s", [0.0, TRACKERS_WITHIN_S])
+@pytest.mark.parametrize("waits_s", [0.0, TRACKERS_TIMEOUT_S])
 def test_what_an_engine_has_in_other_sessions_ends_with_its_worker(spawn: Spawn, waits_s: float) -> None:
     worker, started_at, below = shimmed_worker(spawn)
 
@@ -216,17 +216,17 @@ def test_a_shim_that_does_not_end_is_killed_in_a_later_look_with_all_below_it(
     monkeypatch.setattr("dynaplan.process.process_table.time", clock)
     (tmp_path / "dynaplan" / "process").mkdir(parents=True)
     (tmp_path / "dynaplan" / "process" / "shim.py").write_text(DEAF)
-    command = isolated("shim", "--child", "1")
+    command = isolated_command("shim", "--child", "1")
     command[5] = str(tmp_path)  # the place of the package
     shim = spawn(*command, stdout=subprocess.PIPE)
     assert shim.stdout is not None and shim.stdout.readline() == b"up\n"
     started_at = identity_of(shim.pid).started_at
     [apart] = wait_until(lambda: [each for each in descendants_of(shim.pid) if os.getsid(each) == each])
 
-    for now[0] in (200.0, 200.0 + TRACKERS_WITHIN_S - 0.1):
+    for now[0] in (200.0, 200.0 + TRACKERS_TIMEOUT_S - 0.1):
         assert kill_group(shim.pid, started_at) == (shim.pid,)
     assert identify(apart)
-    now[0] = 200.0 + TRACKERS_WITHIN_S
+    now[0] = 200.0 + TRACKERS_TIMEOUT_S
     kill_group(shim.pid, started_at)
     wait_until(lambda: not any(identify(pid) for pid in (shim.pid, apart)))
 
@@ -299,10 +299,10 @@ def test_a_tracker_that_does_not_end_is_killed_in_a_later_look_and_holds_nobody_
     try:
         assert len(kill_group(leader.pid, started_at)) == 2
         wait_until(lambda: len(session_members(leader.pid)) == 1)
-        for now[0] in (200.0, 200.0 + TRACKERS_WITHIN_S - 0.1):
+        for now[0] in (200.0, 200.0 + TRACKERS_TIMEOUT_S - 0.1):
             assert len(kill_group(leader.pid, started_at)) == 1
         assert len(session_members(leader.pid)) == 1
-        now[0] = 200.0 + TRACKERS_WITHIN_S
+        now[0] = 200.0 + TRACKERS_TIMEOUT_S
         assert len(kill_group(leader.pid, started_at)) == 1
         wait_until(lambda: not session_members(leader.pid))
         assert kill_group(leader.pid, started_at) == ()
@@ -329,7 +329,7 @@ def test_a_tracker_is_known_though_it_was_looked_at_in_the_midst_of_its_exec(
     assert process.poll() is None
 
 
-@pytest.mark.parametrize("waits_s", [0.0, TRACKERS_WITHIN_S])
+@pytest.mark.parametrize("waits_s", [0.0, TRACKERS_TIMEOUT_S])
 def test_shared_memory_of_a_killed_engine_is_removed(spawn: Spawn, waits_s: float) -> None:
     leader = spawn(sys.executable, "-c", SHARER, stdout=subprocess.PIPE)
     assert leader.stdout is not None

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from dynaplan.fleet.deployments import find_deployment
-from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
+from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import DeploymentError
@@ -219,7 +219,7 @@ async def is_decided(plain: Plain) -> bool:
     return (await counts_of(plain)).decision_id >= 0
 
 
-async def carried_out(plain: Plain, decision_id: int) -> bool:
+async def wait_carried_out(plain: Plain, decision_id: int) -> bool:
     return (await counts_of(plain)).scaled_decision_id >= decision_id
 
 
@@ -230,7 +230,7 @@ async def test_it_starts_and_ctrl_c_ends_it_with_0_and_nothing_left(start: Start
     assert document["arbiter"]["pid"] == plain.process.pid
     assert plain.gpus() == [0, 1]
     assert all(entry["lease"] for entry in plain.workers().values())
-    await eventually(lambda: carried_out(plain, 0))
+    await eventually(lambda: wait_carried_out(plain, 0))
     assert (await counts_of(plain)).num_decode_workers == 1
 
     assert plain.stop() == 0
@@ -244,13 +244,13 @@ async def test_it_starts_and_ctrl_c_ends_it_with_0_and_nothing_left(start: Start
 async def test_decisions_scale_up_and_down_and_are_acknowledged(start: Start) -> None:
     plain = start().wait_ready()
     decision = await decide(plain, decode=3, prefill=2)
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     assert plain.states("VllmWorker") == ["ready"] * 3
     assert plain.states("PrefillWorker") == ["ready"] * 2
     assert plain.gpus() == [0, 1, 2, 3, 4]
 
     decision = await decide(plain, decode=1, prefill=0)
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     await eventually(lambda: plain.gpus() == [0])
     assert set(plain.workers()) == {"plain_Entry", "plain_VllmWorker"}
     assert plain.document()["components"]["plain_PrefillWorker"]["state"] == "stopped"
@@ -258,7 +258,7 @@ async def test_decisions_scale_up_and_down_and_are_acknowledged(start: Start) ->
     await eventually(lambda: "plain_vllmworker_1" not in plain.circusctl("list").lower())
 
     decision = await decide(plain, decode=1, prefill=1)
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     assert plain.states("PrefillWorker") == ["ready"]
 
 
@@ -291,14 +291,14 @@ async def test_a_killed_plugin_finishes_what_was_begun(start: Start) -> None:
     wait_until(lambda: plain.states("VllmWorker") != ["ready"], interval_s=0.001)
     plugin = plain.child("FleetPlugin")
     plugin.kill()
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
     assert plain.states("VllmWorker") == ["ready", "ready"]
     assert plain.child("FleetPlugin").pid != plugin.pid
 
     decision = await decide(plain, decode=1)
     plain.child("FleetPlugin").kill()
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     await eventually(lambda: plain.gpus() == [0, 1])
 
 
@@ -312,7 +312,7 @@ async def test_a_killed_serve_below_a_holder_is_back_and_goes_on_with_what_runs(
     serve.kill()
     await eventually(lambda: "Adopted" in plain.text)
     await eventually(lambda: not plugin.is_running())
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
     assert plain.gpus() == [0, 1, 2]
     assert plain.document()["arbiter"] == document["arbiter"]
@@ -323,7 +323,7 @@ async def test_a_killed_serve_below_a_holder_is_back_and_goes_on_with_what_runs(
         lambda: plain.is_ready() and plain.pids()["plain_PrefillWorker"] != pids["plain_PrefillWorker"]
     )
     decision = await decide(plain, decode=1)
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     assert plain.stop() == 0
     assert not plain.statefile.exists()
     wait_until(lambda: not plain.left())
@@ -347,7 +347,7 @@ async def test_a_killed_server_comes_back_and_no_worker_is_restarted(start: Star
         return True
 
     await eventually(decided)
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
 
 
@@ -515,7 +515,7 @@ async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(star
     wait_until(lambda: plain.is_ready() and plain.pids()["plain_VllmWorker"] != killed)
     assert len(set(plain.engines()) & before) == 2
     decision = await decide(plain, decode=1)
-    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: wait_carried_out(plain, decision))
     await eventually(lambda: len(plain.engines()) == 2)
     await eventually(lambda: files_of(scratch) == ["plain_VllmWorker.slot"])
     assert plain.stop() == 0
@@ -560,7 +560,7 @@ async def test_servers_that_the_environment_names_are_used_and_left_clean(
 ) -> None:
     plain = start(environment={**etcd.environment, **nats.environment}).wait_ready()
     assert not {"etcd", "nats-server"} & {child.name() for child in plain.children()}
-    await eventually(lambda: carried_out(plain, 0))
+    await eventually(lambda: wait_carried_out(plain, 0))
     store = EtcdStore.from_environment(etcd.environment)
     assert await store.list("v1/plain/") != ()
     assert plain.stop() == 0

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet import local_host
 from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.process.process_table import identity_of
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
+from dynaplan.store.lease_owners import this_process
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.store import FakeStore
 
-ME = local_host.this_process()
+ME = this_process()
 
 
 @pytest.fixture

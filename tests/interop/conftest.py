@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.servers.embedded import find_etcd
-from dynaplan.process.guard import guarded
+from dynaplan.fleet.servers import find_etcd
+from dynaplan.process.guard import guard_command
 from dynaplan.util.sockets import free_port
 
 DYNAMO_VARIABLE = "DYNAPLAN_DYNAMO_EVENTS_PYTHON"
@@ -83,7 +83,7 @@ def tcp_etcd(tmp_path: Path) -> Iterator[str]:
         "log-level": "error",
     }
     command = [find_etcd()[0], *(f"--{name}={value}" for name, value in options.items())]
-    process = subprocess.Popen(guarded(command, os.getpid(), without=("ETCD_",)))
+    process = subprocess.Popen(guard_command(command, os.getpid(), without=("ETCD_",)))
     yield client
     process.kill()
     process.wait()
@@ -106,7 +106,7 @@ class Programs:
         with self._log.open("ab") as output:
             self._running.append(
                 subprocess.Popen(
-                    guarded(command, os.getpid()),
+                    guard_command(command, os.getpid()),
                     env=dict(environment),
                     cwd=self._log.parent,
                     stdout=output,

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.process.guard import guarded
+from dynaplan.process.guard import guard_command
 from tests.e2e.deployment import Deployment
 from tests.fakes.servers import Server
 
@@ -52,7 +52,7 @@ def answers(command: list[str], environment: dict[str, str], ends: tuple[int, ..
 def answers_of_the_original(python: Path, environment: dict[str, str], log: Path) -> Answers:
     with log.open("wb") as output:
         serve = subprocess.Popen(
-            guarded([str(python.with_name("dynamo")), "serve", "chain:Front"], os.getpid()),
+            guard_command([str(python.with_name("dynamo")), "serve", "chain:Front"], os.getpid()),
             cwd=HERE,
             env=environment,
             stdout=output,

@@ -34,7 +34,9 @@ def box(tmp_path: Path, tcp_etcd: str) -> Iterator[Deployment]:
         made.close()
 
 
-async def carried_out(box: Deployment, coordinator: subprocess.Popen[str], prefill: int, decode: int) -> None:
+async def wait_carried_out(
+    box: Deployment, coordinator: subprocess.Popen[str], prefill: int, decode: int
+) -> None:
     """Have the coordinator decide that, and wait until the box has it."""
     await decided(coordinator, prefill, decode)
 
@@ -57,16 +59,16 @@ async def test_its_decisions_are_carried_out_and_acknowledged_before_and_after_r
         coordinator = await asyncio.to_thread(coordinating, python, tcp_etcd, NAMESPACE)
         try:
             for wanted in decisions:
-                await carried_out(box, coordinator, *wanted)
+                await wait_carried_out(box, coordinator, *wanted)
         finally:
             coordinator.kill()
             await asyncio.to_thread(coordinator.communicate)
     coordinator = await asyncio.to_thread(coordinating, python, tcp_etcd, NAMESPACE)
     try:
-        await carried_out(box, coordinator, 1, 2)
+        await wait_carried_out(box, coordinator, 1, 2)
         assert await asyncio.to_thread(box.stop) == 0
         await asyncio.to_thread(box.start)
-        await carried_out(box, coordinator, 2, 2)
+        await wait_carried_out(box, coordinator, 2, 2)
     finally:
         coordinator.kill()
         await asyncio.to_thread(coordinator.communicate)

@@ -18,7 +18,7 @@ from dynaplan.events.nats_plane import NatsEventPlane
 from dynaplan.events.port import EventPlane
 from dynaplan.events.subjects import Subject
 from dynaplan.events.wire_formats import DynamoFormat, payload_reader
-from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.fleet.servers import find_etcd
 from dynaplan.util.sockets import free_port
 from tests.fakes.polling import eventually, wait_until
 from tests.fakes.servers import Server

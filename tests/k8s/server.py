@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.fleet.servers import find_etcd
 from dynaplan.util.sockets import free_port
 from tests.fakes.polling import wait_until
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
     Corrections,

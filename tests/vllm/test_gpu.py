@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.host.gpus import nvml
+from dynaplan.fleet.gpu_devices import nvml
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import MESSAGES, WORKER, ask, prefills
 from tests.fakes.polling import wait_until

@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynaplan.engines.server.client import ServerClient
-from dynaplan.process.kernel import TRACKERS_WITHIN_S
+from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
 from dynaplan.process.process_table import (
     command_under,
     descendants_of,
     group_members,
     kill_but_self_ending,
 )
-from dynaplan.process.shim import END_SIGNAL, shimmed
+from dynaplan.process.shim import END_SIGNAL, shim_command
 from dynaplan.util.errors import TemporaryError
 from dynaplan.util.masking import MASK
 
@@ -48,7 +48,7 @@ KILL_POLL_S = 0.02
 READY_POLL_S = 0.1
 """Seconds between two questions to a starting server whether it is ready."""
 
-SHIM_TIMEOUT_S = TRACKERS_WITHIN_S + 1.0
+SHIM_TIMEOUT_S = TRACKERS_TIMEOUT_S + 1.0
 """Seconds after which a shim that was told to end the engine is not waited for any more."""
 
 KILL_TIMEOUT_S = 10.0
@@ -97,7 +97,7 @@ class EngineChild:
         os.set_blocking(theirs, True)
         try:
             process = subprocess.Popen(
-                shimmed(argv, os.getpid()),
+                shim_command(argv, os.getpid()),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,

@@ -28,7 +28,7 @@ from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.node_directory import node_dir
 from dynaplan.process.port_leases import PortLease, lease_ports
 from dynaplan.util.clock import SystemClock
-from dynaplan.util.documents import LARGEST_WHOLE
+from dynaplan.util.documents import MAX_WHOLE
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
 from dynaplan.util.http_routes import Route
 from dynaplan.util.masking import mask_secrets
@@ -344,4 +344,4 @@ def _template_text(template: Any) -> str:
 
 def _tokens(value: Any) -> int:
     """The number of tokens that an engine or an option states; 0 for what is none."""
-    return value if type(value) is int and 0 <= value <= LARGEST_WHOLE else 0
+    return value if type(value) is int and 0 <= value <= MAX_WHOLE else 0

@@ -11,7 +11,6 @@ from itertools import pairwise
 from dynaplan.config.settings.servers import server_addresses
 from dynaplan.fleet.circus_client import CircusClient
 from dynaplan.fleet.launch import CurrentLaunch, Launch
-from dynaplan.fleet.ports import DocumentStore
 from dynaplan.fleet.rules.restarting import without_process
 from dynaplan.fleet.rules.statefile import (
     Deployment,
@@ -26,6 +25,7 @@ from dynaplan.fleet.rules.statefile import (
     with_live_settings,
     with_planner_keys,
 )
+from dynaplan.fleet.statefile_store import DocumentStore
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 
 def new_document(launch: Launch) -> Document:
-    """Return the deployment's document, without workers."""
     addresses = {
         "frontend_url": launch.frontend_url,
         "circus_events": launch.circus_events,
@@ -103,7 +102,6 @@ class Statefile:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The workers that were last written down."""
         return fleet_of(self._document)
 
     def has(self, workers: Mapping[str, Worker]) -> bool:

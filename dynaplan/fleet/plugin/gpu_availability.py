@@ -20,10 +20,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from dynaplan.fleet.gpus import Gpu, GpuUse
-from dynaplan.fleet.ports import Claims
+from dynaplan.fleet.gpu_claims import Claims
+from dynaplan.fleet.gpus import Gpu, GpuUse, busy_gpus, by_reason
 from dynaplan.fleet.rules.allocation import choose_gpus
-from dynaplan.fleet.rules.busy_gpus import busy_gpus, by_reason
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Worker, WorkerState
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import DeploymentError

@@ -48,7 +48,6 @@ class KeyPersistence:
         self._reported: PersistedKeys | None = None
 
     async def run(self) -> None:
-        """Compare for ever."""
         changed = asyncio.Event()
         self._link.on_persisted_change(changed.set)
         while True:
@@ -127,7 +126,6 @@ class KeyPersistence:
 
 
 def _loss(seen: Comparison) -> str:
-    """Return the line that tells the user of a loss."""
     names = ", ".join([*(name for name in seen.lost.planner if name != STORE_ID), *seen.lost.live])
     if not seen.is_new_store:
         return f"The key-value store has lost {names}: written again."

@@ -16,8 +16,11 @@ from typing import Any
 
 from circus.plugins import CircusPlugin
 
-from dynaplan.fleet import local_host
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
+from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, DecisionEvents, EventHook, EventWatch
+from dynaplan.fleet.gpu_claims import NodeClaims
+from dynaplan.fleet.gpu_devices import uses_reader
+from dynaplan.fleet.heartbeats import HeartbeatFiles
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import Statefile, present
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
@@ -27,7 +30,8 @@ from dynaplan.fleet.plugin.reconciler import RESYNC_S, Reconciler
 from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
-from dynaplan.fleet.upkeep.event_hook import ON_EVENT_VARIABLE, DecisionEvents, EventHook, EventWatch
+from dynaplan.fleet.startup_times import StartupTimesFile
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
 from dynaplan.process.kernel import die_with_parent
@@ -87,7 +91,6 @@ class ReconcilerPlugin(CircusPlugin):
         self._tasks = BackgroundTasks()
 
     def initialize(self) -> None:
-        """Connect, and begin to reconcile."""
         super().initialize()
         self.loop.add_callback(self._begin)
 
@@ -124,12 +127,12 @@ class ReconcilerPlugin(CircusPlugin):
         return FleetPorts(
             terminal=ServeTerminal(launch.log_dir / f"{launch.plugin_name}.log"),  # first: it takes the log
             store=connections.connect_store(),
-            statefile=local_host.open_statefile(launch.statefile),
+            statefile=StatefileStore(launch.statefile),
             circus=CircusClient(launch.circus_endpoint),
             processes=process_table,
             clock=SystemClock(),
-            heartbeats=local_host.heartbeats(launch.runtime_dir),
-            startup_times=local_host.startup_times(launch.statefile),
+            heartbeats=HeartbeatFiles.of(launch.runtime_dir),
+            startup_times=StartupTimesFile.beside(launch.statefile),
             gpus=self._gpu_availability(launch),
         )
 
@@ -144,14 +147,14 @@ class ReconcilerPlugin(CircusPlugin):
         raise NotImplementedError
 
     def _gpu_availability(self, launch: Launch) -> GpuAvailability:
-        claims = local_host.gpu_claims(launch.arbiter, launch.namespace)
+        claims = NodeClaims(launch.arbiter, launch.namespace)
         return GpuAvailability(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch))
 
     def _gpu_memory(self, launch: Launch) -> GpuMemory | None:
         """Begin to follow the memory of the GPUs, unless what others use does not count."""
         if launch.uses_busy_gpus or not launch.gpus:
             return None
-        memory = GpuMemory(launch.gpus, local_host.gpu_uses(launch.gpus), SystemClock(), self._wake)
+        memory = GpuMemory(launch.gpus, uses_reader(launch.gpus), SystemClock(), self._wake)
         self._tasks.spawn(memory.run(), "GPU memory")
         return memory
 
@@ -169,5 +172,5 @@ class ServeTerminal:
         """Write to the terminal, if it is read, and to the log."""
         log.info("%s", line)
         self._log_file.turn_over_if_full()
-        if not terminal.say(line, self._descriptor):
+        if not terminal.try_write_line(line, self._descriptor):
             log.debug("the terminal is gone, or nobody reads it")

@@ -26,16 +26,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from dynaplan.fleet.circus_client import CommandRefused
-from dynaplan.fleet.desired_counts import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
-from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
+from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.plugin.document import Statefile
 from dynaplan.fleet.plugin.pending_workers import PendingWorkers
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
-from dynaplan.fleet.rules import hopeless
+from dynaplan.fleet.rules import absence
 from dynaplan.fleet.rules.observing import (
     World,
     desired_workers,
@@ -45,10 +44,18 @@ from dynaplan.fleet.rules.observing import (
     observe,
     own_instances,
 )
-from dynaplan.fleet.rules.reconcile import Reconciled, reconcile, renewable, replaced
-from dynaplan.fleet.rules.removals import MOST_REMOVALS, REMOVALS, Removal
+from dynaplan.fleet.rules.reconcile import (
+    MAX_REMOVALS,
+    REMOVALS,
+    Reconciled,
+    Removal,
+    reconcile,
+    renewable,
+    replaced,
+)
 from dynaplan.fleet.rules.restarting import after_exit
-from dynaplan.fleet.rules.startup_times import startup_key
+from dynaplan.fleet.startup_times import startup_key
+from dynaplan.fleet.store_keys import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.util.durations import wall_clock
@@ -98,7 +105,7 @@ class Reconciler:
         self._workers = {worker.name: worker for worker in workers}
         self._wake = wake
         self._pending = PendingWorkers()
-        self._removals: deque[Removal] = deque(maxlen=MOST_REMOVALS)
+        self._removals: deque[Removal] = deque(maxlen=MAX_REMOVALS)
         self._to_replace: set[str] = set()
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
@@ -107,7 +114,6 @@ class Reconciler:
 
     @property
     def _launch(self) -> Launch:
-        """The deployment, with the settings of the last reload."""
         return self._launches.now
 
     @property
@@ -130,7 +136,7 @@ class Reconciler:
         async with self._observing_meanwhile():
             await self._sweep_watchers()
         while True:
-            self._ports.heartbeats.beat(PLUGIN_PULSE, RESYNC_S)
+            self._ports.heartbeats.beat(PLUGIN_HEARTBEAT, RESYNC_S)
             try:
                 delay_s = await self.reconcile_once()
             except DynaplanError as error:
@@ -182,7 +188,7 @@ class Reconciler:
         async def observe() -> None:
             while True:
                 await asyncio.sleep(RESYNC_S)
-                self._ports.heartbeats.beat(PLUGIN_PULSE, RESYNC_S)
+                self._ports.heartbeats.beat(PLUGIN_HEARTBEAT, RESYNC_S)
                 try:
                     self._observe()
                 except Exception:
@@ -353,7 +359,7 @@ class Reconciler:
         document = fleet_document(graph, self._workers, gpus.total(workers), instances, link.asleep)
         document |= {"waiting": self._pending.reasons, GPUS_LEFT_OUT: gpus.left_out(workers)}
         document |= {FREE_GPUS: gpus.free(workers)}
-        document |= hopeless.published(self._workers.values(), self._clock.now_s(), time.time())
+        document |= absence.absence_fields(self._workers.values(), self._clock.now_s(), time.time())
         document |= {REMOVALS: [each.to_json() for each in self._removals]}
         killed = self._termination.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})

@@ -13,17 +13,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from dynaplan.fleet.heartbeat import Heartbeats
+from dynaplan.fleet.heartbeats import Heartbeats
 from dynaplan.util.clock import Clock
-from dynaplan.util.probe import health_answer
+from dynaplan.util.probe import get_health
 
-LONGEST_STEP_S = 2.0
+MAX_STEP_S = 2.0
 """The most that one poll adds to a silence, in seconds: a detector that stood still itself accuses nobody."""
 
 HEALTH_POLL_S = 1.0
 """Time between two questions to a worker, and the longest time for an answer."""
 
-LEAST_UNANSWERED = 2
+MIN_UNANSWERED = 2
 """Unanswered questions that make a silence: one may be due to a stall of this process itself."""
 
 
@@ -44,16 +44,16 @@ class StallDetector:
 
     def overdue_s(self, name: str, pid: int) -> float:
         """The silence of that process beyond its interval, in seconds; 0 when it has not beaten yet."""
-        pulse, now_s = self._heartbeats.read(name), self._clock.now_s()
-        if pulse is None or pulse.process.pid != pid:
+        heartbeat, now_s = self._heartbeats.read(name), self._clock.now_s()
+        if heartbeat is None or heartbeat.process.pid != pid:
             self._silences.pop(name, None)
             return 0.0
         silence = self._silences.get(name)
-        if silence is None or silence.beat_s != pulse.beat_s:
-            silence = self._silences[name] = _Silence(pulse.beat_s, now_s)
-        silence.seconds += min(now_s - silence.polled_s, LONGEST_STEP_S)
+        if silence is None or silence.beat_s != heartbeat.beat_s:
+            silence = self._silences[name] = _Silence(heartbeat.beat_s, now_s)
+        silence.seconds += min(now_s - silence.polled_s, MAX_STEP_S)
         silence.polled_s = now_s
-        return max(0.0, silence.seconds - pulse.every_s)
+        return max(0.0, silence.seconds - heartbeat.every_s)
 
 
 class HealthPoll:
@@ -84,11 +84,10 @@ class HealthPoll:
         return {
             name: count * HEALTH_POLL_S
             for (name, _), count in self._silences.items()
-            if count >= LEAST_UNANSWERED
+            if count >= MIN_UNANSWERED
         }
 
     async def close(self) -> None:
-        """Stop polling."""
         polls = list(self._polls.values())
         self.poll({})
         await asyncio.gather(*polls, return_exceptions=True)
@@ -108,4 +107,4 @@ class HealthPoll:
 
 async def answers(url: str, within_s: float) -> bool:
     """Tell whether a worker answers anything to ``GET {url}/health`` within that time, in seconds."""
-    return (await health_answer(url, within_s)).startswith(b"HTTP/")
+    return (await get_health(url, within_s)).startswith(b"HTTP/")

@@ -11,10 +11,16 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_in
-from dynaplan.fleet.desired_counts import DesiredCounts, first_to_leave, fleet_key, planner_prefix
-from dynaplan.fleet.live_settings import live_settings_prefix
 from dynaplan.fleet.rules.lost_keys import PersistedKeys
+from dynaplan.fleet.store_keys import (
+    CACHE_WORTH,
+    DesiredCounts,
+    first_to_leave,
+    fleet_key,
+    live_settings_prefix,
+    planner_prefix,
+    worth_in,
+)
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
 from dynaplan.store.discovery import Discovery
@@ -27,7 +33,7 @@ from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 2.0
+STORE_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 REVOKE_FOR_S = 30.0
 """Longest time of trying: a lease that nobody keeps alive has expired by itself then."""
@@ -60,7 +66,6 @@ class StoreLink:
         """The leases whose revocation the store has not answered yet."""
 
     def start(self) -> None:
-        """Follow and write, in the background, from now on."""
         self._discovery.on_change(self._wake.set)
         self._counts.on_snapshot(self._write_again)
         for watcher in (self._counts, self._live):
@@ -118,12 +123,11 @@ class StoreLink:
         return self._discovery.all() if self._is_following else None
 
     def acknowledge(self, decision_id: int) -> None:
-        """Publish that this decision is carried out."""
-        self._want(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
+        self._enqueue(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
 
     def publish_fleet(self, document: dict[str, Any]) -> None:
         """Have the document written into the store, where status and planner read it."""
-        self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
+        self._enqueue(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
 
     async def read_persisted(self) -> PersistedKeys | None:
         """Read the planner's keys and the live settings anew; None when the store does not answer.
@@ -133,7 +137,7 @@ class StoreLink:
         """
         live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 settings = await self._store.list(live)
                 keys = await self._store.list(planner)
         except (TimeoutError, TemporaryError, PermanentError) as error:
@@ -173,16 +177,14 @@ class StoreLink:
             self._tasks.spawn(self._revoke(lease), "revoke")
 
     async def is_answering(self) -> bool:
-        """Tell whether the store answers now."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 await self._store.get(fleet_key(self._namespace))
             return True
         except (TimeoutError, TemporaryError, PermanentError):
             return False
 
     async def close(self) -> None:
-        """End everything that runs in the background."""
         await self._tasks.cancel()
         await self._discovery.close()
 
@@ -210,7 +212,7 @@ class StoreLink:
             log.warning("ignoring %s: it is %s", key, reason)
         self._wake.set()
 
-    def _want(self, key: str, value: str) -> None:
+    def _enqueue(self, key: str, value: str) -> None:
         self._wanted[key] = value
         if self._written.get(key) != value:
             self._has_work.set()
@@ -220,12 +222,12 @@ class StoreLink:
             await self._has_work.wait()
             self._has_work.clear()
             for key, value in list(self._wanted.items()):
-                if self._written.get(key) != value and await self._answered(self._store.put(key, value)):
+                if self._written.get(key) != value and await self._call(self._store.put(key, value)):
                     self._written[key] = value
 
     async def _replace(self, key: str, before: str, after: str) -> None:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 item = await self._store.get(key)
                 if item and item.value == before:
                     await self._store.commit(Transaction({key: item.revision}, {key: after}))
@@ -234,7 +236,7 @@ class StoreLink:
 
     async def _commit(self, transaction: Transaction) -> None:
         try:
-            await self._answered(self._store.commit(transaction))
+            await self._call(self._store.commit(transaction))
         finally:
             self._is_deciding = False
             self._wake.set()
@@ -242,7 +244,7 @@ class StoreLink:
     async def _revoke(self, lease: int) -> None:
         try:
             async with asyncio.timeout(REVOKE_FOR_S):
-                while not await self._answered(self._store.revoke(lease)):
+                while not await self._call(self._store.revoke(lease)):
                     self.unanswered.add(lease)
                     self._wake.set()
         except TimeoutError:
@@ -250,10 +252,10 @@ class StoreLink:
         finally:
             self._revoking.discard(lease)
 
-    async def _answered(self, call: Coroutine[Any, Any, Any]) -> bool:
+    async def _call(self, call: Coroutine[Any, Any, Any]) -> bool:
         """Await the call; return True when the store has answered, False after a pause when it has not."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 await call
             return True
         except (TimeoutError, TemporaryError) as error:

@@ -23,10 +23,10 @@ from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.rules.observing import Exit, hung, suspects
 from dynaplan.fleet.rules.restarting import out_of_memory
-from dynaplan.fleet.scratch import remove_files_of
+from dynaplan.fleet.runtime_dir import remove_files_of
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 
-EXIT_CODE_WITHIN_S = 0.9
+EXIT_CODE_TIMEOUT_S = 0.9
 """Time for which an exit code is waited for: circus reports it a moment after the process is gone, on a busy
 machine half a second."""
 
@@ -81,7 +81,6 @@ class Termination:
 
     @property
     def _launch(self) -> Launch:
-        """The deployment, with the settings of the last reload."""
         return self._launches.now
 
     @property
@@ -90,7 +89,6 @@ class Termination:
         return frozenset(name for name, each in self._steps.items() if each.gone_since_s is not None)
 
     def record_exit(self, pid: int, exit_code: int) -> None:
-        """Remember the exit code of a process that circus has reaped."""
         self._exit_codes[pid] = exit_code
 
     def forget(self, name: str) -> None:
@@ -112,7 +110,7 @@ class Termination:
                 continue
             if steps.gone_since_s is None:
                 steps.gone_since_s = now_s
-            is_late = now_s - steps.gone_since_s > EXIT_CODE_WITHIN_S
+            is_late = now_s - steps.gone_since_s > EXIT_CODE_TIMEOUT_S
             is_group_gone = not self._processes.kill_group(worker.pid, worker.started_at)
             if is_group_gone and (is_late or worker.pid in self._exit_codes):
                 # Whom this has killed ended by that, also where circus has not reaped it in time.

@@ -17,23 +17,22 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import dynaplan
-from dynaplan.fleet import local_host
+from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to
-from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HolderFleet
 from dynaplan.fleet.reattach.versions import check_own_package
 from dynaplan.fleet.rules.statefile import arbiter_of, fleet_of
-from dynaplan.fleet.runtime_dir import remove_runtime_directory
-from dynaplan.fleet.scratch import remove_scratch
-from dynaplan.fleet.servers.embedded import ServerSpec, readiness
+from dynaplan.fleet.runtime_dir import remove_runtime_directory, remove_scratch
+from dynaplan.fleet.servers import ServerSpec
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.fleet.watchers import first_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
-from dynaplan.process.holder_link import Held, HolderLink
+from dynaplan.process.holder_link import HolderLink, HolderState
+from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt
 
 log = logging.getLogger(__name__)
@@ -44,12 +43,9 @@ DEPLOYMENT = "deployment"
 MODULES_PATH = ("PYTHONPATH",)
 """The variables that all processes have of this ``serve``, which may be of another version than the last."""
 
-TRACKERS_WITHIN_S = 3.0
-"""Longest wait per session that is ended, as for those of an earlier deployment (``leftovers.py``)."""
-
 
 @dataclass(frozen=True)
-class Kept:
+class Handover:
     """The facts that one ``serve`` leaves to the next."""
 
     launch: Launch
@@ -60,31 +56,30 @@ class Kept:
     exits_on_failure: bool
 
     @classmethod
-    def read(cls, descriptor: int) -> Kept:
-        """Read what ``leave_to_the_next`` wrote; KeyError, TypeError or ValueError for anything else."""
+    def read(cls, descriptor: int) -> Handover:
+        """Read what ``save_handover`` wrote; KeyError, TypeError or ValueError for anything else."""
         os.lseek(descriptor, 0, os.SEEK_SET)
         with open(descriptor, closefd=False) as file:
             document = json.load(file)
-        environment = document["environment"]
         return cls(
             Launch.from_json(document["launch"]),
-            environment,
-            tuple(_server(each, environment) for each in document["servers"]),
+            document["environment"],
+            tuple(map(ServerSpec.from_json, document["servers"])),
             document["is_simulated"],
             document["store_outlives"],
             document["exits_on_failure"],
         )
 
 
-def leave_to_the_next(prepared: Preparation, exits_on_failure: bool) -> None:
+def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
     """Have the holder keep what a ``serve`` after this one needs, and which files to remove without one."""
-    if prepared.held is None:
+    if prepared.holder_fleet is None:
         return
-    launch, link = prepared.launch, prepared.held.link
+    launch, link = prepared.launch, prepared.holder_fleet.link
     document = {
         "launch": launch.to_json(),
         "environment": dict(os.environ),
-        "servers": [_record(each) for each in prepared.servers],
+        "servers": [each.to_json() for each in prepared.servers],
         "is_simulated": prepared.is_simulated,
         "store_outlives": prepared.store_outlives,
         "exits_on_failure": exits_on_failure,
@@ -93,6 +88,7 @@ def leave_to_the_next(prepared: Preparation, exits_on_failure: bool) -> None:
     link.remove_at_the_end(
         [
             launch.statefile,
+            launch.statefile.with_name(f"{launch.statefile.name}.tmp"),  # a writer was killed amid its work
             launch.statefile.with_suffix(".lock"),
             launch.scratch_dir,
             launch.runtime_dir,
@@ -103,7 +99,7 @@ def leave_to_the_next(prepared: Preparation, exits_on_failure: bool) -> None:
     )
 
 
-def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
+def adopt_deployment(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
     """Return the deployment that runs below the holder, and whether it is to end on a failure.
 
     None when there is none: then nothing of it is left, either. Until this process is ``here``, ``stack``
@@ -112,7 +108,7 @@ def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | No
     """
     check_own_package(os.environ, is_trial=link.is_trial)
     held = link.hello()
-    found = _consistent(held, link)
+    found = _read_consistent(held, link)
     if found is None and link.is_trial:
         raise DeploymentError(
             f"dynaplan {dynaplan.__version__} cannot read what the deployment has written down",
@@ -121,53 +117,58 @@ def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | No
     if found is None:
         _end_everything(held, link)
         return None
-    kept, workers = found
-    launch = CurrentLaunch(kept.launch).now
+    handover, workers = found
+    launch = CurrentLaunch(handover.launch).now
     own_path = {name: os.environ[name] for name in MODULES_PATH if name in os.environ}
     os.environ.clear()
-    os.environ.update({name: text for name, text in kept.environment.items() if name not in MODULES_PATH})
+    os.environ.update({name: text for name, text in handover.environment.items() if name not in MODULES_PATH})
     os.environ.update(own_path)
     os.chdir(launch.graph.working_dir)
     log_to(launch.log_dir / "circus.log")
     public_socket = _public_socket(held, stack)
-    _take_over(kept, stack)
-    names = {each.name for each in workers} | {f"{launch.namespace}_{each.name}" for each in kept.servers}
+    _take_over(handover, stack)
+    names = {each.name for each in workers} | {f"{launch.namespace}_{each.name}" for each in handover.servers}
     _end({name: pid for name, pid in held.pids.items() if name not in names})
     adoptable = {name: pid for name, pid in held.pids.items() if name in names}
     note = f"Adopted {len(adoptable)} processes that went on for {held.away_s:.1f} s without serve."
     log.info("%s", note)
     prepared = Preparation(
-        *(launch, workers, kept.servers, kept.is_simulated, (note,), public_socket),
-        store_outlives=kept.store_outlives,
-        held=HeldFleet(link, adoptable, first_services(launch.graph)),
+        launch,
+        workers,
+        handover.servers,
+        handover.is_simulated,
+        notes=(note,),
+        public_socket=public_socket,
+        store_outlives=handover.store_outlives,
+        holder_fleet=HolderFleet(link, adoptable, first_services(launch.graph)),
     )
-    return prepared, kept.exits_on_failure
+    return prepared, handover.exits_on_failure
 
 
-def _consistent(held: Held, link: HolderLink) -> tuple[Kept, tuple[Worker, ...]] | None:
-    """Return what was kept and the workers that run, by the statefile; None when that does not fit."""
+def _read_consistent(held: HolderState, link: HolderLink) -> tuple[Handover, tuple[Worker, ...]] | None:
+    """Return the handover and the workers that run, by the statefile; None when that does not fit."""
     if DEPLOYMENT not in held.kept:
         return None
     try:
-        kept = Kept.read(held.kept[DEPLOYMENT])
-        document = local_host.open_statefile(kept.launch.statefile).read()
+        handover = Handover.read(held.kept[DEPLOYMENT])
+        document = StatefileStore(handover.launch.statefile).read()
     except (KeyError, TypeError, ValueError, OSError, StatefileCorrupt) as error:
         log.warning("nothing to adopt: %r", error)
         return None
     holder = process_table.identity_of(link.holder_pid)
-    if document is None or arbiter_of(document) != holder or kept.launch.arbiter != holder:
+    if document is None or arbiter_of(document) != holder or handover.launch.arbiter != holder:
         return None
-    if not kept.launch.runtime_dir.is_dir():
+    if not handover.launch.runtime_dir.is_dir():
         return None
-    return kept, tuple(each for each in fleet_of(document) if each.name in held.pids)
+    return handover, tuple(each for each in fleet_of(document) if each.name in held.pids)
 
 
-def _take_over(kept: Kept, stack: ExitStack) -> None:
+def _take_over(handover: Handover, stack: ExitStack) -> None:
     """Put the undoing of everything that the last ``serve`` had taken on the stack, in its order."""
-    launch = kept.launch
-    store = local_host.open_statefile(launch.statefile)
+    launch = handover.launch
+    store = StatefileStore(launch.statefile)
     stack.callback(launch.statefile.with_suffix(".serve.lock").unlink, missing_ok=True)
-    claims = partial(local_host.gpu_claims, launch.arbiter, launch.namespace)
+    claims = partial(NodeClaims, launch.arbiter, launch.namespace)
     stack.callback(give_back, claims, launch.gpus)
     stack.callback(remove_runtime_directory, launch.runtime_dir)
     if launch.address_dir != launch.runtime_dir:
@@ -176,17 +177,17 @@ def _take_over(kept: Kept, stack: ExitStack) -> None:
         stack.callback(shutil.rmtree, launch.scratch_dir, ignore_errors=True)
     else:
         stack.callback(remove_scratch, launch.scratch_dir)
-    if kept.store_outlives:
+    if handover.store_outlives:
         stack.callback(forget_decisions, launch.namespace)
     stack.callback(store.remove)
 
 
-def _public_socket(held: Held, stack: ExitStack) -> socket.socket | None:
+def _public_socket(held: HolderState, stack: ExitStack) -> socket.socket | None:
     descriptor = held.kept.get(PUBLIC_SOCKET)
     return None if descriptor is None else stack.enter_context(socket.socket(fileno=descriptor))
 
 
-def _end_everything(held: Held, link: HolderLink) -> None:
+def _end_everything(held: HolderState, link: HolderLink) -> None:
     """End what the last ``serve`` has left, and have the holder keep nothing of it."""
     _end(held.pids)
     for name, descriptor in held.kept.items():
@@ -199,29 +200,4 @@ def _end(pids: Mapping[str, int]) -> None:
     processes = process_table
     for name, pid in pids.items():
         log.warning("ending %s (session %d), which is nobody's", name, pid)
-        processes.kill_group(pid, processes.identify(pid) or 0, waits_s=TRACKERS_WITHIN_S)
-
-
-def _record(server: ServerSpec) -> dict[str, Any]:
-    return {
-        "name": server.name,
-        "cmd": server.cmd,
-        "working_dir": str(server.working_dir),
-        "environment": server.environment,
-        "without": list(server.without),
-        "socket": str(server.socket) if server.socket else "",
-        "data": server.data,
-    }
-
-
-def _server(record: dict[str, Any], environment: Mapping[str, str]) -> ServerSpec:
-    return ServerSpec(
-        record["name"],
-        record["cmd"],
-        Path(record["working_dir"]),
-        record["environment"],
-        readiness(record["name"], environment),
-        tuple(record["without"]),
-        Path(record["socket"]) if record["socket"] else None,
-        record["data"],
-    )
+        processes.kill_group(pid, processes.identify(pid) or 0, waits_s=TRACKERS_TIMEOUT_S)

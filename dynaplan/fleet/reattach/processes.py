@@ -1,23 +1,54 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""Processes of circus where a holder is their parent: they go on when ``serve`` dies, and are adopted."""
+"""The watchers and processes of circus under ``serve``: starts are retried, and a holder may be the parent.
+
+1. ``RetryingWatcher``: out of processes, memory or descriptors for a moment, the system refuses a fork.
+   circus then takes the watcher for stopped, and one that it was to restart by itself, an embedded server
+   or the fleet plugin, would never come back.
+2. ``HolderProcess``: where a holder is the parent, processes go on when ``serve`` dies, and are adopted.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import psutil
 from circus.process import DEAD_OR_ZOMBIE, RUNNING, Process
 from circus.watcher import Watcher
+from tornado import gen
 
-from dynaplan.fleet.retrying_watcher import RetryingWatcher
 from dynaplan.fleet.watchers import service_of
 from dynaplan.process.holder import OF_THE_PROGRAM
 from dynaplan.process.holder_link import HolderLink
+
+log = logging.getLogger(__name__)
+
+
+class RetryingWatcher(Watcher):
+    """A watcher that tries again at circus' next check, if it restarts its process (``respawn``)."""
+
+    _is_refused = False
+
+    def spawn_process(self, recovery_wid: int | None = None) -> Any:
+        """Start a process; return its start time, True if it is to be tried again, False to be stopped."""
+        started = super().spawn_process(recovery_wid)
+        self._is_refused = started is False and self.respawn
+        if self._is_refused:
+            log.warning("%s could not be started; it is tried again", self.name)
+        return started or self._is_refused
+
+    @gen.coroutine
+    def _start(self) -> Generator[Any, Any, None]:
+        """Start the first process; circus gives a watcher up that has none then."""
+        yield super()._start()
+        if self._is_refused and self._status == "stopped":
+            self._status = "active"
+
 
 FIRST, WORKERS, SERVERS = 0, 1, 2
 """The order in which the holder ends processes without ``serve``, as ``serve`` does: Frontends and the
@@ -26,11 +57,11 @@ planner, then workers, then servers."""
 PUBLIC_SOCKET = "public socket"
 """The name by which the holder keeps the socket that the Frontends listen on."""
 
-CODE_WITHIN_S = 1.0
+EXIT_CODE_TIMEOUT_S = 1.0
 """Longest wait for the exit code of a process that was just killed."""
 
 
-class HeldProcess(Process):
+class HolderProcess(Process):
     """A process that the holder has started; the one of before, if that still runs."""
 
     wait_status: int | None = None
@@ -40,7 +71,7 @@ class HeldProcess(Process):
 
         A worker that ended before it was adopted is the fleet plugin's to start again: ProcessLookupError.
         """
-        fleet: HeldFleet = self.watcher.held_fleet
+        fleet: HolderFleet = self.watcher.holder_fleet
         pid = fleet.adoptable.pop(self.name, 0)
         if not pid:
             fleet.check_not_lost(self.name, self.watcher)
@@ -52,7 +83,7 @@ class HeldProcess(Process):
         self._worker, self.started = worker, min(worker.create_time(), time.time())
         fleet.processes[pid] = self
 
-    def _started(self, fleet: HeldFleet) -> int:
+    def _started(self, fleet: HolderFleet) -> int:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             listening = self._get_stdin_socket_fd()
@@ -67,10 +98,10 @@ class HeldProcess(Process):
 
         circus asks in the moment after a kill: the code is waited for then.
         """
-        fleet: HeldFleet = self.watcher.held_fleet
-        deadline_s = time.monotonic() + CODE_WITHIN_S
+        fleet: HolderFleet = self.watcher.holder_fleet
+        deadline_s = time.monotonic() + EXIT_CODE_TIMEOUT_S
         while self.wait_status is None and not _is_running(self._worker) and time.monotonic() < deadline_s:
-            fleet.link.look()
+            fleet.link.poll()
             time.sleep(0.001)
         return self.poll()
 
@@ -91,18 +122,16 @@ def _is_running(process: Any) -> bool:
         return False
 
 
-class HeldWatcher(RetryingWatcher):
-    """A watcher whose process the holder starts."""
-
-    held_fleet: HeldFleet
+class HolderWatcher(RetryingWatcher):
+    holder_fleet: HolderFleet
     ends_with_serve: bool
 
     @property
     def _process_class(self) -> type[Process]:
-        return HeldProcess
+        return HolderProcess
 
 
-class HeldFleet:
+class HolderFleet:
     """The processes below the holder. ``adoptable`` are those of a ``serve`` before this one, by watcher.
 
     ``takers`` are the services that take requests, and the planner.
@@ -111,25 +140,25 @@ class HeldFleet:
     def __init__(self, link: HolderLink, adoptable: Mapping[str, int], takers: Collection[str]) -> None:
         self.link = link
         self.adoptable = dict(adoptable)
-        self.processes: dict[int, HeldProcess] = {}
+        self.processes: dict[int, HolderProcess] = {}
         self._takers = takers
         self._lost: set[str] = set()
-        self._ended: list[HeldProcess] = []
+        self._ended: list[HolderProcess] = []
         self._wake: Callable[[], None] = lambda: None
         link.on_end = self._note_end
 
     def watch(self, loop: Any, wake: Callable[[], None]) -> None:
         """Call ``wake`` whenever a process has ended, from now on."""
         self._wake = wake
-        loop.add_reader(self.link.fileno(), self.link.look)
+        loop.add_reader(self.link.fileno(), self.link.poll)
 
     def attach(self, watcher: Any, *, ends_with_serve: bool = False) -> None:
         """Have a watcher of circus start its process here: one to be adopted, or to end with ``serve``."""
-        watcher.__class__ = HeldWatcher
-        watcher.held_fleet = self
+        watcher.__class__ = HolderWatcher
+        watcher.holder_fleet = self
         watcher.ends_with_serve = ends_with_serve
 
-    def stage_of(self, watcher: HeldWatcher) -> int:
+    def stage_of(self, watcher: HolderWatcher) -> int:
         """Return when the process of a watcher is ended, compared with others."""
         if watcher.ends_with_serve:
             return OF_THE_PROGRAM
@@ -147,7 +176,7 @@ class HeldFleet:
 
     def reap(self) -> None:
         """Tell circus of the processes that have ended, as its own reaping does."""
-        self.link.look()
+        self.link.poll()
         ended, self._ended = self._ended, []
         for process in ended:
             if not process.watcher.is_stopped():

@@ -64,7 +64,6 @@ class RunningServe:
 
     @property
     def version(self) -> Version:
-        """The version of now."""
         return self.takeovers[-1].version
 
     def not_renewed(self, workers: Sequence[Worker]) -> list[Worker]:
@@ -88,7 +87,6 @@ def in_order(workers: Iterable[Worker]) -> list[Worker]:
 
 
 def own_version() -> Version:
-    """Return the version of this process."""
     return Version(dynaplan.__version__, sys.executable, str(Path(dynaplan.__file__).resolve().parent))
 
 

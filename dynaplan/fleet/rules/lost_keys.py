@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from dynaplan.fleet.desired_counts import COUNT_KEYS
-from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
-from dynaplan.fleet.live_settings import LIVE_SETTINGS, live_setting
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+from dynaplan.fleet.holds import HOLDS, RESERVATIONS, Hold, ReservedGpus, RoleHolds
+from dynaplan.fleet.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
 from dynaplan.util.documents import whole_number
 
 STORE_ID = "store_id"
@@ -78,7 +76,6 @@ class PersistedKeys:
     live: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Tell whether there is any."""
         return bool(self.planner or self.live)
 
 

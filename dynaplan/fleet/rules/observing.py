@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaplan.fleet.counts import WorkerCounts
-from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts
 from dynaplan.fleet.rules.restarting import after_exit, exit_reason, without_process
+from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.store.instances import Instance
@@ -154,7 +154,6 @@ def hung(
 
 
 def own_instances(workers: Workers, instances: Iterable[Instance]) -> dict[str, Instance]:
-    """Return the registrations that the workers' present processes have made, by worker."""
     return {
         each.worker: each
         for each in instances
@@ -219,7 +218,7 @@ def unmanaged(instances: Iterable[Instance]) -> tuple[Instance, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def _told(worker: Worker, asleep: Container[int]) -> str:
+def _state_label(worker: Worker, asleep: Container[int]) -> str:
     """Return the state in which a worker is counted: a ready one may sleep."""
     is_asleep = worker.state is WorkerState.READY and worker.instance_id in asleep
     return WorkerCounts.ASLEEP if is_asleep else worker.state.value
@@ -238,7 +237,7 @@ def fleet_document(
     whose instance ids are among those ``asleep``.
     """
     alone = [each.component for each in unmanaged(instances)]
-    states = Counter((worker.component, _told(worker, asleep)) for worker in workers.values())
+    states = Counter((worker.component, _state_label(worker, asleep)) for worker in workers.values())
     services = scaled_services(graph)
     return {
         "roles": {

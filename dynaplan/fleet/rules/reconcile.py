@@ -11,14 +11,15 @@ must leave.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.allocation import choose_gpus
-from dynaplan.fleet.rules.busy_gpus import by_reason
 from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.util.documents import number_field, text_field
 
 Fleet = tuple[Worker, ...]
 
@@ -37,7 +38,7 @@ NO_WORTH: Mapping[str, int] = MappingProxyType({})
 NOTHING_RESERVED: Mapping[int, str] = MappingProxyType({})
 """The reserved GPUs where nobody has reserved any."""
 
-TOLD_TO = "told to by circusctl restart"
+OPERATOR_RESTART = "told to by circusctl restart"
 """The reason of a worker that is replaced on a person's word."""
 
 _IN_THOUSANDS = 10_000
@@ -100,7 +101,7 @@ def reconcile(
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
-    vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, TOLD_TO)
+    vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, OPERATOR_RESTART)
     leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first, vacating)
     leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
@@ -123,7 +124,7 @@ def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
         WorkerState.FAILED: WorkerState.STOPPED,
     }
     return tuple(
-        worker.moved(next_state[worker.state], now_s, TOLD_TO)
+        worker.moved(next_state[worker.state], now_s, OPERATOR_RESTART)
         if worker.name in names and worker.state in next_state
         else worker
         for worker in fleet
@@ -302,3 +303,39 @@ def _why_waiting(
     why += "".join(f"; {line}" for line in by_reason(others, inventory))
     draining = [worker.name for worker in fleet if worker.state is WorkerState.DRAINING and worker.gpus]
     return why + (f"; draining: {', '.join(draining)}" if draining else "")
+
+
+REMOVALS = "removals"
+"""The field of the published fleet with the last removals, the newest last."""
+
+MAX_REMOVALS = 8
+"""The removals that are published."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One worker that was told to leave, at ``at_unix_s`` on the wall clock, and why."""
+
+    worker: str
+    at_unix_s: float
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def removals_in(fleet: Mapping[str, Any]) -> tuple[Removal, ...]:
+    """Read the removals of a published fleet; what cannot be read is left out."""
+    found = []
+    listed = fleet.get(REMOVALS)
+    for each in listed if isinstance(listed, list) else ():
+        try:
+            known = each if isinstance(each, dict) else {}
+            found.append(
+                Removal(
+                    text_field(known, "worker"), number_field(known, "at_unix_s"), text_field(known, "why")
+                )
+            )
+        except ValueError:
+            continue
+    return tuple(found)

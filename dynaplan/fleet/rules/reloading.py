@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from dynaplan.config.parallelism import DATA, PIPELINE, SHARED_RANKS, TENSOR
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 
@@ -59,7 +59,6 @@ class SettingChange:
 
     @property
     def is_removed(self) -> bool:
-        """True when the setting is not set any more."""
         return bool(self.after == NOT_SET)
 
     @property

@@ -21,7 +21,7 @@ from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.util.documents import LARGEST_WHOLE
+from dynaplan.util.documents import MAX_WHOLE
 from dynaplan.util.errors import StatefileCorrupt
 from dynaplan.util.masking import mask_all, mask_secrets
 
@@ -216,7 +216,7 @@ def _check_numbers(worker: Worker) -> None:
     """Raise ValueError for a number that no process, lease or clock can have."""
     counts = (worker.pid, worker.started_at, worker.instance_id, worker.failures, *worker.gpus)
     times = (worker.since_s, worker.retry_at_s, worker.gpu_share, *worker.restarts_s)
-    if not all(0 <= count <= LARGEST_WHOLE for count in counts) or not all(map(math.isfinite, times)):
+    if not all(0 <= count <= MAX_WHOLE for count in counts) or not all(map(math.isfinite, times)):
         raise ValueError(f"{worker.name} has a number that is negative or beyond all bounds")
 
 

@@ -34,7 +34,7 @@ from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import ConfigError, PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 from dynaplan.worker.endpoint_client import worker_session
 
 if TYPE_CHECKING:

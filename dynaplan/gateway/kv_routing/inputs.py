@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.engines.kv_events import FOLLOWS
-from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_text
+from dynaplan.fleet.store_keys import CACHE_WORTH, worth_text
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.kv_routing.follower import KvCacheFollower

@@ -19,7 +19,7 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.dispatch_order import UsualTime, deadline_s
 from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.fleet.live_settings import live_settings_prefix
+from dynaplan.fleet.store_keys import live_settings_prefix
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from dynaplan.config.settings.frontend import RoutingSettings
-from dynaplan.fleet.absence import Absence
+from dynaplan.fleet.rules.absence import Absence
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
@@ -107,7 +107,7 @@ class WorkerRouter:
         if absence is None:
             return no_worker(otherwise)
         now_s = time.time()
-        return no_worker(absence.told(now_s), absence.retry_after_s(now_s))
+        return no_worker(absence.message(now_s), absence.retry_after_s(now_s))
 
     async def book(self, call: Call, deadline_s: float) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).

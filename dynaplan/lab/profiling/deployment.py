@@ -21,8 +21,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.config import certificates
-from dynaplan.fleet import local_host
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.util.errors import PermanentError, StatefileCorrupt, UserError
@@ -179,7 +179,7 @@ class MeasuredDeployment:
         """Read the statefile; None when it is not of this process: a killed one has left an older one."""
         path = self._plan.state_dir / f"{self._plan.namespace}.json"
         try:
-            document = local_host.open_statefile(path).read()
+            document = StatefileStore(path).read()
         except StatefileCorrupt:
             return None
         arbiter = arbiter_of(document) if document else None

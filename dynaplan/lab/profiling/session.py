@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
-from dynaplan.fleet import local_host
+from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.lab.profiling.deployment import (
     DeploymentRefused,
     EngineDidNotStart,
@@ -111,7 +111,7 @@ class _Profiler:
         self._options = options
         self._progress = progress
         _check_writable(options.output_dir)
-        gpus, _ = local_host.gpu_inventory(None if options.origin else options.gpus)
+        gpus, _ = available_gpus(None if options.origin else options.gpus)
         self._gpu_names = [gpu.name for gpu in gpus]
         self._sizes = _sizes(options, options.gpus or len(gpus))
         self._journal = Journal(options.output_dir)

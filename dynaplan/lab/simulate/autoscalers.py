@@ -21,7 +21,7 @@ from statistics import fmean
 
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.service import ServiceSettings, SimulatedService
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
 from dynaplan.planner.model import Decision, Load, Observation, PlannerState

@@ -25,7 +25,7 @@ from dynaplan.engines.sim.profiles import measured_size, profile_name, timing_fo
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.autoscalers import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets

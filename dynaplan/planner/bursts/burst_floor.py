@@ -41,7 +41,7 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings, SlaTargets
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
 from dynaplan.planner.bursts.memory import Standing, StandingTrial
 from dynaplan.planner.bursts.standing import learnt_floor, tried

@@ -1,6 +1,6 @@
 """The connector for a cluster: decisions become numbers of replicas.
 
-What is asked for is written down first, whole and guarded (``intent.py``), and carried out
+What is asked for is written down first, whole and guard_command (``intent.py``), and carried out
 in the background (``executor.py``). Numbers that somebody else sets meanwhile, such as
 ``kubectl scale``, are the numbers asked for from then on: the last writer is right.
 """
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import (
     DeployedComponents,

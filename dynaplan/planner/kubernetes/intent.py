@@ -1,7 +1,8 @@
 """The newest decision, in a ConfigMap: numbers by the names of the virtual connector's keys, and the holds.
 
-It outlives the planner. A decision is written whole, in one guarded write, before anything is scaled; the
-changes that are still to be made are under ``unfinished``, so that the next planner finishes what was begun.
+It outlives the planner. A decision is written whole, in one guard_command write, before anything is scaled;
+the changes that are still to be made are under ``unfinished``, so that the next planner finishes what was
+begun.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.fleet.holds import HOLDS
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.kubernetes_client import CONFIG_MAPS, KubernetesClient, Object
 from dynaplan.store.kubernetes_names import intent_map_name

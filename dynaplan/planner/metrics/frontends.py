@@ -23,7 +23,7 @@ from dynaplan.planner.metrics.exposition import (
 )
 from dynaplan.planner.timing import FRONTEND_TIMEOUT_S
 from dynaplan.util.clock import Clock
-from dynaplan.util.tls.client import ClientTls, trusted
+from dynaplan.util.tls import ClientTls, trusted
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import aiohttp
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.planner.timing import WORKER_TIMEOUT_S
 from dynaplan.util.documents import parse_object
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 
 log = logging.getLogger(__name__)
 

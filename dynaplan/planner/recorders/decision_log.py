@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaplan.fleet.load_sample import Sample
+    from dynaplan.fleet.counts import Sample
     from dynaplan.planner.model import DecisionRecord
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model import DecisionRecord
 from dynaplan.planner.recorders.decision_log import AppendingFile
 from dynaplan.planner.recorders.gauges import values_of

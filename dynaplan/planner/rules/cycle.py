@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model import Decision, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide, state_without_change

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
 from dynaplan.fleet.counts import Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
 from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, PlannerState, Prediction, Step
 from dynaplan.planner.rules import guards

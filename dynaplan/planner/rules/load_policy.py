@@ -16,8 +16,7 @@ from dynaplan.config.settings.planner import (
     NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD,
     PlannerSettings,
 )
-from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample, Targets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Load, Observation, PlannerState
 from dynaplan.planner.rules import guards

@@ -42,7 +42,7 @@ from itertools import pairwise
 
 from dynaplan.config.settings.planner import PlannerSettings, SlaTargets
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Observation, PlannerState, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings, SlaTargets
 from dynaplan.fleet.counts import FleetCounts, Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts.burst_policy import BurstPolicy
 from dynaplan.planner.model import (

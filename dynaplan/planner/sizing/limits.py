@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.planner.model import Step, WorkerLimits
 
 MAX_WORKERS = 4096

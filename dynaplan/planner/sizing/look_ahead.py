@@ -51,7 +51,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.planner.forecasting.arrivals import exceeds_chance
 from dynaplan.planner.model import Demand, Observation, Sizing, Step, WorkerLimits
 from dynaplan.planner.sizing.limits import UNBOUNDED_GPUS, within_limits

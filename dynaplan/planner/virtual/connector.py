@@ -1,7 +1,7 @@
 """The virtual connector: decisions as keys that anybody may carry out.
 
 Source: the VirtualConnector of the SLA planner's documentation; the keys are in
-``dynaplan.fleet.desired_counts``.
+``dynaplan.fleet.store_keys``.
 On one box the fleet plugin is at the other end.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dynaplan.fleet.counts import FleetCounts, Targets
-from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.fleet.holds import HOLDS, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.planner.deployment import DeployedComponents, missing_workers
 from dynaplan.planner.model import Decision
 from dynaplan.planner.ports import Registrations
@@ -77,7 +77,7 @@ class VirtualConnector:
         return self._holds(await self._read())
 
     async def apply(self, decision: Decision) -> int:
-        """Write the desired counts as one transaction, guarded by the revisions of what was read."""
+        """Write the desired counts as one transaction, guard_command by the revisions of what was read."""
         items = await self._read()
         now = self._counts(items)
         refuse_when_changed(decision, now, self._holds(items))
@@ -87,8 +87,8 @@ class VirtualConnector:
             # An aggregated graph has no prefill workers to ask for.
             puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
         puts[prefix + "decision_id"] = str(now.next_decision_id)
-        guarded = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS), 0)
-        expected = guarded | {item.key: item.revision for item in items}
+        guard_command = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS), 0)
+        expected = guard_command | {item.key: item.revision for item in items}
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
         return now.next_decision_id

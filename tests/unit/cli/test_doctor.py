@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from dynaplan.cli import doctor
 from dynaplan.cli.doctor import Finding, Level, command, page
 from dynaplan.engines import requirements
-from dynaplan.fleet import deployments, local_host
+from dynaplan.fleet import deployments, gpu_devices
+from dynaplan.fleet import servers as embedded
 from dynaplan.fleet.gpus import Gpu, GpuProcess, GpuUse
-from dynaplan.fleet.servers import embedded
 from dynaplan.util.errors import UserError
 
 FINDINGS = (
@@ -89,10 +89,10 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(monkeypatch: pytest.
 
 
 def test_gpus_in_use_are_told_with_their_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_host, "gpu_driver", lambda: ("570.1", ""))
-    monkeypatch.setattr(local_host, "gpu_inventory", lambda number: ((Gpu(0, "GPU-a", "H100"),), False))
+    monkeypatch.setattr(gpu_devices, "driver_version", lambda: ("570.1", ""))
+    monkeypatch.setattr(gpu_devices, "available_gpus", lambda number: ((Gpu(0, "GPU-a", "H100"),), False))
     uses = {0: GpuUse(7 * 10**9, (GpuProcess(12, "python"),))}
-    monkeypatch.setattr(local_host, "gpu_uses", lambda gpus: lambda: uses)
+    monkeypatch.setattr(gpu_devices, "uses_reader", lambda gpus: lambda: uses)
     found = list(doctor.gpus())
     assert levels(found) == {"GPUs": Level.OK, "GPU 0": Level.WARNING}
     assert found[1].says == "7.0 GB in use by python (12)"
@@ -101,7 +101,7 @@ def test_gpus_in_use_are_told_with_their_users(monkeypatch: pytest.MonkeyPatch) 
 def test_devices_without_nvml_are_a_container_without_the_drivers_libraries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_host, "gpu_driver", lambda: ("", "no library"))
+    monkeypatch.setattr(gpu_devices, "driver_version", lambda: ("", "no library"))
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([Path("/dev/nvidia0")]))
     assert levels(doctor.gpus()) == {"GPUs": Level.WARNING}
 

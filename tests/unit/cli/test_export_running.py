@@ -15,8 +15,8 @@ import yaml
 from dynaplan.cli import main
 from dynaplan.config.settings.servers import CA_VARIABLE
 from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, Reload
+from dynaplan.fleet.prometheus_targets import TARGETS_FILE, prometheus_targets
 from dynaplan.fleet.runtime_dir import CLIENTS_FILE
-from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE, prometheus_targets
 from dynaplan.process.process_table import identity_of
 from tests.fakes.promlint import promtool
 from tests.unit.fleet.test_launch import LAUNCH

@@ -11,10 +11,8 @@ import pytest
 
 from dynaplan.cli import reserve
 from dynaplan.cli.reserve import check_reservation, parse_gpus, parse_release
-from dynaplan.fleet import deployments
-from dynaplan.fleet.holds import Hold
-from dynaplan.fleet.plugin import carrying_out
-from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+from dynaplan.fleet import deployments, scale_progress
+from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
@@ -67,7 +65,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
         namespace="ns", workers=(worker("VllmWorker", gpus=(0,)),), runtime_dir=Path("/nowhere"), store=store
     )
     monkeypatch.setattr(connections, "connect_store", lambda: store)
-    monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
+    monkeypatch.setattr(scale_progress, "check_alive", lambda _: None)
     monkeypatch.setattr(deployments, "find_deployment", lambda _: found)
     return found
 

@@ -12,10 +12,9 @@ from dynaplan.cli import restart
 from dynaplan.cli.restart import WorkerRestart, chosen_workers, restart_process
 from dynaplan.cli.scale_counts import ScaleTimes
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet import circus_client, deployments
-from dynaplan.fleet.desired_counts import DesiredCounts, first_to_leave, fleet_key, planner_prefix
+from dynaplan.fleet import circus_client, deployments, scale_progress
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
-from dynaplan.fleet.plugin import carrying_out
+from dynaplan.fleet.store_keys import DesiredCounts, first_to_leave, fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
@@ -45,7 +44,9 @@ class Box:
             self.overtaken_by = tuple(later)
         return SimpleNamespace(namespace="dynamo", workers=self.workers, circus_endpoint="ipc://nowhere")
 
-    async def carried_out(self, found: Any, store: Any, request: Any, timeout_s: float, watch: Any) -> None:
+    async def wait_carried_out(
+        self, found: Any, store: Any, request: Any, timeout_s: float, watch: Any
+    ) -> None:
         keys = {item.key: item.value for item in await store.list(planner_prefix("dynamo"))}
         counts = DesiredCounts.from_keys("dynamo", keys)
         leaving = first_to_leave("dynamo", keys, counts.decision_id)
@@ -57,7 +58,7 @@ class Box:
             self.workers = (OLD, NEW)
         elif leaving and self.later:
             self.overtaken_by = self.later
-            raise carrying_out.DecisionOvertaken("overtaken by decision 7: decode=2")
+            raise scale_progress.DecisionSuperseded("overtaken by decision 7: decode=2")
         elif leaving:
             self.workers = tuple(each for each in self.workers if each.name != leaving)
 
@@ -82,8 +83,8 @@ async def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     for name, value in {"num_decode_workers": "1", "decision_id": "4", "scaled_decision_id": "4"}.items():
         await store.put(prefix + name, value)
     monkeypatch.setattr(deployments, "find_deployment", box.found)
-    monkeypatch.setattr(carrying_out, "check_alive", lambda found: None)
-    monkeypatch.setattr(carrying_out, "carried_out", box.carried_out)
+    monkeypatch.setattr(scale_progress, "check_alive", lambda found: None)
+    monkeypatch.setattr(scale_progress, "wait_carried_out", box.wait_carried_out)
     monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(restart, "planner_settings", lambda found: PlannerSettings(max_gpu_budget=2))
     monkeypatch.setattr(restart, "expected_times", lambda found, wanted: ScaleTimes(1.0, 1.0))

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from dynaplan.cli import reserve, scale
 from dynaplan.cli.main import group
 from dynaplan.config.service_config import CONFIG_VARIABLE
-from dynaplan.fleet.plugin import carrying_out
-from dynaplan.fleet.plugin.carrying_out import ScaleRequest
+from dynaplan.fleet import scale_progress
+from dynaplan.fleet.scale_progress import ScaleRequest
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
@@ -56,7 +56,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
     monkeypatch.setattr(scale, "find_here", lambda _: found)
     monkeypatch.setattr(reserve, "connect", lambda _: found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
-    monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
+    monkeypatch.setattr(scale_progress, "check_alive", lambda _: None)
     return store
 
 
@@ -145,7 +145,7 @@ def test_it_waits_for_the_numbers_that_it_asked_for(
         requests.append(request)
         times.append(timeout_s)
 
-    monkeypatch.setattr(carrying_out, "carried_out", waited)
+    monkeypatch.setattr(scale_progress, "wait_carried_out", waited)
     assert typed("scale", "decode=+1").output.endswith("carried out\n")
     assert requests == [ScaleRequest(2, {Role.DECODE: 2})]
     assert typed("scale", "decode=2", "--timeout", "7").exit_code == 0

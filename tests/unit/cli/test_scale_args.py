@@ -26,8 +26,8 @@ from dynaplan.cli.scale_args import (
 )
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.util.errors import CapacityError, ConfigError
 

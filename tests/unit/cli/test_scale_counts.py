@@ -25,12 +25,11 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet import local_host
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet import scale_progress
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.rules.scale_progress import scale_progress
-from dynaplan.fleet.rules.startup_times import startup_key
+from dynaplan.fleet.startup_times import StartupTimesFile, startup_key
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders import decision_log
@@ -193,7 +192,7 @@ def test_the_learnt_time_of_the_engine_and_its_drain_deadline_count(
     (tmp_path / "launch.json").write_text("{}")
     monkeypatch.setattr(Launch, "from_json", lambda _: launch)
     monkeypatch.setattr(
-        local_host, "startup_times", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
+        StartupTimesFile, "beside", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
     )
     deployment = found(ONE)
     deployment.runtime_dir = tmp_path
@@ -214,7 +213,7 @@ def test_the_progress_tells_what_is_missing_and_the_time_left(monkeypatch: pytes
         (132.0, (ONE, worker("VllmWorker_1", READY), worker("VllmWorker_2", DRAINING))),
     ):
         now_s[0] = at_s
-        watch(scale_progress({Role.DECODE: 2}, workers))
+        watch(scale_progress.measure_progress({Role.DECODE: 2}, workers))
     first, late, draining = shown.getvalue().splitlines()
     assert first == "00:01, about 02:04 left: 1 of 2 decode workers ready, dynamo_VllmWorker_1 starting"
     assert late.startswith("02:10, usually 02:05: ")

@@ -17,7 +17,7 @@ from dynaplan.fleet.gpus import Gpu
 from dynaplan.graph.config import resolve_graph
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.process.memory_model import BoxMemory
+from dynaplan.process.memory import BoxMemory
 from dynaplan.sdk import Graph, load_graph
 from dynaplan.util.errors import ConfigError
 from tests.unit.engines.test_gguf import GOOD, written
@@ -229,8 +229,8 @@ def found(
     **options: Any,
 ) -> tuple[list[str], list[str]]:
     """The lines and warnings about one service on a box of 24 GB, 20 of them free."""
-    monkeypatch.setattr(registry, "memory_need", lambda *_: need)
-    monkeypatch.setattr(registry, "box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
+    monkeypatch.setattr("dynaplan.engines.model_memory.memory_need", lambda *_: need)
+    monkeypatch.setattr("dynaplan.process.memory.box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
     spec = GraphSpec("g:S", "/", "ns", (ServiceSpec("VllmWorker", Role.DECODE, workers, 1),))
     config = {"VllmWorker": {"engine": engine, "model": "m", **options}}
     return check_memory(spec, config, gpus, is_simulated=not gpus)

@@ -21,7 +21,7 @@ from dynaplan.cli.status_document import (
 )
 from dynaplan.cli.status_view import COLUMNS, render_worker_table, table_rows
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.heartbeat import Pulse
+from dynaplan.fleet.heartbeats import Heartbeat
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.process import process_table
 from dynaplan.process.identity import ProcessIdentity
@@ -88,15 +88,15 @@ def test_a_worker_whose_process_is_gone_is_dead_whatever_the_statefile_says() ->
 
 
 def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaplan.fleet import local_host
+    from dynaplan.fleet.heartbeats import HeartbeatFiles
 
     me = ProcessIdentity(7, 1, "boot")
-    pulses = {
-        "serve": Pulse(me, 0.0, 2.0, 1.0, True),
-        "fleet-plugin": Pulse(me, 0.0, 40.0, 1.0, True),
-        "ns_Planner": Pulse(me, 0.0, 0.0, 1.0, False),
+    last_beats = {
+        "serve": Heartbeat(me, 0.0, 2.0, 1.0, True),
+        "fleet-plugin": Heartbeat(me, 0.0, 40.0, 1.0, True),
+        "ns_Planner": Heartbeat(me, 0.0, 0.0, 1.0, False),
     }
-    monkeypatch.setattr(local_host, "heartbeats", lambda _: SimpleNamespace(read=pulses.get))
+    monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read=last_beats.get))
     planner = Worker("ns_Planner", "Planner", Role.PLANNER, since_s=0.0)
     found: Any = SimpleNamespace(runtime_dir="/x", arbiter=me, workers=(planner,))
     assert [each.partition(".")[0] for each in status_document._troubles(found)] == [
@@ -106,10 +106,10 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
 
 
 def test_a_serve_that_its_holder_starts_again_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaplan.fleet import local_host
+    from dynaplan.fleet.heartbeats import HeartbeatFiles
 
-    pulse = Pulse(ProcessIdentity(8, 1, "boot"), 0.0, 1.0, 1.0, False)
-    monkeypatch.setattr(local_host, "heartbeats", lambda _: SimpleNamespace(read={"serve": pulse}.get))
+    heartbeat = Heartbeat(ProcessIdentity(8, 1, "boot"), 0.0, 1.0, 1.0, False)
+    monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read={"serve": heartbeat}.get))
     holder = ProcessIdentity(7, 1, "boot")
     found: Any = SimpleNamespace(runtime_dir="/x", arbiter=holder, workers=())
     [trouble] = status_document._troubles(found)

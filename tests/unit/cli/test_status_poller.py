@@ -13,7 +13,7 @@ from dynaplan.cli import status_poller
 from dynaplan.cli.status_document import DeploymentState
 from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, StatusPoller, percentile_ms
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet import deployments, local_host
+from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet.deployments import RunningDeployment
 from dynaplan.fleet.gpus import GpuActivity, GpuProcess, GpuUse
 from dynaplan.fleet.rules.statefile import with_fleet
@@ -62,8 +62,8 @@ def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[fl
     monkeypatch.setattr(status_poller, "StatusReader", OneWorker)
     monkeypatch.setattr(status_poller.time, "monotonic", lambda: now[0])
     use = GpuUse(2**30, (GpuProcess(os.getpid(), "python"), GpuProcess(0)))
-    monkeypatch.setattr(local_host, "gpu_uses", lambda gpus: lambda: {0: use})
-    monkeypatch.setattr(local_host, "gpu_activity", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
+    monkeypatch.setattr(gpu_devices, "uses_reader", lambda gpus: lambda: {0: use})
+    monkeypatch.setattr(gpu_devices, "activity_reader", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
     yield now
 
 

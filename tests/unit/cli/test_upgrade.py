@@ -15,8 +15,8 @@ from dynaplan.cli import restart, upgrade
 from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.reload import reload_lock
 from dynaplan.cli.upgrade import Upgrade, check_configuration, check_version, command
-from dynaplan.fleet import deployments, local_host
-from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.fleet import deployments
+from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, HeartbeatFiles
 from dynaplan.fleet.reattach import versions
 from dynaplan.fleet.reattach.versions import VERSION_FILE, RunningServe, Takeover, Version, own_version
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -100,7 +100,7 @@ class Box:
             self.write(self.successor)
 
     def read(self, name: str) -> Any:
-        assert name == PLUGIN_PULSE
+        assert name == PLUGIN_HEARTBEAT
         process = ProcessIdentity(13, self.plugin_started_at, "boot")
         return SimpleNamespace(is_alive=True, process=process)
 
@@ -142,7 +142,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(versions, "take_over", box.take_over)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
-    monkeypatch.setattr(local_host, "heartbeats", lambda directory: box)
+    monkeypatch.setattr(HeartbeatFiles, "of", lambda directory: box)
     return box
 
 

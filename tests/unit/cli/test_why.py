@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from dynaplan.cli.why import removal_lines
-from dynaplan.fleet.rules.removals import Removal
+from dynaplan.fleet.rules.reconcile import Removal
 
 
 def test_each_removal_is_told_with_its_time_and_its_reason() -> None:

@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynaplan.cli.main import main
 from dynaplan.cluster.monitoring import USUAL_PREFIX, dashboard
 from dynaplan.engines.worker_load import WorkerLoad, load_gauges
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.counts import Sample
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
-from dynaplan.fleet.load_sample import Sample
 from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.deployment_metrics import (
     desired_samples,
     fleet_samples,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.cluster.sources import running_counts, running_source
-from dynaplan.fleet import local_host
-from dynaplan.fleet.rules.startup_times import startup_key
+from dynaplan.fleet.startup_times import StartupTimesFile, startup_key
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.util.errors import DeploymentError
 from tests.unit.cluster.deployments import disagg
@@ -31,7 +30,7 @@ def test_a_worker_that_leaves_is_not_exported() -> None:
 
 
 def test_the_slower_role_tells_how_long_a_start_takes_on_this_box(tmp_path: Path) -> None:
-    times = local_host.startup_times(tmp_path / "box.json")
+    times = StartupTimesFile.beside(tmp_path / "box.json")
     worker = Worker("w", "VllmWorker", Role.DECODE, gpus=(0,))
     key = startup_key(worker, {"model": "meta-llama/Llama-3.1-8B-Instruct", "engine": "sim"})
     assert disagg().startup_s is None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.fleet.gpu_devices import simulated
 from dynaplan.fleet.gpu_inventory import in_use, notes
-from dynaplan.fleet.host.gpus import simulated
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,24 @@
-"""Holds as they are written, read, and said."""
+"""Holds, hours of the day and reservations: their forms, bounds and ends."""
 
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold, RoleHolds
+from dynaplan.fleet.holds import (
+    MAX_HELD_WORKERS,
+    MAX_HOLD_S,
+    Hold,
+    ReservedGpus,
+    RoleHolds,
+    parse_hours,
+    reserved_words,
+)
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.durations import wall_clock
 
@@ -45,11 +55,11 @@ def test_a_missing_key_holds_nothing_and_unknown_fields_are_ignored() -> None:
         ({"at_least": -1}, "at_least"),
         ({"at_least": 2.5}, "at_least"),
         ({"at_most": 2}, "at least 3 and at most 2"),
-        ({"at_least": MOST_WORKERS + 1}, "at most 10000 workers"),
+        ({"at_least": MAX_HELD_WORKERS + 1}, "at most 10000 workers"),
         ({"until": 7}, "'until' is 7"),
         ({"until_s": "tomorrow"}, "expected a number"),
         ({"until_s": NOON_S}, "a time up to a year after"),
-        ({"until_s": NOON_S + LONGEST_S + 1}, "a time up to a year after"),
+        ({"until_s": NOON_S + MAX_HOLD_S + 1}, "a time up to a year after"),
         ({"by": "a" * 101}, "printable"),
         ({"host": "a\nb"}, "printable"),
         ({"pid": "x"}, "pid"),
@@ -141,3 +151,141 @@ def test_hours_end_at_the_deadline_open_or_not() -> None:
     assert ending.lasting(NOON_S - 1) == ending
     assert ending.lasting(NOON_S) == RoleHolds()
     assert list(ending.sentences) == ["decode was held at 2 at 09:00-17:00 (UTC) until noon"]
+
+
+BERLIN = wall_clock("Europe/Berlin")
+"""Set forward on 2026-03-29 from 02:00 to 03:00, back on 2026-10-25 from 03:00 to 02:00."""
+
+
+def at(text: str) -> float:
+    """A moment of Berlin's clock; ``*`` is the second of two equal hours."""
+    local = datetime.fromisoformat(text.rstrip("*")).replace(
+        tzinfo=ZoneInfo("Europe/Berlin"), fold=text.endswith("*")
+    )
+    return local.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("9:00-17:00", "09:00-17:00"),
+        (" 00:00-24:00 ", "00:00-24:00"),
+        ("22:00-06:00", "22:00-06:00"),
+    ],
+)
+def test_hours_are_written_in_one_form_that_reads_back_to_the_same(text: str, same: str) -> None:
+    assert str(parse_hours(text)) == same
+    assert parse_hours(same) == parse_hours(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nine to five", "expected hours of every day"),
+        ("09:00-17:00 mon-fri", "expected hours of every day"),
+        ("09:00-12:00; 13:00-17:00", "expected hours of every day"),
+        ("09:60-17:00", "no time of a day"),
+        ("09:00-25:00", "no time of a day"),
+        ("09:00-09:00", "begins and ends at once"),
+        ("24:00-06:00", "begins at 00:00 of the next day"),
+    ],
+)
+def test_what_are_no_hours_is_refused_with_what_was_expected(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_hours(text)
+
+
+def test_they_are_open_from_the_first_minute_until_before_the_last() -> None:
+    office = parse_hours("09:00-17:00")
+    times = ("08:59", "09:00", "16:59", "17:00")
+    is_open = [office.is_open_at(at(f"2026-11-23T{time}"), BERLIN) for time in times]
+    assert is_open == [False, True, True, False]
+
+
+def test_hours_past_midnight_go_on_in_the_morning() -> None:
+    night = parse_hours("22:00-06:00")
+    times = ("21:59", "22:00", "05:59", "06:00")
+    is_open = [night.is_open_at(at(f"2026-11-27T{time}"), BERLIN) for time in times]
+    assert is_open == [False, True, True, False]
+
+
+def test_they_say_when_they_open_and_close() -> None:
+    office = parse_hours("09:07-17:00")
+    opens_s = office.next_change_s(at("2026-11-21T18:00"), BERLIN)
+    assert opens_s == at("2026-11-22T09:07")
+    assert office.next_change_s(opens_s, BERLIN) == at("2026-11-22T17:00")
+
+
+def test_hours_that_are_always_open_never_change() -> None:
+    assert parse_hours("00:00-24:00").next_change_s(0.0, BERLIN) is None
+
+
+def test_when_the_clock_is_set_forward_what_is_skipped_does_not_happen() -> None:
+    skipped, across = parse_hours("02:15-02:45"), parse_hours("01:30-02:30")
+    eve = at("2026-03-28T12:00")
+    assert skipped.next_change_s(eve, BERLIN) == at("2026-03-30T02:15")
+    assert across.next_change_s(eve, BERLIN) == at("2026-03-29T01:30")
+    assert across.next_change_s(at("2026-03-29T01:45"), BERLIN) == at("2026-03-29T03:00")
+    night = parse_hours("01:00-05:00")
+    assert at("2026-03-29T05:00") - at("2026-03-29T01:00") == 3 * 3600
+    assert night.next_change_s(at("2026-03-29T01:00"), BERLIN) == at("2026-03-29T05:00")
+
+
+def test_when_the_clock_is_set_back_an_hour_that_comes_twice_is_open_twice() -> None:
+    twice = parse_hours("02:15-02:45")
+    moments, now_s = [], at("2026-10-24T12:00")
+    for _ in range(4):
+        change_s = twice.next_change_s(now_s, BERLIN)
+        assert change_s
+        moments.append(change_s)
+        now_s = change_s
+    assert moments == [
+        at("2026-10-25T02:15"),
+        at("2026-10-25T02:45"),
+        at("2026-10-25T02:15*"),
+        at("2026-10-25T02:45*"),
+    ]
+
+
+MIDDAY_S = 1795435200.0
+FOR_NOW = Hold(since_s=MIDDAY_S, until_s=MIDDAY_S + 3600, until="one o'clock", by="alice", uid=1000)
+NIGHTS = Hold(at="22:00-06:00", zone="UTC")
+
+
+def test_reservations_read_back_as_they_were_written() -> None:
+    both = ReservedGpus({7: FOR_NOW, 0: NIGHTS})
+    assert ReservedGpus.from_text(both.to_text()) == both
+    assert list(both.to_json()) == ["0", "7"]
+    assert ReservedGpus.from_text("") == ReservedGpus()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"seven": {}}', "expected the index of a GPU"),
+        ('{"-1": {}}', "expected the index of a GPU"),
+        ('{"7": 7}', "expected a JSON object"),
+        ('{"7": {"by": 7}}', "'by' is 7"),
+    ],
+)
+def test_what_is_no_reservation_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ReservedGpus.from_text(text)
+
+
+def test_a_gpu_is_reserved_until_the_deadline_or_while_its_hours_are_open() -> None:
+    both = ReservedGpus({7: FOR_NOW, 0: NIGHTS})
+    assert both.in_force(MIDDAY_S, wall_clock) == {7: FOR_NOW}
+    assert both.in_force(MIDDAY_S + 11 * 3600, wall_clock) == {0: NIGHTS}
+    assert both.lasting(MIDDAY_S + 3600) == ReservedGpus({0: NIGHTS})
+
+
+def test_gpus_are_reserved_and_given_back_one_by_one() -> None:
+    both = ReservedGpus({0: NIGHTS}).with_gpus({7: FOR_NOW})
+    assert both.without(frozenset({0, 3})) == ReservedGpus({7: FOR_NOW})
+
+
+def test_they_say_their_maker_and_their_end() -> None:
+    assert reserved_words(FOR_NOW) == "reserved by alice until one o'clock"
+    assert reserved_words(NIGHTS) == "reserved at 22:00-06:00 (UTC)"
+    assert list(ReservedGpus({7: FOR_NOW}).sentences) == ["GPU 7 was reserved by alice until one o'clock"]

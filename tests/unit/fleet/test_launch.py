@@ -13,7 +13,6 @@ import pytest
 
 from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.fleet.banner import banner
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import RELOADED_FILE, CurrentLaunch, Launch, Reload
 from dynaplan.fleet.runtime_dir import (
@@ -25,6 +24,7 @@ from dynaplan.fleet.runtime_dir import (
     runtime_directory,
     write_private,
 )
+from dynaplan.fleet.serve import banner
 from dynaplan.fleet.watchers import embedded_watcher, worker_watcher
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec

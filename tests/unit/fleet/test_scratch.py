@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.host.startup_times import FILE_NAME, StartupTimesFile
-from dynaplan.fleet.rules.startup_times import startup_key, usual_s
-from dynaplan.fleet.scratch import remove_files_of, scratch_directory
+from dynaplan.fleet.runtime_dir import remove_files_of, scratch_directory
+from dynaplan.fleet.startup_times import FILE_NAME, StartupTimesFile, median_startup_s, startup_key
 from dynaplan.graph.config import NAMESPACE
 from tests.unit.fleet.rules.graphs import worker
 
@@ -118,12 +117,12 @@ def test_only_the_workers_own_files_are_removed_and_no_link_is_followed(tmp_path
 
 def test_the_usual_time_is_the_median_of_the_last_five(tmp_path: Path) -> None:
     times = StartupTimesFile(tmp_path)
-    assert usual_s(times.read(), "a") is None
+    assert median_startup_s(times.read(), "a") is None
     for seconds in (1000, 40, 41, 42, 300, 39):
         times.learn("a", seconds)
     times.learn("b", 7)
-    assert usual_s(StartupTimesFile(tmp_path).read(), "a") == 41
-    assert usual_s(times.read(), "b") == 7
+    assert median_startup_s(StartupTimesFile(tmp_path).read(), "a") == 41
+    assert median_startup_s(times.read(), "b") == 7
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
@@ -133,7 +132,7 @@ def test_a_spoilt_file_is_begun_anew(tmp_path: Path, text: str) -> None:
     times = StartupTimesFile(tmp_path)
     assert times.read() == {}
     times.learn("a", 3)
-    assert usual_s(times.read(), "a") == 3
+    assert median_startup_s(times.read(), "a") == 3
 
 
 def test_what_cannot_be_written_is_forgotten(tmp_path: Path) -> None:

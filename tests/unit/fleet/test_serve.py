@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dynaplan.fleet.serve import Serving
+from dynaplan.fleet.serve import Serving, banner, page_line
 from dynaplan.process.signals import Interruption
+from tests.unit.fleet.test_launch import LAUNCH
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +40,17 @@ def test_a_signal_that_python_loses_before_serving_ends_it_before_anything_has_b
     interruption.leave_to_check()
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(Serving(prepared, interruption).run())
+
+
+def test_the_pages_address_has_its_token_on_a_terminal_and_nowhere_else() -> None:
+    address = page_line(LAUNCH, "secret", is_private=True)
+    assert address.startswith("http://127.0.0.1:8000/ui?token=")
+    assert f"page         {address}" in banner(LAUNCH, is_simulated=True, page=address)
+    in_a_file = page_line(LAUNCH, "secret", is_private=False)
+    assert in_a_file == "`dynaplan ui --namespace ns` prints the address of http://127.0.0.1:8000/ui"
+
+
+def test_a_deployment_without_page_names_none() -> None:
+    without = replace(LAUNCH, config={**LAUNCH.config, "Frontend": {"page": False}})
+    assert page_line(without, "secret", is_private=True) == ""
+    assert page_line(LAUNCH, "", is_private=True) == ""

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from circus.process import DEAD_OR_ZOMBIE, RUNNING
 
-from dynaplan.fleet.shutdown import Shutdown
+from dynaplan.fleet.shutdown import Shutdown, requests_in_flight, show_drain, unmanaged_workers
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.store import connections
+from dynaplan.store.instances import Instance
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.metrics import PREFIX, render
+from dynaplan.util.progress import ProgressLine
 from tests.fakes.polling import consistently, eventually
 
 DRAIN_S = 30.0
@@ -93,3 +101,74 @@ async def test_a_user_in_a_hurry_does_not_wait_for_the_answer(arbiter: Arbiter, 
     await asyncio.wait_for(shutdown.run(question), DRAIN_S)
     assert arbiter.ended[-1] == "servers"
     assert not question.done()
+
+
+@asynccontextmanager
+async def process(body: bytes) -> AsyncIterator[str]:
+    """The URL of a process that answers every question with that body, as a worker's HTTP server does."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n")
+        for start in range(0, len(body), 100):
+            writer.write(body[start : start + 100])
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def metrics(requests: float) -> bytes:
+    labels = {"dynamo_namespace": "ns", "worker": "ns_Frontend"}
+    return render({"before": 1.0, f"{PREFIX}inflight_requests": requests, "after": 2.0}, labels).encode()
+
+
+async def test_the_requests_of_all_that_answer_are_added_up() -> None:
+    async with process(metrics(3)) as one, process(metrics(2)) as two, process(b"nonsense") as three:
+        assert await requests_in_flight([one, two, three, "http://127.0.0.1:1", "http://["]) == 5
+    assert await requests_in_flight([]) == 0
+
+
+async def test_they_are_shown_with_the_time_that_is_left_until_none_is() -> None:
+    shown = io.StringIO()
+    async with process(metrics(3)) as url:
+        task = asyncio.create_task(show_drain([url], 30.0, ProgressLine(shown, every_s=0.0)))
+        await eventually(lambda: shown.getvalue())
+        task.cancel()
+        await asyncio.wait({task})
+    assert shown.getvalue().splitlines()[0] in (
+        "3 requests in flight, at most 00:30 left",
+        "3 requests in flight, at most 00:29 left",
+    )
+
+
+ALONE = Instance(
+    *("box", "VllmWorker", "generate", 7, "http://127.0.0.1:1"),
+    worker="box_VllmWorker_gpu1_77",
+    pid=77,
+    is_managed=False,
+)
+OWN = Instance("box", "VllmWorker", "generate", 8, "http://127.0.0.1:2", worker="box_VllmWorker", pid=78)
+
+
+async def test_unmanaged_workers_are_named_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(SystemClock())
+    monkeypatch.setattr(store, "close", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(connections, "connect_store", lambda: store)
+    await store.put(OWN.key, OWN.to_json())
+    await store.put("/services/box/x/y/1", "no registration")
+    assert await unmanaged_workers("box") == ""
+    await store.put(ALONE.key, ALONE.to_json())
+    assert await unmanaged_workers("box") == (
+        "Left running, because serve has not started them: box_VllmWorker_gpu1_77 (pid 77)."
+    )
+    assert await unmanaged_workers("other") == ""
+
+
+async def test_a_store_that_is_away_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(SystemClock())
+    await store.close()
+    monkeypatch.setattr(connections, "connect_store", lambda: store)
+    assert await unmanaged_workers("box") == ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.deployment_metrics import desired_samples, fleet_samples, merge
 from tests.unit.fleet.rules.test_statefile import FIRST, new_document
 

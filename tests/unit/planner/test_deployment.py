@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import (
     ComponentError,

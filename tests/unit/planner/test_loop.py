@@ -9,10 +9,9 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.counts import FleetCounts, Sample, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.model import DecisionRecord, Observation
 from dynaplan.planner.observer import Observer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import aiohttp
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.assembly import LoopPulse
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster

@@ -104,7 +104,7 @@ def kill(number):
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         os.kill(int(file.read().split()[-1]), number)
 
-fork_server.ANSWER_S = 30.0
+fork_server.FORK_TIMEOUT_S = 30.0
 exec(sys.argv[2])
 found["me"] = os.getpid()
 print(json.dumps(found))
@@ -249,7 +249,7 @@ def test_a_fork_server_that_was_killed_or_stands_still_holds_nothing_up(driven: 
         "prepare(); spawn('forked', 'x')\n"
         "kill(9); spawn('killed', 'x')\n"
         "server.end(); prepare(); spawn('again', 'x')\n"
-        "fork_server.ANSWER_S = 0.3\n"
+        "fork_server.FORK_TIMEOUT_S = 0.3\n"
         "kill(19); spawn('still', 'x')\n"
         "spawn('gone', 'x'); found['runs'] = server.runs\n"
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dynaplan.process.holder import cleans_up, remove
 from dynaplan.process.kernel import descendants, parents
 from dynaplan.process.process_table import identify
 from tests.fakes.polling import wait_until
@@ -21,8 +22,8 @@ from tests.fakes.polling import wait_until
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
-from dynaplan.process.holder_link import held, inherited_link
-from dynaplan.process.guard import guarded
+from dynaplan.process.holder_link import fork_below_holder, inherited_link
+from dynaplan.process.guard import guard_command
 own, grace_s, what = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 link = inherited_link(os.environ)
 if link and what == "never-back":
@@ -30,7 +31,7 @@ if link and what == "never-back":
 if link and what == "hangs":
     time.sleep(600)
 is_first = link is None
-link = link or held([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
+link = link or fork_below_holder([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
 ends = []
 link.on_end = lambda *end: ends.append(end)
 found = link.hello()
@@ -42,7 +43,7 @@ if not pids:
         trap = f"trap 'echo {name} >> {own}/drained; exit 7' TERM"
         quick = ["sh", "-c", trap + "; echo up; while :; do sleep 0.02; done"]
         streams = os.pipe()
-        command = guarded(quick, link.holder_pid)
+        command = guard_command(quick, link.holder_pid)
         big = {**os.environ, "LARGE": "x" * 100_000, "LARGER": "y" * 100_000}
         pids[name] = link.spawn(name, stage, command, "/", big, (0, streams[1], 2))
         os.read(streams[0], 3)
@@ -52,7 +53,7 @@ if not pids:
         pids["none"] = 0
 text = os.pread(found.kept["text"], 99, 0).decode() if found.kept else ""
 if what != "starting":
-    link.tell_here(own / "successor")
+    link.confirm_running(own / "successor")
 say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "text": text, "away_s": found.away_s}
 say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
 print(json.dumps(say), flush=True)
@@ -65,7 +66,7 @@ if what == "exit":
     sys.exit(5)
 while not ends:
     time.sleep(0.01)
-    link.look()
+    link.poll()
 print(json.dumps(ends), flush=True)
 time.sleep(600)
 """
@@ -232,3 +233,38 @@ def test_the_holder_is_small(program: Program) -> None:
     said(process)
     loaded = Path(f"/proc/{process.pid}/maps").read_text()
     assert not [name for name in ("_ctypes", "_json", "_ssl", "_pickle") if f"/{name}." in loaded]
+
+
+def test_files_links_and_directories_go_and_what_a_link_leads_to_stays(tmp_path: Path) -> None:
+    kept, inner = tmp_path / "kept", tmp_path / "run" / "deep"
+    kept.mkdir()
+    (kept / "file").touch()
+    inner.mkdir(parents=True)
+    (inner / "file").touch()
+    (inner / "link").symlink_to(kept)
+    (tmp_path / "link").symlink_to(kept)
+    (tmp_path / "alone").touch()
+    remove([str(tmp_path / name) for name in ("run", "link", "alone", "nothing")])
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["kept"]
+    assert (kept / "file").exists()
+
+
+def test_a_directory_with_a_slash_goes_only_if_it_is_empty(tmp_path: Path) -> None:
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "file").touch()
+    remove([f"{tmp_path}/empty/", f"{tmp_path}/full/"])
+    assert [each.name for each in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_process_that_is_gone_or_another_program_does_not_clean_up() -> None:
+    assert not cleans_up(os.getpid())
+    assert not cleans_up(2**22 + 1)
+
+
+def test_a_process_without_a_command_line_is_spared_as_it_may_become_one_that_cleans_up() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])  # like one in the midst of an exec it has none
+    try:
+        wait_until(lambda: cleans_up(ended.pid))
+    finally:
+        ended.wait()

@@ -19,20 +19,20 @@ from tests.fakes.polling import wait_until
 PROGRAM = """
 import json, os, pathlib, sys, time
 from dynaplan.process.holder import OF_THE_PROGRAM
-from dynaplan.process.holder_link import held, inherited_link
-from dynaplan.process.guard import guarded
+from dynaplan.process.holder_link import fork_below_holder, inherited_link
+from dynaplan.process.guard import guard_command
 own, version = sys.argv[1:]
 link = inherited_link(os.environ)
 command = [sys.executable, "-m", "program", own]
-link = link or held([*command, "1"], 60.0, 5.0)
+link = link or fork_below_holder([*command, "1"], 60.0, 5.0)
 link.have_fork_server("imported", [sys.executable, "-m", "lives"], {}, ["OWN_VERSION", "DYNAPLAN_HOLDER"])
 pids = {name: pid for name, pid in link.hello().pids.items() if name != "own"}
 name = f"lives {version} {len(pids)}"
 argv = [sys.executable, "-m", "lives", name, str(link.holder_pid)]
 pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
-sleep = guarded(["sleep", "600"], link.holder_pid)
+sleep = guard_command(["sleep", "600"], link.holder_pid)
 own_pid = link.spawn("own", OF_THE_PROGRAM, sleep, own, dict(os.environ), (0, 1, 2))
-link.tell_here(pathlib.Path(own, "successor"))
+link.confirm_running(pathlib.Path(own, "successor"))
 say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "own": own_pid}
 print(json.dumps(say), flush=True)
 if sys.stdin.readline() == "make way\\n":

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dynaplan.graph import lifecycle
-from dynaplan.process.kernel import EXIT_NEVER, descendants, isolated, parents
+from dynaplan.process.kernel import EXIT_NEVER, descendants, isolated_command, parents
 from dynaplan.process.process_table import command_under, identify
-from dynaplan.process.shim import END_SIGNAL, is_shim, shimmed
+from dynaplan.process.shim import END_SIGNAL, is_shim, shim_command
 from tests.fakes.polling import wait_until
 
 Shim = Callable[..., subprocess.Popen[bytes]]
@@ -43,7 +43,7 @@ def shim(tmp_path: Path) -> Iterator[Shim]:
 
     def start(*command: str, **options: object) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(  # type: ignore[call-overload]
-            shimmed(command, os.getpid()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+            shim_command(command, os.getpid()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
         )
         started.append(process)
         return process  # type: ignore[no-any-return]
@@ -101,8 +101,8 @@ def test_kill_9_of_the_parent_ends_all_that_the_command_has_started_in_other_ses
 
 PARENT = """
 import os, subprocess, sys, time
-from dynaplan.process.shim import shimmed
-child = subprocess.Popen(shimmed(sys.argv[1:], os.getpid()), stdout=subprocess.PIPE)
+from dynaplan.process.shim import shim_command
+child = subprocess.Popen(shim_command(sys.argv[1:], os.getpid()), stdout=subprocess.PIPE)
 print(child.stdout.readline().decode(), end="")
 print(child.pid, flush=True)
 time.sleep(600)
@@ -191,7 +191,7 @@ def test_the_shared_memory_of_a_killed_engine_is_removed(shim: Shim) -> None:
 
 
 def test_without_the_parent_nothing_is_started(tmp_path: Path) -> None:
-    command = shimmed(["touch", str(tmp_path / "started")], 1)
+    command = shim_command(["touch", str(tmp_path / "started")], 1)
     tried = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (tried.returncode, tried.stderr) == (1, "the parent, process 1, is gone\n")
     assert not (tmp_path / "started").exists()
@@ -220,8 +220,8 @@ def test_it_shows_neither_the_words_nor_the_variables_of_its_command(shim: Shim)
     [
         b"",
         b"vllm\0serve\0",
-        "\0".join((*isolated("shim", "--parent", "7", "--", "sleep"), "")).encode(),
-        "\0".join((*isolated("guard", "--child", "7"), "")).encode(),
+        "\0".join((*isolated_command("shim", "--parent", "7", "--", "sleep"), "")).encode(),
+        "\0".join((*isolated_command("guard", "--child", "7"), "")).encode(),
         b"vllm\0serve\0--chat-template\0/x/process/shim.py\0--child\0--port\0",
     ],
 )

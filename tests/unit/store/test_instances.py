@@ -22,7 +22,7 @@ from dynaplan.store.instances import (
     not_callable,
     public_urls,
 )
-from dynaplan.util.documents import LARGEST_WHOLE
+from dynaplan.util.documents import MAX_WHOLE
 
 WORKER = Instance(
     "ns", "VllmWorker", "generate", 31, "http://127.0.0.1:1", "ns_VllmWorker", 7, {"model": "m"}
@@ -130,7 +130,7 @@ def test_kv_entries_move_on_one_host_or_over_a_network_that_both_have_opened(
     assert replace(WORKER, **prefill).can_hand_over_to(replace(WORKER, **decode)) is can
 
 
-@given(st.sets(st.integers(1, LARGEST_WHOLE), max_size=5))
+@given(st.sets(st.integers(1, MAX_WHOLE), max_size=5))
 def test_what_is_written_is_read(instances: set[int]) -> None:
     keys = [ASLEEP.key("ns", instance_id) for instance_id in instances]
     assert ASLEEP.instances("ns", keys) == instances
@@ -139,7 +139,7 @@ def test_what_is_written_is_read(instances: set[int]) -> None:
 @given(st.text(max_size=20))
 def test_a_key_that_ends_in_no_instance_id_is_left_out(end: str) -> None:
     for instance_id in ASLEEP.instances("ns", [ASLEEP.prefix("ns") + end]):
-        assert 0 < instance_id <= LARGEST_WHOLE
+        assert 0 < instance_id <= MAX_WHOLE
 
 
 def test_signs_words_and_numbers_beyond_a_lease_are_no_instance_ids() -> None:

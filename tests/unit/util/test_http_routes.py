@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.util.http_routes import LONGEST_STATE, passed_headers, trace_headers
+from dynaplan.util.http_routes import MAX_TRACE_STATE, passed_headers, trace_headers
 
 PARENT = f"00-{'4bf9' * 8}-{'00f0' * 4}-01"
 
@@ -23,7 +23,7 @@ def test_no_trace_goes_on_that_is_none(parent: object) -> None:
     assert trace_headers({"traceparent": parent, "tracestate": "vendor=1"}) == {}
 
 
-@pytest.mark.parametrize("state", [None, 5, "", "a\r\nb", "\u00fc", "x" * (LONGEST_STATE + 1)])
+@pytest.mark.parametrize("state", [None, 5, "", "a\r\nb", "\u00fc", "x" * (MAX_TRACE_STATE + 1)])
 def test_a_state_that_no_header_can_be_is_left_out(state: object) -> None:
     assert trace_headers({"traceparent": PARENT, "tracestate": state}) == {"traceparent": PARENT}
 

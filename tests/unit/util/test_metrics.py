@@ -10,12 +10,11 @@ from dynaplan.engines.sglang import METRIC_NAMES as SGLANG
 from dynaplan.engines.trtllm import METRIC_NAMES as TRTLLM
 from dynaplan.engines.vllm import METRIC_NAMES as VLLM
 from dynaplan.engines.worker_load import WorkerLoad, load_gauges
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.rules.decision import decide
-from dynaplan.util.metric_help import HELP, help_of
-from dynaplan.util.metrics import render
+from dynaplan.util.metrics import HELP, help_of, render
 from tests.fakes.promlint import faults
 from tests.unit.planner.rules import targets
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from dynaplan.util.sockets import (
-    LOWEST_PORT,
+    MIN_PORT,
     bound_socket,
     free_port,
     holding_socket,
@@ -50,7 +50,7 @@ def test_an_unknown_host_is_told_from_a_taken_port() -> None:
 def test_a_free_port_lies_in_the_range_from_which_the_kernel_takes_none() -> None:
     lowest, highest = quiet_ports()
     port = free_port()
-    assert LOWEST_PORT <= lowest <= port <= highest
+    assert MIN_PORT <= lowest <= port <= highest
     with bound_socket("127.0.0.1", port):
         assert not is_free(port)
 

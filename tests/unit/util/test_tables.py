@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.util.tables import folded, text_table
+from dynaplan.util.tables import fold, text_table
 
 ROWS = [("NAME", "SIZE", "AGE"), ("first", "100", "2 days"), ("another", "7", "1 day")]
 
@@ -44,6 +44,6 @@ def test_a_colour_takes_no_room_and_headings_have_none() -> None:
 
 def test_a_paragraph_is_folded_between_words_with_the_indent_and_each_line_by_itself() -> None:
     text = "one two three four\nfive http://127.0.0.1:8000/a/long/address"
-    assert folded(text, 9, "  ") == "one two\n  three\n  four\nfive\n  http://127.0.0.1:8000/a/long/address"
-    assert folded(text, 0) == text
-    assert folded("a\n\nb", 9) == "a\n\nb"
+    assert fold(text, 9, "  ") == "one two\n  three\n  four\nfive\n  http://127.0.0.1:8000/a/long/address"
+    assert fold(text, 0) == text
+    assert fold("a\n\nb", 9) == "a\n\nb"

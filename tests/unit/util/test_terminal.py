@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.util.terminal import say
+from dynaplan.util.terminal import try_write_line
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def test_a_pipe_that_nobody_reads_takes_lines_until_it_is_full_and_then_none(end
     reader, writer = os.pipe()
     ends += reader, writer
     taken = 0
-    while say("x" * 999, writer):
+    while try_write_line("x" * 999, writer):
         taken += 1
     assert 10 < taken < 1000
     assert os.read(reader, 1_000_000) == (b"x" * 999 + b"\n") * taken
-    assert say("read again", writer)
+    assert try_write_line("read again", writer)
     assert os.read(reader, 100) == b"read again\n"
 
 
@@ -40,7 +40,7 @@ def test_a_terminal_that_nobody_reads_holds_up_nothing(ends: list[int]) -> None:
     master, terminal = pty.openpty()
     ends += master, terminal
     lines = 0
-    while say(f"{lines:06}", terminal) and lines < 1_000_000:
+    while try_write_line(f"{lines:06}", terminal) and lines < 1_000_000:
         lines += 1
     assert 100 < lines < 1_000_000
 
@@ -49,9 +49,9 @@ def test_a_terminal_that_is_held_takes_nothing_until_it_goes_on(ends: list[int])
     master, terminal = pty.openpty()
     ends += master, terminal
     termios.tcflow(terminal, termios.TCOOFF)  # what Ctrl-S does
-    assert not say("held", terminal)
+    assert not try_write_line("held", terminal)
     termios.tcflow(terminal, termios.TCOON)
-    assert say("goes on", terminal)
+    assert try_write_line("goes on", terminal)
     assert os.read(master, 100) == b"goes on\r\n"
 
 
@@ -60,33 +60,33 @@ def test_a_socket_that_nobody_reads_holds_up_nothing(ends: list[int]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         taken = 0
-        while say("x" * 999, ours.fileno()):
+        while try_write_line("x" * 999, ours.fileno()):
             taken += 1
         assert taken > 10
 
 
 def test_a_file_takes_every_line(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as file:
-        assert say("one", file.fileno())
-        assert say("two", file.fileno())
+        assert try_write_line("one", file.fileno())
+        assert try_write_line("two", file.fileno())
     assert (tmp_path / "out").read_text() == "one\ntwo\n"
 
 
 def test_what_is_gone_takes_nothing(ends: list[int]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    assert not say("gone", writer)
+    assert not try_write_line("gone", writer)
     os.close(writer)
-    assert not say("closed", writer)
+    assert not try_write_line("closed", writer)
     master, terminal = pty.openpty()
     ends.append(terminal)
     os.close(master)
-    assert not say("hung up", terminal)
+    assert not try_write_line("hung up", terminal)
 
 
 def test_others_of_the_same_terminal_still_wait(ends: list[int]) -> None:
     """The descriptor is shared with the user's shell, which expects that a write waits."""
     master, terminal = pty.openpty()
     ends += master, terminal
-    assert say("a line", terminal)
+    assert try_write_line("a line", terminal)
     assert not fcntl.fcntl(terminal, fcntl.F_GETFL) & os.O_NONBLOCK

@@ -22,7 +22,7 @@ import pytest
 import uvloop
 
 from dynaplan.util.sockets import bound_socket, holding_socket
-from dynaplan.util.tls.server import ServerTls
+from dynaplan.util.tls import ServerTls
 from dynaplan.worker import http_server
 from dynaplan.worker.http_server import MAX_CONNECTIONS, Acceptor, ConnectionLimits, raw_error
 from tests.fakes.certificates import Authority

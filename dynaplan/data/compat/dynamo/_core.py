@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dynaplan.fleet.joining.connecting import join
+from dynaplan.fleet.joining import join
 from dynaplan.runtime import VirtualConnectorClient
 from dynaplan.worker.distributed_runtime import Runtime
 

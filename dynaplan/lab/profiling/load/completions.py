@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from dynaplan.util.errors import DeploymentError, PermanentError
-from dynaplan.util.tls.client import ClientTls
+from dynaplan.util.tls import ClientTls
 
 LAST_EVENTS = 3
 """The events at a stream's end that are parsed: the last token, an empty piece with the reason, the usage."""

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.gpu_claims import Claims
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.reconciler import Reconciler
 from dynaplan.fleet.plugin.termination import Termination
-from dynaplan.fleet.ports import Claims
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity

@@ -6,10 +6,9 @@ import asyncio
 import threading
 from collections.abc import Mapping
 
-from dynaplan.fleet.gpus import Gpu, GpuUse
+from dynaplan.fleet.gpus import GB, Gpu, GpuUse
 from dynaplan.fleet.plugin import gpu_availability
 from dynaplan.fleet.plugin.gpu_availability import NOT_READ, GpuMemory
-from dynaplan.fleet.rules.busy_gpus import GB
 from dynaplan.graph.lifecycle import Role, Worker
 from tests.fakes.polling import eventually
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM
@@ -9,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.plugin import reconciler
+from dynaplan.fleet.plugin.gpu_availability import NOT_READ
+from dynaplan.fleet.plugin.pending_workers import REPORT_AFTER_S, PendingWorkers
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
+from dynaplan.util.errors import ArbiterBusy
+from tests.fakes.polling import eventually
 from tests.unit.fleet.plugin.box import Box, frozen
 
 
@@ -334,3 +340,81 @@ async def test_the_worker_whose_cache_served_least_leaves_and_the_published_flee
     assert (
         removal["why"] == "2 of 3 VllmWorker wanted; its cache served the least, 0 tokens in about 10 minutes"
     )
+
+
+async def test_a_worker_is_not_ready_from_the_first_look_after_its_end_on(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    before = box.reconciler.workers["ns_VllmWorker"]
+    box.circus.end("ns_VllmWorker")
+    await box.reconciler.reconcile_once()
+    [written] = [each for each in box.written if each.name == before.name]
+    assert (written.state.value, written.pid, written.gpus) == ("starting", before.pid, before.gpus)
+    box.reconciler.record_exit(before.pid, -9)
+    await box.settle()
+    assert box.states()["ns_VllmWorker"] == "ready"
+    assert len(box.reconciler.workers["ns_VllmWorker"].restarts_s) == 1
+
+
+async def test_a_look_that_failed_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = await Box(tmp_path).started()
+
+    def none_more(pid: int) -> int | None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(box.processes, "identify", none_more)
+        with pytest.raises(OSError, match="Too many"):
+            await box.reconciler.reconcile_once()
+    before = box.reconciler.workers
+    await box.settle()
+    assert box.reconciler.workers == before
+    assert set(box.states().values()) == {"ready"}
+
+
+async def test_ends_are_noticed_while_a_pass_waits_for_circus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "RESYNC_S", 0.01)
+    box = await Box(tmp_path).started()
+    stands_still = asyncio.Event()
+
+    async def pid_of(name: str) -> int:
+        stands_still.set()
+        await asyncio.Event().wait()
+        raise ArbiterBusy("circus did not answer")
+
+    monkeypatch.setattr(box.circus, "pid", pid_of)
+    box.reconciler.record_exit(box.circus.end("ns_PrefillWorker"), -9)
+    running = asyncio.create_task(box.reconciler.run())
+    await asyncio.wait_for(stands_still.wait(), 30)
+    box.circus.end("ns_VllmWorker")
+    await eventually(
+        lambda: "ready" not in [each.state.value for each in box.written if each.name == "ns_VllmWorker"]
+    )
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await eventually(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
+def test_a_service_without_a_free_gpu_is_told_once_whatever_the_gigabytes_do() -> None:
+    waits = PendingWorkers()
+    (line,) = waits.update({"VllmWorker": "GPU 1: 70 of 80 GB in use by pid 1"}, {}, 100.0)
+    assert line == "VllmWorker: a worker waits for its GPUs: GPU 1: 70 of 80 GB in use by pid 1"
+    assert waits.update({"VllmWorker": "GPU 1: 60 of 80 GB in use by pid 1"}, {}, 101.0) == []
+    assert waits.reasons == {"VllmWorker": "GPU 1: 60 of 80 GB in use by pid 1"}
+    assert len(waits.update({"VllmWorker": "GPU 1: 60 of 80 GB in use by pid 2"}, {}, 102.0)) == 1
+    assert waits.update({}, {}, 103.0) == []
+    assert len(waits.update({"VllmWorker": "GPU 1: 60 of 80 GB in use by pid 2"}, {}, 104.0)) == 1
+
+
+def test_a_worker_whose_own_gpu_is_not_free_yet_is_told_when_that_takes_long() -> None:
+    waits, why = PendingWorkers(), "GPU 1: 70 of 80 GB in use by pid 1"
+    assert waits.update({}, {"ns_VllmWorker": why}, 100.0) == []
+    assert waits.reasons == {"ns_VllmWorker": why}
+    assert waits.update({}, {"ns_VllmWorker": "GPU 1: 70 of 80 GB in use by pid 2"}, 105.0) == []
+    assert waits.update({}, {"ns_VllmWorker": why}, 100.0 + REPORT_AFTER_S) == [f"ns_VllmWorker waits: {why}"]
+    assert waits.update({}, {"ns_VllmWorker": why}, 101.0 + REPORT_AFTER_S) == []
+
+
+def test_a_gpu_that_is_only_looked_at_is_no_news() -> None:
+    assert PendingWorkers().update({"VllmWorker": f"GPU 1: {NOT_READ}"}, {}, 100.0) == []

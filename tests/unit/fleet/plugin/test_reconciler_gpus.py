@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.gpus import GpuProcess, GpuUse
+from dynaplan.fleet.gpus import GB, GpuProcess, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
-from dynaplan.fleet.rules.busy_gpus import GB
+from dynaplan.fleet.store_keys import DesiredCounts
 from tests.unit.fleet.plugin.box import Box
 
 OTHERS = GpuUse(71 * GB, (GpuProcess(4711, "python", 1001),))

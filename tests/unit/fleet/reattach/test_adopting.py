@@ -20,11 +20,11 @@ import pytest
 from dynaplan.fleet.launch import RELOADED_FILE, Launch, Reload
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.preparation import Preparation
-from dynaplan.fleet.reattach.adopting import DEPLOYMENT, adopted, leave_to_the_next
-from dynaplan.fleet.reattach.processes import HeldFleet
+from dynaplan.fleet.reattach.adopting import DEPLOYMENT, adopt_deployment, save_handover
+from dynaplan.fleet.reattach.processes import HolderFleet
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.process.holder_link import Held
+from dynaplan.process.holder_link import HolderState
 from dynaplan.process.identity import ProcessIdentity
 from tests.unit.fleet.test_launch import LAUNCH
 
@@ -46,8 +46,8 @@ class KeepingLink:
         self.paths: list[Path] | None = None
         self.on_end: Callable[[int, int], None] = lambda pid, status: None
 
-    def hello(self) -> Held:
-        return Held(self.pids, self.kept, 1.0)
+    def hello(self) -> HolderState:
+        return HolderState(self.pids, self.kept, 1.0)
 
     def keep_text(self, name: str, text: bytes) -> None:
         if name in self.kept:
@@ -88,11 +88,11 @@ class Box:
 
     def leave(self, launch: Launch | None = None) -> None:
         """Have the holder keep what the ``serve`` before leaves to the next."""
-        fleet = HeldFleet(self.link, {}, ())  # type: ignore[arg-type]
-        leave_to_the_next(Preparation(launch or self.launch, (), (), True, (), held=fleet), False)
+        fleet = HolderFleet(self.link, {}, ())  # type: ignore[arg-type]
+        save_handover(Preparation(launch or self.launch, (), (), True, (), holder_fleet=fleet), False)
 
-    def adopted(self) -> Preparation | None:
-        found = adopted(self.link, self.stack)  # type: ignore[arg-type]
+    def adopt_deployment(self) -> Preparation | None:
+        found = adopt_deployment(self.link, self.stack)  # type: ignore[arg-type]
         return found[0] if found else None
 
     def processes(self) -> Any:
@@ -120,21 +120,21 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
 
 def test_what_the_holder_has_and_the_statefile_knows_is_adopted(box: Box) -> None:
     box.leave()
-    found = box.adopted()
+    found = box.adopt_deployment()
     assert found
     assert found.launch == box.launch
     assert [each.name for each in found.workers] == [FRONTEND.name, DECODE.name]
-    assert found.held
-    assert found.held.adoptable == box.link.pids
+    assert found.holder_fleet
+    assert found.holder_fleet.adoptable == box.link.pids
     assert box.ended == []
 
 
 def test_a_process_that_the_statefile_does_not_know_is_ended(box: Box) -> None:
     box.leave()
     box.write(FRONTEND)
-    found = box.adopted()
-    assert found and found.held
-    assert found.held.adoptable == {FRONTEND.name: FRONTEND.pid}
+    found = box.adopt_deployment()
+    assert found and found.holder_fleet
+    assert found.holder_fleet.adoptable == {FRONTEND.name: FRONTEND.pid}
     assert box.ended == [DECODE.pid]
 
 
@@ -142,10 +142,10 @@ def test_a_pid_that_is_another_programs_by_now_is_neither_adopted_nor_ended(box:
     box.leave()
     gone = replace(DECODE, name="ns_VllmWorker_1", gpus=(1,), pid=STRANGER)
     box.write(FRONTEND, replace(DECODE, pid=STRANGER), gone)
-    found = box.adopted()
-    assert found and found.held
+    found = box.adopt_deployment()
+    assert found and found.holder_fleet
     # Its own child, which nothing else can have the pid of, is what the holder says it is.
-    assert found.held.adoptable == box.link.pids
+    assert found.holder_fleet.adoptable == box.link.pids
     assert [each.name for each in found.workers] == [FRONTEND.name, DECODE.name]
     assert box.ended == []
 
@@ -196,14 +196,14 @@ def test_what_does_not_fit_is_no_deployment_and_only_the_holders_own_processes_a
 ) -> None:
     box.leave()
     change(box)
-    assert box.adopted() is None
+    assert box.adopt_deployment() is None
     assert box.ended == [FRONTEND.pid, DECODE.pid]
     assert box.link.dropped == [DEPLOYMENT]
     assert box.link.paths == []
 
 
 def test_where_nothing_was_kept_nothing_is_adopted(box: Box) -> None:
-    assert box.adopted() is None
+    assert box.adopt_deployment() is None
     assert box.ended == [FRONTEND.pid, DECODE.pid]
 
 
@@ -213,7 +213,7 @@ def test_the_settings_of_the_last_reload_count_and_no_file_of_the_users(box: Box
     box.leave(replace(box.launch, config_file=str(file)))
     reloaded = {"Common": {"model": "another/model"}}
     (box.launch.runtime_dir / RELOADED_FILE).write_text(Reload(reloaded, str(file)).to_json())
-    found = box.adopted()
+    found = box.adopt_deployment()
     assert found
     assert found.launch.config == reloaded
 
@@ -223,7 +223,7 @@ def test_the_environment_is_the_one_of_before(box: Box, monkeypatch: pytest.Monk
     box.leave()
     monkeypatch.setenv("DYNAPLAN_WORKER_TOKEN", "changed meanwhile")
     monkeypatch.setenv("DYN_NEW", "1")
-    assert box.adopted()
+    assert box.adopt_deployment()
     assert os.environ["DYNAPLAN_WORKER_TOKEN"] == "kept"
     assert "DYN_NEW" not in os.environ
 

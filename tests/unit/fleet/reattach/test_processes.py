@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
 import pytest
+from circus.process import Process
 
-from dynaplan.fleet.reattach.processes import HeldFleet, HeldProcess
+from dynaplan.fleet.reattach.processes import HolderFleet, HolderProcess, RetryingWatcher
 
 
 def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
@@ -18,26 +21,26 @@ def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
 ) -> None:
     begun_s = psutil.Process().create_time()
     monkeypatch.setattr(time, "time", lambda: begun_s - 30)
-    process = HeldProcess.__new__(HeldProcess)
+    process = HolderProcess.__new__(HolderProcess)
     process.name = "ns_VllmWorker"
     fleet = SimpleNamespace(adoptable={"ns_VllmWorker": os.getpid()}, processes={})
-    process.watcher = SimpleNamespace(held_fleet=fleet)
+    process.watcher = SimpleNamespace(holder_fleet=fleet)
     process.spawn()
     assert process.started == begun_s - 30
     assert fleet.processes == {os.getpid(): process}
 
 
-def fleet_that_adopts(**pids: int) -> tuple[HeldFleet, SimpleNamespace]:
+def fleet_that_adopts(**pids: int) -> tuple[HolderFleet, SimpleNamespace]:
     """A fleet that was told what its holder has, and the link."""
     link = SimpleNamespace(started=[], on_end=None)
     link.spawn = lambda name, *about: link.started.append(name) or os.getpid()
-    return HeldFleet(cast(Any, link), pids, ()), link
+    return HolderFleet(cast(Any, link), pids, ()), link
 
 
-def held_process(fleet: HeldFleet, name: str, *args: str) -> HeldProcess:
-    process = HeldProcess.__new__(HeldProcess)
+def held_process(fleet: HolderFleet, name: str, *args: str) -> HolderProcess:
+    process = HolderProcess.__new__(HolderProcess)
     process.name, process.working_dir, process.env = name, "/", {}
-    process.watcher = SimpleNamespace(held_fleet=fleet, args=args, ends_with_serve=False)
+    process.watcher = SimpleNamespace(holder_fleet=fleet, args=args, ends_with_serve=False)
     for method, answer in (("format_args", ["x"]), ("_get_stdin_socket_fd", None)):
         setattr(process, method, lambda answer=answer: answer)
     return process
@@ -60,3 +63,57 @@ def test_a_server_that_ended_before_it_was_adopted_is_started_anew() -> None:
     held_process(fleet, "ns_etcd", "--name", "x").spawn()
     assert link.started == ["ns_etcd"]
     assert fleet.adoptable == {"ns_nats": 1 << 29}
+
+
+class System:
+    """A system that refuses to fork for a while, as one out of processes does (EAGAIN)."""
+
+    refuses = True
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> System:
+    state, spawn = System(), Process.spawn
+
+    def refused_or_not(process: Any) -> None:
+        if state.refuses:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        spawn(process)
+
+    monkeypatch.setattr(Process, "spawn", refused_or_not)
+    return state
+
+
+def watcher(respawn: bool) -> RetryingWatcher:
+    made = RetryingWatcher(
+        "etcd", sys.executable, args=["-c", "input()"], respawn=respawn, max_retry=1, graceful_timeout=1
+    )
+    made.initialize(None, {}, None)
+    return made
+
+
+async def test_a_server_whose_start_is_refused_is_started_when_the_system_can(system: System) -> None:
+    server = watcher(respawn=True)
+    await server._start()
+    assert not server.is_stopped() and not server.processes
+    system.refuses = False
+    try:
+        await server.manage_processes()  # circus' look, every few seconds
+        assert len(server.processes) == 1
+    finally:
+        await server._stop()
+
+
+async def test_a_worker_whose_start_is_refused_is_the_fleet_plugins_to_start_again(system: System) -> None:
+    worker = watcher(respawn=False)
+    await worker._start()
+    assert worker.is_stopped()
+
+
+async def test_a_server_that_a_person_stops_stays_stopped(system: System) -> None:
+    server = watcher(respawn=True)
+    system.refuses = False
+    await server._start()
+    await server._stop()
+    await server.manage_processes()
+    assert server.is_stopped() and not server.processes

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from dynaplan.fleet.rules.reconcile import Reconciled, reconcile, replaced
-from dynaplan.graph.lifecycle import Role, Worker
+import pytest
+
+from dynaplan.fleet.rules.reconcile import (
+    OPERATOR_RESTART,
+    REMOVALS,
+    Fleet,
+    Reconciled,
+    Removal,
+    reconcile,
+    removals_in,
+    renewable,
+    replaced,
+)
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from tests.unit.fleet.rules.graphs import (
     BACKOFF,
@@ -226,3 +239,188 @@ def test_the_worker_that_is_named_leaves_first_and_only_where_one_is_too_many() 
     assert steps(fleet, {"VllmWorker": 1}, **first) == [("drain", "VllmWorker")]
     assert steps(fleet, {"VllmWorker": 2}, **first) == []
     assert steps(fleet, {"VllmWorker": 1}, leave_first="dynamo_gone") == [("drain", "VllmWorker_1")]
+
+
+THREE = tuple(worker("VllmWorker" + (f"_{n}" if n else ""), gpus=(n,)) for n in range(3))
+
+
+def leaving(fleet: tuple[Worker, ...], wanted: int, worth: dict[str, int]) -> dict[str, str]:
+    """The workers that leave, without their namespace, and why."""
+    named = {f"dynamo_{name}": tokens for name, tokens in worth.items()}
+    after = reconcile(graph(decode()), fleet, {"VllmWorker": wanted}, box(4), {}, 100.0, worth=named)
+    told = {each.name: each.reason for each in after.fleet if each.state is DRAINING}
+    return {name.removeprefix("dynamo_"): why for name, why in (told | dict(after.removed)).items()}
+
+
+def test_the_worker_whose_cache_served_least_leaves_and_the_reason_says_so() -> None:
+    worth = {"VllmWorker": 500_000, "VllmWorker_1": 12_300, "VllmWorker_2": 1_200_000}
+    told = leaving(THREE, 2, worth)
+    assert told == {
+        "VllmWorker_1": (
+            "2 of 3 VllmWorker wanted; its cache served the least, 12 k tokens in about 10 minutes"
+        )
+    }
+
+
+def test_one_that_served_nothing_leaves_before_one_that_did_and_equals_by_their_index() -> None:
+    assert list(leaving(THREE, 1, {"VllmWorker_2": 9})) == ["VllmWorker", "VllmWorker_1"]
+    assert leaving(THREE, 2, {"VllmWorker": 9})["VllmWorker_2"].endswith(
+        "the least, 0 tokens in about 10 minutes"
+    )
+
+
+def test_without_a_router_that_knows_caches_nothing_changes() -> None:
+    assert leaving(THREE, 2, {}) == {"VllmWorker_2": "2 of 3 VllmWorker wanted"}
+    assert leaving(THREE, 2, dict.fromkeys(("VllmWorker", "VllmWorker_1", "VllmWorker_2"), 0)) == leaving(
+        THREE, 2, {}
+    )
+
+
+def test_workers_that_serve_nobody_leave_before_any_ready_one_whatever_their_caches_served() -> None:
+    fleet = (*THREE, worker("VllmWorker_3", STARTING, gpus=(3,)))
+    worth = {"VllmWorker": 5, "VllmWorker_3": 1_000_000}
+    assert leaving(fleet, 3, worth) == {"VllmWorker_3": "3 of 4 VllmWorker wanted"}
+    crashed = replace(THREE[0], state=BACKOFF, retry_at_s=200.0)
+    assert list(leaving((crashed, *THREE[1:]), 2, {"VllmWorker": 9, "VllmWorker_1": 1})) == ["VllmWorker"]
+
+
+def test_where_all_leave_no_cache_is_the_reason() -> None:
+    assert set(leaving(THREE, 0, {"VllmWorker": 5}).values()) == {"0 of 3 VllmWorker wanted"}
+
+
+def test_each_component_is_judged_by_its_own_caches() -> None:
+    fleet = (worker("PrefillWorker", READY, (0,)), worker("PrefillWorker_1", READY, (1,)), *THREE[2:])
+    worth = {"dynamo_PrefillWorker_1": 10, "dynamo_VllmWorker_2": 1}
+    wanted = {"VllmWorker": 1, "PrefillWorker": 1}
+    after = reconcile(graph(decode(), prefill()), fleet, wanted, box(4), {}, 100.0, worth=worth)
+    assert [each.name for each in after.fleet if each.state is DRAINING] == ["dynamo_PrefillWorker"]
+
+
+OLD = Worker("dynamo_Frontend", "Frontend", Role.FRONTEND, READY)
+NEW = replace(OLD, name="dynamo_Frontend_1")
+
+
+def after(fleet: Fleet, workers: int = 1) -> Fleet:
+    spec = graph(ServiceSpec("Frontend", Role.FRONTEND, workers, 0))
+    return reconcile(spec, fleet, {}, box(1), {}, 5.0, renewed=renewable(fleet, {OLD.name})[1]).fleet
+
+
+def states(fleet: Fleet) -> dict[str, WorkerState]:
+    return {each.name.removeprefix("dynamo_"): each.state for each in fleet}
+
+
+def test_the_old_one_stays_until_the_new_one_is_ready_and_then_leaves_with_the_reason() -> None:
+    begun = after((OLD,))
+    assert states(begun) == {"Frontend": READY, "Frontend_1": STARTING}
+    assert after(begun) == begun
+    old, new = after((OLD, NEW))
+    assert (old.state, old.reason, new.state) == (DRAINING, OPERATOR_RESTART, READY)
+
+
+def test_of_two_only_the_named_one_is_replaced() -> None:
+    begun = after((OLD, NEW), workers=2)
+    assert states(begun) == {"Frontend": READY, "Frontend_1": READY, "Frontend_2": STARTING}
+    ready = (*begun[:2], replace(begun[2], state=READY))
+    assert states(after(ready, workers=2)) == {"Frontend": DRAINING, "Frontend_1": READY, "Frontend_2": READY}
+
+
+@pytest.mark.parametrize("state", [BACKOFF, FAILED])
+def test_when_the_new_one_crashes_the_old_one_stays_and_the_new_one_is_forgotten(state: WorkerState) -> None:
+    fleet = (OLD, replace(NEW, state=state))
+    assert renewable(fleet, {OLD.name}) == (set(), set())
+    assert states(after(fleet)) == {"Frontend": READY}
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        worker("VllmWorker", gpus=(0,)),
+        replace(OLD, state=STARTING),
+        Worker("dynamo_Planner", "Planner", Role.PLANNER, READY),
+    ],
+    ids=["it holds a GPU", "it is not ready", "two planners would decide"],
+)
+def test_others_leave_at_once(old: Worker) -> None:
+    assert renewable((old,), {old.name, "dynamo_nobody"}) == ({old.name}, set())
+
+
+WHY = "reserved by alice until noon"
+RESERVED = {1: WHY}
+
+
+def after_reserving(fleet: Fleet, wanted: int = 2, gpus: int = 3) -> Reconciled:
+    desired = {"VllmWorker": wanted}
+    return reconcile(graph(decode()), fleet, desired, box(gpus), RESERVED, 5.0, reserved=RESERVED)
+
+
+def states_by_name(found: Reconciled) -> dict[str, str]:
+    return {each.name.removeprefix("dynamo_"): each.state.value for each in found.fleet}
+
+
+BOTH = (worker("VllmWorker", gpus=(0,)), worker("VllmWorker_1", gpus=(1,)))
+
+
+def test_another_is_started_first_where_a_gpu_is_free_and_nothing_leaves_before_it_is_ready() -> None:
+    first = after_reserving(BOTH)
+    assert states_by_name(first) == {
+        "VllmWorker": "ready",
+        "VllmWorker_1": "ready",
+        "VllmWorker_2": "starting",
+    }
+    assert first.fleet[2].gpus == (2,)
+    assert after_reserving(first.fleet).fleet == first.fleet
+
+
+def test_the_worker_leaves_once_the_other_is_ready_and_says_why() -> None:
+    leaving = after_reserving((*BOTH, worker("VllmWorker_2", READY, (2,)))).fleet[1]
+    assert (leaving.state, leaving.reason) == (DRAINING, f"GPU 1 is {WHY}")
+
+
+def test_it_leaves_at_once_where_no_gpu_is_free_and_nothing_is_started_on_the_reserved_one() -> None:
+    found = after_reserving(BOTH, gpus=2)
+    assert states_by_name(found) == {"VllmWorker": "ready", "VllmWorker_1": "draining"}
+    assert "draining: dynamo_VllmWorker_1" in after_reserving(found.fleet, gpus=2).waiting["VllmWorker"]
+    empty = after_reserving((BOTH[0],), gpus=2)
+    assert states_by_name(empty) == {"VllmWorker": "ready"}
+    assert f"GPU 1: {WHY}" in empty.waiting["VllmWorker"]
+
+
+def test_it_leaves_when_the_other_has_failed_or_is_not_wanted() -> None:
+    assert after_reserving((*BOTH, worker("VllmWorker_2", FAILED))).fleet[1].state is DRAINING
+    assert states_by_name(after_reserving(BOTH, wanted=1)) == {
+        "VllmWorker": "ready",
+        "VllmWorker_1": "draining",
+    }
+
+
+def test_a_worker_that_answers_nothing_yet_leaves_at_once() -> None:
+    starting = (BOTH[0], worker("VllmWorker_1", STARTING, (1,)))
+    assert after_reserving(starting).fleet[1].state is DRAINING
+    crashed = (BOTH[0], worker("VllmWorker_1", BACKOFF, (1,)))
+    assert after_reserving(crashed).removed == {"dynamo_VllmWorker_1": f"GPU 1 is {WHY}"}
+
+
+def test_a_worker_of_several_gpus_leaves_all_of_them() -> None:
+    wide: tuple[Worker, ...] = (worker("VllmWorker", gpus=(0, 1)),)
+    found = reconcile(
+        graph(decode(gpus=2), prefill()),
+        wide,
+        {"VllmWorker": 1, "PrefillWorker": 0},
+        box(2),
+        RESERVED,
+        5.0,
+        reserved=RESERVED,
+    )
+    assert found.fleet[0].state is DRAINING
+
+
+ONE = Removal("ns_VllmWorker_1", 1_700_000_000.5, "1 of 2 VllmWorker wanted")
+
+
+def test_what_is_published_is_read() -> None:
+    assert removals_in({REMOVALS: [ONE.to_json()]}) == (ONE,)
+
+
+@pytest.mark.parametrize("listed", [None, {}, "x", 5, [5], [{}], [{**ONE.to_json(), "why": 7}]])
+def test_a_removal_that_cannot_be_read_is_left_out(listed: Any) -> None:
+    assert removals_in({REMOVALS: listed}) == ()

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_in
+from dynaplan.fleet.store_keys import CACHE_WORTH, worth_in
 from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, CacheWorthPublisher, RouterInputs
 from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.store.memory import MemoryStore

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import Sample, Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.autoscalers import HpaPolicy, KpaPolicy, fit_gpus

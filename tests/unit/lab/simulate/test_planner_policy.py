@@ -6,7 +6,7 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.lab.simulate.simulation import service_settings

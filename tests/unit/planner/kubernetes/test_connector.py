@@ -10,8 +10,8 @@ import pytest
 
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet.counts import Targets
-from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import SubComponentNotFoundError
 from dynaplan.planner.kubernetes.connector import KubernetesConnector

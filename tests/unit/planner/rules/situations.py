@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model import Decision, Observation, PlannerState
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.load_policy import average_load

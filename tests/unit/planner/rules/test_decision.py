@@ -14,10 +14,9 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.rules.decision import decide, has_data, preview_decision, state_without_change
 from dynaplan.planner.rules.explain import explain

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.fleet.counts import Targets, WorkerCounts
-from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import values_of
 from dynaplan.planner.rules.decision import decide

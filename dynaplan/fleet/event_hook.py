@@ -1,0 +1,164 @@
+"""A command or URL of the user's that is called at a deployment's events: failed, scaled, target missed.
+
+It runs beside everything else, in the fleet plugin: a hook that fails or hangs costs a line in the log.
+Events of one kind are reported at most once in ``MIN_INTERVAL_S`` seconds; later ones go together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.util.clock import Clock
+from dynaplan.util.masking import looks_secret
+
+log = logging.getLogger(__name__)
+
+ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
+"""The variable that holds the command or URL; ``serve --on-event`` sets it."""
+
+FAILED, SCALED, TARGET_MISSED = "failed", "scaled", "target_missed"
+"""The kinds of events."""
+
+EVENT_POLL_S = 5.0
+"""Seconds between two polls for events."""
+
+MIN_INTERVAL_S = 30.0
+"""Seconds between two calls of the hook for events of one kind."""
+
+CALL_TIMEOUT_S = 20.0
+"""Seconds that a call may take; then it is ended."""
+
+MAX_TEXTS = 20
+"""The events that one call describes in words; the others are counted."""
+
+
+@dataclass(frozen=True)
+class HookEvent:
+    """One event: its kind, and what has happened in words."""
+
+    kind: str
+    text: str
+
+
+class DecisionEvents(Protocol):
+    """The events among a planner's decisions: scaled, a target missed."""
+
+    def poll(self) -> Iterable[HookEvent]:
+        """Return those since the last poll; the first one returns none."""
+        ...
+
+
+class EventWatch:
+    """Finds events by polling the workers, and a planner's decisions.
+
+    The first poll finds nothing: what was so when it began is no event.
+    """
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]], decisions: DecisionEvents) -> None:
+        self._workers = workers
+        self._decisions = decisions
+        self._failed: frozenset[str] | None = None
+
+    def poll(self) -> list[HookEvent]:
+        return [*self._failures(), *self._decisions.poll()]
+
+    def _failures(self) -> Iterator[HookEvent]:
+        failed = {each.name: each for each in self._workers() if each.state is WorkerState.FAILED}
+        before, self._failed = self._failed, frozenset(failed)
+        if before is not None:
+            for name in sorted(failed.keys() - before):
+                yield HookEvent(FAILED, f"{name} has failed: {failed[name].reason}")
+
+
+@dataclass
+class EventHook:
+    """Passes events to a command, as JSON on its standard input, or posts the JSON to a URL."""
+
+    target: str
+    namespace: str
+    watch: EventWatch
+    clock: Clock
+    _pending: dict[str, list[HookEvent]] = field(default_factory=dict)
+    _next_s: dict[str, float] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Poll for events and pass them on until it is cancelled."""
+        while True:
+            try:
+                await self.poll()
+            except Exception:
+                log.exception("polling for events failed; it is tried again")
+            await self.clock.sleep(EVENT_POLL_S)
+
+    async def poll(self) -> None:
+        for event in self.watch.poll():
+            self._pending.setdefault(event.kind, []).append(event)
+        for kind in tuple(self._pending):
+            now_s = self.clock.now_s()
+            if now_s >= self._next_s.get(kind, now_s):
+                self._next_s[kind] = now_s + MIN_INTERVAL_S
+                await self._call(kind, self._pending.pop(kind))
+
+    async def _call(self, kind: str, events: list[HookEvent]) -> None:
+        """Call the hook; whatever goes wrong is one line of the log."""
+        texts = [event.text for event in events[:MAX_TEXTS]]
+        document = {"event": kind, "namespace": self.namespace, "count": len(events), "texts": texts}
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await (self._post if "://" in self.target else self._run)(kind, json.dumps(document).encode())
+        except TimeoutError:
+            log.warning("--on-event: %s has not ended within %g s, for %s", self._show, CALL_TIMEOUT_S, kind)
+        except Exception as error:
+            log.warning("--on-event: %s failed, for %s: %s", self._show, kind, _describe(error))
+
+    @property
+    def _show(self) -> str:
+        """The program, or the host: the rest may hold a key."""
+        return urlsplit(self.target).hostname or shlex.split(self.target)[0]
+
+    async def _run(self, kind: str, document: bytes) -> None:
+        kept = {name: value for name, value in os.environ.items() if not looks_secret(name)}
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(self.target),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**kept, "DYNAPLAN_EVENT": kind},
+            start_new_session=True,
+        )
+        try:
+            await process.communicate(document)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            raise HookFailed(f"exit code {process.returncode}")
+
+    async def _post(self, kind: str, document: bytes) -> None:
+        import aiohttp
+
+        async with aiohttp.ClientSession() as session:
+            headers = {"Content-Type": "application/json"}
+            async with session.post(self.target, data=document, headers=headers) as response:
+                if response.status >= 400:
+                    raise HookFailed(f"it answers {response.status}")
+
+
+class HookFailed(Exception):
+    """A hook that says so: by its exit code, or by the status of its answer."""
+
+
+def _describe(error: Exception) -> str:
+    """Return the error in words that hold nothing of the hook's address or arguments."""
+    return str(error) if isinstance(error, HookFailed) else type(error).__name__

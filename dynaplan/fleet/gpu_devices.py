@@ -1,0 +1,287 @@
+"""The GPUs of this box, their memory in use and their activity: read through NVML, or simulated.
+
+The use of simulated GPUs is in files that are written by hand. The file of simulated GPU 2 is ``gpu-2.json``
+in the node directory (``DYNAPLAN_NODE_DIR``), read anew each time; without it the GPU is empty::
+
+    {"used_bytes": 76000000000, "pids": [4711], "utilisation": 0.97, "watts": 642}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuProcess, GpuUse, busy_gpus
+from dynaplan.fleet.rules.allocation import visible_gpus
+from dynaplan.process.node_directory import node_dir
+from dynaplan.util.errors import CapacityError, ConfigError
+
+DEFAULT_SIMULATED = 8
+SIMULATED_UUID = "GPU-SIM-"
+
+SIMULATED_BYTES = 80 * 2**30
+"""The memory of a simulated GPU in bytes: an H100's."""
+
+
+def inventory(
+    gpus_option: int | None,
+    environ: Mapping[str, str],
+    read: Callable[[], tuple[Gpu, ...]] | None = None,
+    busy: Callable[[Sequence[Gpu]], Collection[int]] = lambda _: (),
+) -> tuple[tuple[Gpu, ...], bool]:
+    """Return the GPUs that a deployment may use, and whether they are simulated.
+
+    On a box with GPUs: the ones that ``CUDA_VISIBLE_DEVICES`` of ``environ`` lets us see, the first
+    ``gpus_option`` of them unless None, free ones before ``busy`` ones; a greater option raises
+    CapacityError. On a box without:
+    ``gpus_option`` simulated ones, 8 by default. ``read`` reads the real ones, from NVML unless in tests.
+    """
+    if gpus_option is not None and gpus_option < 0:
+        raise ConfigError(f"--gpus is {gpus_option}", hint="Expected 0 or more.")
+    real = (read or nvml)()
+    if not real:
+        return simulated(DEFAULT_SIMULATED if gpus_option is None else gpus_option), True
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_gpus(real, mask)
+    if gpus_option is None:
+        return visible, False
+    if gpus_option > len(visible):
+        masked = "" if mask is None else f", CUDA_VISIBLE_DEVICES={mask!r} shows {len(visible)} of them"
+        raise CapacityError(
+            f"--gpus is {gpus_option}, but this box has {len(real)} GPUs{masked}",
+            hint=f"Expected at most {len(visible)}; leave --gpus out to use all of them.",
+        )
+    in_use = busy(visible) if gpus_option < len(visible) else ()
+    chosen = sorted(visible, key=lambda gpu: gpu.index in in_use)[:gpus_option]
+    return tuple(gpu for gpu in visible if gpu in chosen), False
+
+
+def available_gpus(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
+    """Return the GPUs that a deployment of this process may use, and whether they are simulated."""
+    return inventory(number, os.environ, busy=busy_now)
+
+
+def simulated(number: int) -> tuple[Gpu, ...]:
+    """Return that many simulated GPUs: ``GPU-SIM-0``, ``GPU-SIM-1`` ..."""
+    uuids = (f"{SIMULATED_UUID}{index}" for index in range(number))
+    return tuple(Gpu(index, uuid, "simulated", SIMULATED_BYTES) for index, uuid in enumerate(uuids))
+
+
+def nvml() -> tuple[Gpu, ...]:
+    """Every GPU of the box in PCI bus order, a GPU in MIG mode as its slices; none without a driver.
+
+    ``index`` counts the entries, so on a box without MIG it is NVML's index. NVML ignores
+    ``CUDA_VISIBLE_DEVICES``.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        handles = [slice_ for device in devices for slice_ in _slices(pynvml, device)]
+        return tuple(_gpu(pynvml, index, handle) for index, handle in enumerate(handles))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def driver_version() -> tuple[str, str]:
+    """Return the version of the NVIDIA driver, and why there is none; one of them is empty."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return "", str(error)
+    try:
+        return _text(pynvml.nvmlSystemGetDriverVersion()), ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _slices(pynvml: Any, device: Any) -> Iterator[Any]:
+    """The device itself, or its MIG slices when it is in MIG mode: then it cannot be used as a whole."""
+    try:
+        is_mig = pynvml.nvmlDeviceGetMigMode(device)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:
+        is_mig = False
+    if not is_mig:
+        yield device
+        return
+    for position in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, position)
+        except pynvml.NVMLError_NotFound:
+            continue
+
+
+def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return Gpu(index, _text(uuid), _text(name), _memory_bytes(pynvml, handle))
+
+
+def _memory_bytes(pynvml: Any, handle: Any) -> int:
+    """Return a GPU's memory in bytes.
+
+    0 where it has none of its own (GPUs that share the machine's memory do not tell).
+    """
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        return 0
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 4096
+"""The most that is read of a simulated GPU's file, in bytes."""
+
+
+def uses_reader(gpus: Sequence[Gpu], directory: Path | None = None) -> Callable[[], Mapping[int, GpuUse]]:
+    """Return the reader of these GPUs' memory in use, real or simulated; it may block, and never raises.
+
+    ``directory`` has the files of simulated ones: the node directory by default.
+    """
+    directory = directory or node_dir(os.environ)
+    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
+        return lambda: simulated_uses(gpus, directory)
+    uses = NvmlUses()
+    return lambda: uses.of(gpus)
+
+
+def activity_reader(
+    gpus: Sequence[Gpu], directory: Path | None = None
+) -> Callable[[], Mapping[int, GpuActivity]]:
+    """Return the reader of these GPUs' utilisation and watts, as ``uses_reader``."""
+    directory = directory or node_dir(os.environ)
+    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
+        return lambda: {gpu.index: _simulated_activity(directory, gpu) for gpu in gpus}
+    uses = NvmlUses()
+    return lambda: uses.activity_of(gpus)
+
+
+def busy_now(gpus: Sequence[Gpu]) -> set[int]:
+    """Return the indices of the real GPUs whose memory is in use at this moment."""
+    return set(busy_gpus(gpus, NvmlUses().of(gpus)))
+
+
+class NvmlUses:
+    """Reads the real GPUs. NVML stays open: opening it wakes every unused GPU, which takes a second.
+
+    ``of`` leaves out GPUs that do not tell their memory, and returns nothing where the driver does not
+    answer; the next call opens NVML anew then.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def of(self, gpus: Iterable[Gpu]) -> dict[int, GpuUse]:
+        """Return index -> use. Blocks while the driver does not answer."""
+        uses = self._read(gpus, _nvml_use)
+        return {index: use for index, use in uses.items() if use is not None}
+
+    def activity_of(self, gpus: Iterable[Gpu]) -> dict[int, GpuActivity]:
+        """Return index -> activity. Blocks while the driver does not answer."""
+        return self._read(gpus, _nvml_activity)
+
+    def _read(self, gpus: Iterable[Gpu], read: Callable[[Any, Gpu], T]) -> dict[int, T]:
+        import pynvml
+
+        try:
+            if not self._is_open:
+                pynvml.nvmlInit()
+                self._is_open = True
+            return {gpu.index: read(pynvml, gpu) for gpu in gpus}
+        except pynvml.NVMLError:
+            self._is_open = False
+            return {}
+
+
+def _nvml_use(pynvml: Any, gpu: Gpu) -> GpuUse | None:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    try:
+        used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError:
+        return None
+    held_bytes: dict[int, int] = {}
+    for read in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        try:
+            for process in read(handle):
+                held_bytes[process.pid] = max(held_bytes.get(process.pid, 0), process.usedGpuMemory or 0)
+        except pynvml.NVMLError:
+            continue
+    pids = sorted(held_bytes, key=lambda pid: (-held_bytes[pid], pid))
+    return GpuUse(used_bytes, tuple(map(process_of, pids)))
+
+
+def _nvml_activity(pynvml: Any, gpu: Gpu) -> GpuActivity:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    utilisation = watts = None
+    try:
+        utilisation = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    except pynvml.NVMLError:
+        pass  # a MIG slice has none
+    try:
+        watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    except pynvml.NVMLError:
+        pass
+    return GpuActivity(utilisation, watts)
+
+
+def process_of(pid: int) -> GpuProcess:
+    """Return the process with its name and user, as far as it can be looked at."""
+    import psutil  # much, for a process that may never read a GPU
+
+    try:
+        process = psutil.Process(pid)
+        return GpuProcess(pid, process.name(), process.uids().real)
+    except (psutil.Error, ValueError, OverflowError):
+        return GpuProcess(max(0, pid))
+
+
+def simulated_uses(gpus: Sequence[Gpu], directory: Path) -> dict[int, GpuUse]:
+    """Return the use of simulated GPUs as the files in the node directory say it: index -> use."""
+    uses = {}
+    for gpu in gpus:
+        document = _read_file(directory / f"gpu-{gpu.index}.json")
+        used_bytes = document.get("used_bytes", 0)
+        pids = document.get("pids", [])
+        if isinstance(used_bytes, int | float) and 0 <= used_bytes < 2**63:
+            numbers = [pid for pid in pids if isinstance(pid, int)] if isinstance(pids, list) else []
+            uses[gpu.index] = GpuUse(int(used_bytes), tuple(map(process_of, numbers)))
+    return uses
+
+
+def _simulated_activity(directory: Path, gpu: Gpu) -> GpuActivity:
+    document = _read_file(directory / f"gpu-{gpu.index}.json")
+    utilisation, watts = document.get("utilisation"), document.get("watts")
+    return GpuActivity(
+        float(utilisation) if isinstance(utilisation, int | float) else None,
+        float(watts) if isinstance(watts, int | float) else None,
+    )
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    """Return the file's object; empty for none, and for anything else that stands there."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    try:
+        text = os.read(fd, MAX_FILE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        document = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    finally:
+        os.close(fd)
+    return document if isinstance(document, dict) else {}

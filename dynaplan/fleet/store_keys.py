@@ -1,0 +1,133 @@
+"""The keys of a deployment in the key-value store, and their values.
+
+1. The desired counts, which are the virtual-connector protocol:
+   ``v1/{namespace}/planner/{num_prefill_workers, num_decode_workers, decision_id, scaled_decision_id}``,
+   decimal text. The planner writes the first three in one transaction; the executor of the decision writes
+   the last as its acknowledgement. -1 means not set. Source: Dynamo's ``VirtualConnectorClient``.
+2. Settings of remote prefill that are changed while requests flow, as in Dynamo 0.2:
+   ``/{namespace}/disagg_router/{max_local_prefill_length, max_prefill_queue_size}``, decimal text; a key
+   that is deleted gives the configured value back.
+3. The worth of workers' caches, as frontends report it: the tokens that each worker has lately served. One
+   key for each frontend, under its lease: ``v1/{namespace}/cache_worth/{its instance id}``, with a JSON
+   object of tokens by the worker's instance id, both ids as hex.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store.instances import InstanceKeys
+from dynaplan.util.documents import parse_object, whole_field, whole_number
+
+COUNT_KEYS: Mapping[Role, str] = {Role.PREFILL: "num_prefill_workers", Role.DECODE: "num_decode_workers"}
+"""The key of each role's desired count."""
+
+SCALED_ROLES = tuple(COUNT_KEYS)
+"""The roles whose number of workers is decided at run time: prefill, then decode."""
+
+
+def planner_prefix(namespace: str) -> str:
+    return f"v1/{namespace}/planner/"
+
+
+def fleet_key(namespace: str) -> str:
+    """Return the key of the published fleet: JSON with ``{role: {state: count}}`` as its ``roles``."""
+    return f"v1/{namespace}/fleet"
+
+
+GPUS_LEFT_OUT = "gpus_left_out"
+"""The field of the published fleet with a line for each reason for which GPUs are not among its total."""
+
+LEAVE_FIRST = "leave_first"
+"""The key below the planner's prefix that names the worker that leaves first when a decision removes one.
+
+Its text is ``DECISION_ID NAME``: it counts for that decision alone."""
+
+
+def first_to_leave(namespace: str, keys: Mapping[str, str], decision_id: int) -> str:
+    """Return the name of the worker that leaves first by that decision; empty when none is named."""
+    written, _, name = keys.get(planner_prefix(namespace) + LEAVE_FIRST, "").partition(" ")
+    return name if whole_number(written) == decision_id else ""
+
+
+FREE_GPUS = "free_gpus"
+"""The field of the published fleet with the indices of the GPUs that a further worker may get."""
+
+
+@dataclass(frozen=True)
+class DesiredCounts:
+    """One scaling decision as it travels; -1 is "not set"."""
+
+    num_prefill_workers: int = -1
+    num_decode_workers: int = -1
+    decision_id: int = -1
+    scaled_decision_id: int = -1
+
+    @classmethod
+    def from_keys(cls, namespace: str, keys: Mapping[str, str]) -> DesiredCounts:
+        """Read the counts from key -> value; a key that is missing or not a whole number is -1."""
+        prefix = planner_prefix(namespace)
+
+        def number(name: str) -> int:
+            found = whole_number(keys.get(prefix + name, ""))
+            return -1 if found is None else found
+
+        return cls(
+            number("num_prefill_workers"),
+            number("num_decode_workers"),
+            number("decision_id"),
+            number("scaled_decision_id"),
+        )
+
+    def of(self, role: Role) -> int:
+        """Return the number for ``Role.PREFILL`` or ``Role.DECODE``; -1 when it is not set."""
+        return self.num_prefill_workers if role is Role.PREFILL else self.num_decode_workers
+
+    @property
+    def next_decision_id(self) -> int:
+        """One above every id in use, so that no earlier acknowledgement covers it."""
+        return max(self.decision_id, self.scaled_decision_id) + 1
+
+    @property
+    def is_pending(self) -> bool:
+        """True while a written decision has not been acknowledged."""
+        return self.decision_id > self.scaled_decision_id
+
+
+LIVE_SETTINGS = ("max_local_prefill_length", "max_prefill_queue_size")
+"""The names of the settings; each is a number from 0 on."""
+
+
+def live_settings_prefix(namespace: str) -> str:
+    return f"/{namespace}/disagg_router/"
+
+
+def live_setting(text: str) -> int | None:
+    """Read a value; None when it is no whole number from 0 on."""
+    found = whole_number(text)
+    return None if found is None or found < 0 else found
+
+
+CACHE_WORTH = InstanceKeys("cache_worth")
+"""The instance is a frontend that routes by prefix; the value is what ``worth_text`` makes."""
+
+
+def worth_text(tokens: Mapping[int, int]) -> str:
+    """Write the served tokens by the worker's instance id."""
+    return json.dumps({f"{worker:x}": tokens[worker] for worker in sorted(tokens)}, separators=(",", ":"))
+
+
+def worth_in(texts: Iterable[str]) -> dict[int, int]:
+    """Add the frontends' tokens up by the worker's instance id; what cannot be read is left out."""
+    sums: Counter[int] = Counter()
+    for text in texts:
+        try:
+            document = parse_object(text)
+            sums.update({int(worker, 16): whole_field(document, worker) for worker in document})
+        except ValueError:
+            continue
+    return dict(sums)

@@ -1,1 +1,0 @@
-"""Upkeep: what ``serve`` looks after once a second beside its arbiter."""

@@ -1,0 +1,77 @@
+"""The memory of this box, or the part of it that the container may use, and the ends for lack of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class BoxMemory:
+    """The memory of a box in bytes: all of it, and what is available at this moment."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def box_memory(cgroup: Path = CGROUP) -> BoxMemory:
+    """Return the memory in total, swap included, and the memory that is available now, in bytes."""
+    import psutil  # much, for a process that only counts kills
+
+    machine, swap = psutil.virtual_memory(), psutil.swap_memory()
+    total_bytes, available_bytes = machine.total + swap.total, machine.available
+    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    if limit is not None and used is not None:
+        total_bytes = min(total_bytes, limit)
+        available_bytes = min(available_bytes, max(0, limit - used + _reclaimable(cgroup / "memory.stat")))
+    return BoxMemory(total_bytes, available_bytes)
+
+
+def _reclaimable(path: Path) -> int:
+    """Return the bytes of files in memory that the kernel gives back when they are needed."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+        return sum(int(line[1]) for line in lines if line[:1] == ["inactive_file"])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+GROUP, MACHINE = "this control group", "this machine"
+"""The two places that a count is about, in words."""
+
+
+def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> tuple[int, str]:
+    """Return the processes ended so far, and where: in our own cgroup (version 2), else on the machine.
+
+    0 where the kernel does not tell.
+    """
+    own = next((line[3:] for line in _lines(proc / "self/cgroup") if line.startswith("0::")), "")
+    if own:
+        count = _count(cgroups / own.lstrip("/") / "memory.events")
+        if count is not None:
+            return count, GROUP
+    return _count(proc / "vmstat") or 0, MACHINE
+
+
+def _count(path: Path) -> int | None:
+    found = (line.split() for line in _lines(path) if line.startswith("oom_kill "))
+    return next((int(words[1]) for words in found if len(words) == 2 and words[1].isdecimal()), None)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

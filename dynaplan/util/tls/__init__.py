@@ -1,1 +1,0 @@
-"""TLS by PEM files: of servers, of clients, and the faults of the files."""

@@ -1,0 +1,179 @@
+"""The memory of GPUs in use: through a stand-in for the driver, and from the files of simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynaplan.fleet.gpu_devices import (
+    NvmlUses,
+    activity_reader,
+    busy_now,
+    nvml,
+    process_of,
+    simulated,
+    simulated_uses,
+)
+from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuProcess, GpuUse
+
+GPUS = (Gpu(0, "GPU-a", "H100", 80), Gpu(1, "MIG-b", "H100", 40), Gpu(2, "GPU-c", "GB10", 0))
+
+
+class FakeNvmlError(Exception):
+    """``pynvml.NVMLError``."""
+
+
+class FakeDriver:
+    """The part of pynvml that is asked for memory, processes and activity.
+
+    Copies: every call but ``nvmlInit`` fails before it; a GPU that shares the machine's memory raises
+    NVMLError_NotSupported; a process of another container has the pid 0 or is not told; ``usedGpuMemory`` is
+    None where it is not known, as in MIG mode without permission; a MIG slice has no utilisation and no power
+    of its own; a lost GPU fails in every call.
+    """
+
+    NVMLError = FakeNvmlError
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.is_lost = False
+        self.computing: list[tuple[int, int | None]] = []
+        self.drawing: list[tuple[int, int | None]] = []
+
+    def nvmlInit(self) -> None:
+        if self.is_lost:
+            raise FakeNvmlError("Driver Not Loaded")
+        self.opened += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if not self.opened or self.is_lost:
+            raise FakeNvmlError("GPU is lost")
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        if handle == "GPU-c":
+            raise FakeNvmlError("Not Supported")
+        return SimpleNamespace(total=80, used=71 if handle == "GPU-a" else 3)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return SimpleNamespace(gpu=97, memory=40)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return 641_700
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Insufficient Permissions")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.computing]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.drawing]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    fake = FakeDriver()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def test_the_memory_is_read_with_the_processes_that_hold_most_of_it_first(driver: FakeDriver) -> None:
+    own = process_of(os.getpid())
+    driver.computing = [(2**22 + 1, 5), (os.getpid(), 60), (0, None)]
+    driver.drawing = [(os.getpid(), 1)]
+    uses = NvmlUses().of(GPUS)
+    assert uses[0] == GpuUse(71, (own, GpuProcess(2**22 + 1), GpuProcess(0)))
+    assert own == GpuProcess(os.getpid(), psutil.Process().name(), os.getuid())
+
+
+def test_a_gpu_without_memory_of_its_own_is_left_out_and_unseen_processes_are_none(
+    driver: FakeDriver,
+) -> None:
+    assert NvmlUses().of(GPUS) == {0: GpuUse(71), 1: GpuUse(3)}
+
+
+def test_a_driver_that_fails_tells_nothing_and_is_opened_anew(driver: FakeDriver) -> None:
+    uses = NvmlUses()
+    assert len(uses.of(GPUS)) == len(uses.of(GPUS)) == 2
+    assert driver.opened == 1
+    driver.is_lost = True
+    assert uses.of(GPUS) == {}
+    driver.is_lost = False
+    assert len(uses.of(GPUS)) == 2
+    assert driver.opened == 2
+
+
+def test_a_simulated_gpu_is_filled_and_emptied_by_hand(tmp_path: Path) -> None:
+    gpus = simulated(3)
+    assert simulated_uses(gpus, tmp_path) == dict.fromkeys(range(3), GpuUse())
+    file = tmp_path / "gpu-2.json"
+    file.write_text(json.dumps({"used_bytes": 71 * 2**30, "pids": [os.getpid()]}))
+    assert simulated_uses(gpus, tmp_path)[2] == GpuUse(71 * 2**30, (process_of(os.getpid()),))
+    file.unlink()
+    assert simulated_uses(gpus, tmp_path)[2] == GpuUse()
+
+
+def test_what_is_no_plain_file_is_an_empty_gpu(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gpu-0.json")
+    (tmp_path / "gpu-1.json").mkdir()
+    (tmp_path / "other").write_text('{"used_bytes": 5}')
+    (tmp_path / "gpu-2.json").symlink_to(tmp_path / "other")
+    assert simulated_uses(simulated(3), tmp_path) == dict.fromkeys(range(3), GpuUse())
+
+
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@given(VALUES | st.fixed_dictionaries({"used_bytes": VALUES, "pids": VALUES | st.lists(VALUES)}))
+def test_whatever_stands_in_the_file_raises_nothing(
+    tmp_path_factory: pytest.TempPathFactory, document: Any
+) -> None:
+    directory = tmp_path_factory.getbasetemp()
+    (directory / "gpu-0.json").write_text(json.dumps(document))
+    for use in simulated_uses(simulated(1), directory).values():
+        assert 0 <= use.used_bytes < 2**63
+
+
+def test_the_busy_ones_are_the_ones_whose_memory_is_in_use(driver: FakeDriver) -> None:
+    full = Gpu(0, "GPU-a", "H100", 80 * 2**30)
+    assert busy_now([full]) == set()
+    driver.nvmlDeviceGetMemoryInfo = lambda _: SimpleNamespace(used=71 * 2**30)  # type: ignore[method-assign]
+    assert busy_now([full]) == {0}
+
+
+@pytest.mark.gpu
+def test_the_real_gpus_tell_their_use() -> None:
+    gpus = nvml()
+    if not gpus:
+        pytest.skip("no NVIDIA GPU here")
+    uses = NvmlUses().of(gpus)
+    assert uses.keys() == {gpu.index for gpu in gpus if gpu.memory_bytes}
+    assert all(0 <= uses[gpu.index].used_bytes <= gpu.memory_bytes for gpu in gpus if gpu.index in uses)
+
+
+def test_the_activity_is_read_and_what_a_slice_does_not_tell_is_none(driver: FakeDriver) -> None:
+    assert NvmlUses().activity_of(GPUS[:2]) == {0: GpuActivity(0.97, 641.7), 1: GpuActivity()}
+
+
+def test_the_activity_of_a_simulated_gpu_stands_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "gpu-0.json").write_text('{"utilisation": 0.5, "watts": 300}')
+    (tmp_path / "gpu-1.json").write_text('{"utilisation": "much", "watts": null}')
+    read = activity_reader(simulated(2), tmp_path)
+    assert read() == {0: GpuActivity(0.5, 300.0), 1: GpuActivity()}

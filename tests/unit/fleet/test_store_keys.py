@@ -1,0 +1,96 @@
+"""The keys of a deployment: desired counts, live settings, and the worth of caches."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynaplan.fleet.store_keys import (
+    LIVE_SETTINGS,
+    DesiredCounts,
+    first_to_leave,
+    fleet_key,
+    live_setting,
+    live_settings_prefix,
+    planner_prefix,
+    worth_in,
+    worth_text,
+)
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.documents import MAX_WHOLE
+
+
+def keys(**values: str) -> dict[str, str]:
+    return {planner_prefix("ns") + name: value for name, value in values.items()}
+
+
+def test_the_keys_of_a_namespace_are_those_of_the_protocol() -> None:
+    assert planner_prefix("ns") == "v1/ns/planner/"
+    assert fleet_key("ns") == "v1/ns/fleet"
+
+
+def test_a_decision_is_read_from_its_keys() -> None:
+    found = DesiredCounts.from_keys(
+        "ns", keys(num_prefill_workers="2", num_decode_workers="3", decision_id="7")
+    )
+    assert found == DesiredCounts(2, 3, 7, -1)
+    assert (found.of(Role.PREFILL), found.of(Role.DECODE)) == (2, 3)
+
+
+@pytest.mark.parametrize("value", ["", "two", "1.5", "nan"])
+def test_a_value_that_is_no_whole_number_is_not_set(value: str) -> None:
+    assert DesiredCounts.from_keys("ns", keys(num_decode_workers=value)).num_decode_workers == -1
+
+
+@pytest.mark.parametrize(
+    ("decision_id", "scaled_decision_id", "is_pending", "next_id"),
+    [(-1, -1, False, 0), (3, 2, True, 4), (3, 5, False, 6)],
+)
+def test_the_next_decision_is_above_every_id_and_a_decision_is_pending_until_acknowledged(
+    decision_id: int, scaled_decision_id: int, is_pending: bool, next_id: int
+) -> None:
+    counts = DesiredCounts(1, 1, decision_id, scaled_decision_id)
+    assert (counts.is_pending, counts.next_decision_id) == (is_pending, next_id)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("7 ns_Worker_1", "ns_Worker_1"), ("6 ns_Worker_1", ""), ("x", ""), ("", "")]
+)
+def test_the_worker_that_leaves_first_is_named_for_one_decision(text: str, name: str) -> None:
+    assert first_to_leave("ns", keys(leave_first=text), 7) == name
+    assert first_to_leave("ns", {}, 7) == ""
+
+
+def test_the_keys_are_those_of_the_original() -> None:
+    keys = [live_settings_prefix("ns") + name for name in LIVE_SETTINGS]
+    assert keys == ["/ns/disagg_router/max_local_prefill_length", "/ns/disagg_router/max_prefill_queue_size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("0", 0), ("1000", 1000), ("-1", None), ("", None), ("ten", None), ("1.5", None)]
+)
+def test_a_value_is_a_whole_number_from_0_on(text: str, number: int | None) -> None:
+    assert live_setting(text) == number
+
+
+IDS = st.integers(1, MAX_WHOLE)
+
+
+@given(st.dictionaries(IDS, st.integers(1, 10**12), max_size=5))
+def test_what_one_frontend_says_is_read(tokens: dict[int, int]) -> None:
+    assert worth_in([worth_text(tokens)]) == tokens
+
+
+def test_what_several_frontends_say_is_added_up() -> None:
+    assert worth_in([worth_text({0xAB: 5, 2: 1}), worth_text({0xAB: 7}), "{}"]) == {0xAB: 12, 2: 1}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"1": -1}', '{"1": true}', '{"1": 1e9}', '{"worker": 1}', "\0"])
+def test_a_worth_that_cannot_be_read_is_left_out(text: str) -> None:
+    assert worth_in([text, worth_text({3: 4})]) == {3: 4}
+
+
+@given(st.text(max_size=30))
+def test_the_reader_is_total(text: str) -> None:
+    assert all(isinstance(worker, int) for worker in worth_in([text]))
