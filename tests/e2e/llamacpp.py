@@ -72,8 +72,9 @@ def prefills(deployment: Deployment) -> dict[str, float]:
 
 def scratch_dir(deployment: Deployment) -> Path:
     """Where its workers keep KV entries on their way."""
-    environment = psutil.Process(deployment.pid_of(WORKER)).environ()
-    return Path(environment["DYNAPLAN_SCRATCH_DIR"])
+    engines = psutil.Process(deployment.pid_of(WORKER)).children(recursive=True)  # a forked worker shows none
+    environments = (engine.environ() for engine in engines)
+    return Path(next(each["DYNAPLAN_SCRATCH_DIR"] for each in environments if "DYNAPLAN_SCRATCH_DIR" in each))
 
 
 def scratch_files(deployment: Deployment) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.deployment import Deployment
+from tests.e2e.deployment import EXECUTED, Deployment
 from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until
 
@@ -112,7 +112,7 @@ def test_two_workers_share_a_gpu_and_one_of_them_starts_again_beside_the_other(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     half = ("--VllmWorker.ServiceArgs.resources.gpu=0.5", "--VllmWorker.ServiceArgs.workers=2")
-    deployment = deploy(*AGGREGATED, "--gpus", "1", *half)
+    deployment = deploy(*AGGREGATED, "--gpus", "1", *half, environment=EXECUTED)
     both = deployment.workers("VllmWorker")
     assert [entry["resources"] for entry in both.values()] == [{"allocated_gpus": [0], "gpu_share": 0.5}] * 2
     seen = {psutil.Process(entry["pid"]).environ()["CUDA_VISIBLE_DEVICES"] for entry in both.values()}
