@@ -156,7 +156,6 @@ class HelperProcess:
                     stdout=PIPE,
                     stderr=self._stderr,
                     env=dict(self._environment),
-                    process_group=0,
                 )
             except OSError as error:
                 self._note_end()
@@ -254,4 +253,5 @@ def _kill_group(process: Process) -> None:
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # one that still starts leads no group yet
             os.killpg(process.pid, signal.SIGKILL)

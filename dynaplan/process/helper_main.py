@@ -54,11 +54,12 @@ def pack(document: Mapping[str, Any], payload: bytes = b"") -> bytes:
 def become_helper(arguments: Sequence[str]) -> tuple[Channel, Sequence[str]]:
     """Take on the bounds of a helper; return its questions, and the arguments of its module.
 
-    It dies with the process that asks, and has no more memory than that allows. What a library prints goes to
-    standard error.
+    It dies with the process that asks, leads a process group, and has no more memory than that allows. What a
+    library prints goes to standard error.
     """
     parent_pid, memory_bytes, *own = arguments
     die_with_parent(int(parent_pid))
+    os.setpgid(0, 0)  # not by whoever starts it: uvloop's subprocesses have no such option
     if int(memory_bytes):
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     answers = os.fdopen(os.dup(1), "wb")

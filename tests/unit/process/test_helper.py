@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 import dynaplan
 from dynaplan.process.helper import (
@@ -41,6 +42,25 @@ for question, payload in channel:
 """
 
 Make = Callable[..., HelperProcess]
+
+
+def test_it_answers_and_is_killed_with_its_family_on_uvloop_as_on_asyncios_loop(tmp_path: Path) -> None:
+    (tmp_path / "answers.py").write_text(SCRIPT)
+    environment = helper_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+
+    async def ask() -> None:
+        helper = HelperProcess("answers", (), HelperLimits(1.0), environment, subprocess.DEVNULL)
+        try:
+            document, payload = await helper.ask({}, b"ab")
+            assert payload == b"ba"
+            with pytest.raises(HelperTooSlow):
+                await helper.ask({"do": "family"})
+            await eventually(lambda: not psutil.pid_exists(document["pid"]))
+        finally:
+            await helper.close()
+
+    uvloop.run(ask())
 
 
 @pytest.fixture
