@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,20 +162,10 @@ def prepare(
         host=options.host,
         port=public_socket.getsockname()[1] if public_socket else options.port,
         scratch_dir=scratch_dir,
-        is_protected=bool(options.api_key),
-        drain_timeout_s=options.drain_timeout_s,
-        leave_timeout_s=options.leave_timeout_s,
-        uses_busy_gpus=options.use_busy_gpus,
         address_dir=address_dir,
-        is_tls=bool(TlsSettings.from_environment(os.environ).tls_cert),
-        config_file=str(options.config_file or ""),
-        overrides=options.overrides,
     )
-    if servers.store_outlives:
-        stack.callback(forget_decisions, graph.namespace)
-    os.environ.update(_environment(launch, servers, options))
-    _write_private_files(launch)
-    _write_statefile(launch, workers, stack)
+    launch = _with_options(launch, options)
+    _publish(launch, servers, options, workers, stack)
     return Preparation(
         launch,
         workers,
@@ -186,6 +176,35 @@ def prepare(
         store_outlives=servers.store_outlives,
         holder_fleet=HolderFleet(link, {}, first_services(graph)) if link else None,
     )
+
+
+def _with_options(launch: Launch, options: ServeOptions) -> Launch:
+    """Return the launch with what the user has asked for, and the environment says of TLS."""
+    return replace(
+        launch,
+        is_protected=bool(options.api_key),
+        drain_timeout_s=options.drain_timeout_s,
+        leave_timeout_s=options.leave_timeout_s,
+        uses_busy_gpus=options.use_busy_gpus,
+        is_tls=bool(TlsSettings.from_environment(os.environ).tls_cert),
+        config_file=str(options.config_file or ""),
+        overrides=options.overrides,
+    )
+
+
+def _publish(
+    launch: Launch,
+    servers: SharedServers,
+    options: ServeOptions,
+    workers: tuple[Worker, ...],
+    stack: ExitStack,
+) -> None:
+    """Write what other processes read of the deployment: its environment, private files and statefile."""
+    if servers.store_outlives:
+        stack.callback(forget_decisions, launch.namespace)
+    os.environ.update(_environment(launch, servers, options))
+    _write_private_files(launch)
+    _write_statefile(launch, workers, stack)
 
 
 def _take_namespace(

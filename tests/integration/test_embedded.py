@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.cli.doctor import servers
 from dynaplan.events.nats_messenger import NatsMessenger
+from dynaplan.fleet import servers
 from dynaplan.fleet.servers import (
     check_external_nats,
     check_external_store,

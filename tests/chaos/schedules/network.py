@@ -286,6 +286,6 @@ class Network:
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(aiohappyeyeballs, "start_connection", start_connection))
-            for place in ("worker.http_server.limited_runner", "gateway.server"):
+            for place in ("worker.http_server", "gateway.server"):
                 stack.enter_context(patch(f"dynaplan.{place}.Acceptor", acceptor))
             yield
