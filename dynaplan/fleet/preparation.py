@@ -131,10 +131,8 @@ def prepare(
 
     ``link`` leads to the holder above this process, which stands for the arbiter then, and keeps the locks.
     """
-    if options.state_dir:
-        os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
     certificates.check(os.environ)
-    statefile = statefile_path(os.environ, graph.namespace)
+    statefile = _statefile_of(graph, options)
     arbiter = process_table.identity_of(link.holder_pid if link else os.getpid())
     notes = _take_namespace(statefile, arbiter, stack, link)
     gpus, is_simulated = available_gpus(options.gpus)
@@ -149,7 +147,7 @@ def prepare(
         servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
         moved = move_all_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
-    launch = Launch(
+    bare = Launch(
         graph=graph,
         gpus=gpus,
         arbiter=arbiter,
@@ -164,7 +162,7 @@ def prepare(
         scratch_dir=scratch_dir,
         address_dir=address_dir,
     )
-    launch = _with_options(launch, options)
+    launch = _with_options(bare, options)
     _publish(launch, servers, options, workers, stack)
     return Preparation(
         launch,
@@ -176,6 +174,13 @@ def prepare(
         store_outlives=servers.store_outlives,
         holder_fleet=HolderFleet(link, {}, first_services(graph)) if link else None,
     )
+
+
+def _statefile_of(graph: GraphSpec, options: ServeOptions) -> Path:
+    """Return the deployment's statefile; every process finds its directory in the environment."""
+    if options.state_dir:
+        os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
+    return statefile_path(os.environ, graph.namespace)
 
 
 def _with_options(launch: Launch, options: ServeOptions) -> Launch:
