@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dynaplan.process.process_table import boot_id, identify
-from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.deployment import EXECUTED, MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import fill, in_torture, processes_of, small_disk
 from tests.fakes.load import Load
@@ -190,7 +190,9 @@ async def test_on_a_full_disk_serving_goes_on_scaling_up_waits_and_then_happens(
 async def test_on_a_full_disk_a_crashed_worker_and_plugin_come_back_and_exit_is_clean(
     deploy: Callable[..., Deployment], state_disk: Path
 ) -> None:
-    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    deployment = await asyncio.to_thread(
+        deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET, environment=EXECUTED
+    )
     url = deployment.url
     worker, plugin = process_of(deployment, SERVICE), process_of(deployment, "FleetPlugin")
     ballast = fill(state_disk)
