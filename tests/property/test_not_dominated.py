@@ -1,6 +1,7 @@
 """On random hours of bursts no number of workers that stands still, found afterwards, dominates the policy.
 
-It does on some: ``tests/bench/decisions.py`` says how many are let pass, docs/benchmarks.md why there are any.
+It does on some: ``tests/bench/decisions.py`` says how many are let pass, docs/benchmarks.md why there are
+any.
 """
 
 from __future__ import annotations
