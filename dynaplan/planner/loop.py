@@ -175,7 +175,9 @@ class PlannerLoop:
         """Log the decision, and hand its record to the recorders."""
         level = logging.INFO if decision.is_change else logging.DEBUG
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
-        if not decision.is_change and not observation.unknown:
+        if decision.is_withheld:
+            log.info("scaling is needed, and not possible now: %s", decision.reason)
+        elif not decision.is_change and not observation.unknown:
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:

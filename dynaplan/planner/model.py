@@ -330,6 +330,16 @@ class Decision:
         return self.desired != self.current
 
     @property
+    def is_withheld(self) -> bool:
+        """True when nothing changes though more workers are needed, or a pending decision is waited for."""
+        needs_more = any(
+            step.after.prefill > self.current.prefill or step.after.decode > self.current.decode
+            for step in self.steps
+        )
+        is_waiting = bool(self.steps) and self.steps[-1].stage == "pending"
+        return not self.is_change and (needs_more or is_waiting)
+
+    @property
     def reason(self) -> str:
         """Why, in one line: the steps that changed something, or else the last one."""
         changes = [step.why for step in self.steps if step.before != step.after]

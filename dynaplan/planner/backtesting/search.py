@@ -18,7 +18,7 @@ what was missed too much lately, ``Promise.may_miss``).
 
 4. while it is not kept and GPUs are left: one worker more, of the role with which the run comes farther;
 5. when it is kept: one worker fewer of either role, as long as it is still kept;
-6. when all GPUs do not keep it: workers of one role for those of the other, while that makes fewer miss.
+6. when all GPUs do not keep it: workers of one role for those of the other, while a point more are in time.
 
 A run of 4 and 5 ends as soon as more have missed than may, which makes a failing split cheap: when nothing
 changes, a search is one whole run and two that end early. Takes for granted that more workers of both roles
@@ -51,6 +51,9 @@ def min_requests(may_miss: float) -> int:
 
 MAX_RUNS = 12
 """Splits that one search simulates; the next search goes on from where it ended."""
+
+MIN_GAIN = 0.01
+"""The part of the requests that an exchange must bring in time: less is not worth two changes."""
 
 CHECK_EVERY = 16
 """Requests between two looks whether a run has missed too much already."""

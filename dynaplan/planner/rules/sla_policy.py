@@ -75,7 +75,8 @@ def plan_for_targets(
 ) -> tuple[PlannerState, Sizing]:
     """Return the next state, and the workers that the coming traffic needs within every limit.
 
-    Without traffic data or a forecast nothing changes.
+    Without traffic data or a forecast nothing changes; but without a decode worker nobody answers, and so
+    nothing would ever be measured: then there is the minimum of them.
     """
     unmanaged = unmanaged_workers(observation.fleet, current)
     limits = raise_limits(limits_of(settings, observation, current), unmanaged)
@@ -92,8 +93,11 @@ def plan_for_targets(
     if foresight is None or not foresight.expected or not is_measured:
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
-        unchanged = Sizing(current, (*notes, Step("demand", current, current, why)))
-        return state, subtract_unmanaged(unchanged, unmanaged)
+        steps, after = (*notes, Step("demand", current, current, why)), current
+        if not current.decode:
+            after = limits.cap(replace(current, decode=limits.least.decode))
+            steps = (*steps, Step("minimum", current, after, f"at least {limits.least}"))
+        return state, subtract_unmanaged(Sizing(after, steps), unmanaged)
     if model.formula:
         expected, targets = foresight.expected[0], settings.targets()
         sizing = model.formula.size(

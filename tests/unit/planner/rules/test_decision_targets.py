@@ -117,6 +117,12 @@ def test_no_requests_need_the_minimums_only():
     assert desired(replace(planned_interval(3, 2, [0.0]), backtest=ended)) == Targets(1, 1)
 
 
+def test_without_a_decode_worker_and_without_data_there_is_the_minimum():
+    """After ``scale decode=0`` and ``release`` nobody answers, and nothing is ever measured."""
+    seen = replace(planned_interval(1, 0, [0.0]), traffic=traffic(None), foresight=foreseen([]))
+    assert desired(seen) == Targets(1, 1)
+
+
 def test_an_unknown_fleet_changes_nothing():
     seen = replace(planned_interval(3, 2, [40.0]), unknown="the store is away")
     _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
