@@ -109,7 +109,7 @@ def _listed(record: Record) -> dict[str, Any]:
 
 
 class PageFeed:
-    """Polls and draws: one process's work."""
+    """Polls the deployment's status and the planner's log, and draws the charts that open pages show."""
 
     def __init__(self, poller: StatusPoller, read: Callable[[int, int], Sequence[Record]]) -> None:
         self._poller = poller

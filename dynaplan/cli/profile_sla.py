@@ -232,7 +232,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
 
 
 def _next_step(options: ProfileOptions) -> str:
-    """Return the commands that use the result: with the disaggregated graph if the file is for it."""
+    """Return the command that serves the profiled model, on the graph for which the written file is."""
     from dynaplan.config.settings.frontend import PREFILL_COMPONENT
     from dynaplan.lab.profiling.results import CONFIG_FILE
 

@@ -117,7 +117,7 @@ class PrefillingEngine(Protocol):
         ...
 
     def release_all(self) -> None:
-        """Let go of every held hand-off: no process is left that could take one."""
+        """Release every held hand-off. Called when no decode worker is left that could take one."""
         ...
 
 

@@ -41,7 +41,7 @@ MAX_CLAIM_BYTES = 4096
 
 
 class Claims(Protocol):
-    """One arbiter's claims on GPUs of this machine, by UUID. Methods raise DeploymentError."""
+    """The claims of one deployment on GPUs of this machine, by UUID. Methods raise DeploymentError."""
 
     def claim(self, uuids: Iterable[str]) -> set[str]:
         """Claim these GPUs; return the subset that is now ours."""

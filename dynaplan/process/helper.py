@@ -56,7 +56,10 @@ class HelperTooSlow(HelperFailed):
 
 @dataclass(frozen=True)
 class HelperLimits:
-    """The bounds of a helper: seconds, and bytes of address space, 0 for no bound."""
+    """The bounds of a helper: ``answer_s`` for one answer, ``memory_bytes`` of address space (0: no bound),
+    ``idle_s`` without a question after which it is ended (0: never), and ``restart_s`` to wait before each
+    further start, the last one repeated.
+    """
 
     answer_s: float
     memory_bytes: int = 0

@@ -423,7 +423,10 @@ def _count_lease_change(sql: sqlite3.Connection) -> None:
 
 
 def _find_expired(leases: Iterable[Lease]) -> dict[int, str]:
-    """Lease -> why it has ended, of those that have; one that ends too late is of another boot's clock."""
+    """Lease -> why it has ended, of those that have.
+
+    One that ends later than a ttl from now was written by another boot's clock, and has expired, too.
+    """
     dead = {owner for owner in {lease.owner for lease in leases} if owner and is_dead(owner)}
     now_s = time.monotonic()
     return {

@@ -32,8 +32,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ServedEndpoint:
     """One endpoint, bound to the service's instance.
 
-    ``request_type``, when it is a dataclass or has pydantic's ``model_validate``, is what the request is
-    made into. A public one is served to users, as text; every one to the other services, as JSON lines.
+    The request's JSON is made into ``request_type`` when that is a dataclass or has pydantic's
+    ``model_validate``; else the method gets it as parsed. Other services are answered with one JSON line per
+    item. A public endpoint has a route for users besides, on which an item that is a string is sent as it is.
     """
 
     name: str

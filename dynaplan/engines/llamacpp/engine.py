@@ -59,7 +59,7 @@ class LlamaCppEngine(ServerEngine):
         await super().start()
 
     def routes(self) -> Sequence[Route]:
-        """The slots of a decode worker that takes hand-offs; the API is the engine's own."""
+        """Routes to reserve and restore slots, where this worker takes hand-offs."""
         return self._allocator.routes() if self._takes_hand_offs else ()
 
     def card(self) -> Mapping[str, Any]:

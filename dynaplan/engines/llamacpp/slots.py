@@ -316,7 +316,7 @@ class SlotAllocator:
         return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
 
     async def _take_and_restore(self, request_id: str, hand_off: object) -> int:
-        """Take a slot and restore the prompt into it; TemporaryError when it is released meanwhile."""
+        """Return the slot into which the prompt is restored; TemporaryError when it is released meanwhile."""
         slot = await self._pool.take(request_id)
         try:
             await self._restore(slot, hand_off)

@@ -44,7 +44,7 @@ class RetryingWatcher(Watcher):
 
     @gen.coroutine
     def _start(self) -> Generator[Any, Any, None]:
-        """Start the first process; circus gives a watcher up that has none then."""
+        """Start the process; a refused start leaves the watcher active, which circus would stop."""
         yield super()._start()
         if self._is_refused and self._status == "stopped":
             self._status = "active"

@@ -1,6 +1,6 @@
 """The connector for a cluster: decisions become numbers of replicas.
 
-What is asked for is written down first, whole and guard_command (``intent.py``), and carried out
+A decision is written down first, in one ConfigMap under optimistic locking (``intent.py``), and carried out
 in the background (``executor.py``). Numbers that somebody else sets meanwhile, such as
 ``kubectl scale``, are the numbers asked for from then on: the last writer is right.
 """
