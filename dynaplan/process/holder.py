@@ -54,7 +54,7 @@ from dynaplan.process.kernel import (
     runs_isolated,
     start_session,
 )
-from dynaplan.process.packets import PacketSocket, read_text
+from dynaplan.process.packets import PacketSocket, read_marshalled
 from dynaplan.util.terminal import try_write_line
 
 TYPE_CHECKING = False
@@ -371,7 +371,7 @@ class Holder:
 
     def _start(self, text: int, streams: Sequence[int]) -> int:
         """Start the command that a file describes, by a fork where that does; return its pid."""
-        argv, cwd, environment = read_text(text)
+        argv, cwd, environment = read_marshalled(text)
         if self._fork_server and self._fork_server.can_become(argv, environment):
             if pid := self._fork_server.fork(text, streams):
                 return pid
@@ -381,7 +381,7 @@ class Holder:
     def _have_fork_server(self, text: int) -> None:
         """Start the fork server that a file describes, unless it runs. Without one nothing is forked."""
         try:
-            description = read_text(text)
+            description = read_marshalled(text)
             if self._fork_server and self._fork_server.description == description and self._fork_server.runs:
                 return
             self._end_fork_server()

@@ -28,7 +28,7 @@ Series = Sequence[float | None]
 """Measurements of one curve, the newest last; None for a gap."""
 
 EPOCH = datetime(2024, 1, 1)
-"""The time of the first measurement that Prophet is told, as in the original."""
+"""The time that Prophet gets for the first measurement, as in the original."""
 
 
 def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
@@ -43,8 +43,9 @@ def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
     if order[0] == order[2] == 0:
         model = _auto_arima(tuple(math.log1p(each) for each in values))
         in_logarithms = tuple(int(each) for each in model.order)
-        return math.expm1(_ahead(model, steps)), f"arima{in_logarithms} of the logarithm"
-    return _ahead(model, steps), f"arima{order}"
+        logarithm = min(_predict_last(model, steps), MAX_LOG)
+        return math.expm1(logarithm), f"arima{in_logarithms} of the logarithm"
+    return _predict_last(model, steps), f"arima{order}"
 
 
 @lru_cache(maxsize=2)  # a curve is asked for several numbers of steps in a row
@@ -53,7 +54,7 @@ def _auto_arima(values: tuple[float, ...]) -> Any:
     return pmdarima.auto_arima(numpy.asarray(values), suppress_warnings=True, error_action="ignore")
 
 
-def _ahead(model: Any, steps: int) -> float:
+def _predict_last(model: Any, steps: int) -> float:
     return float(list(model.predict(n_periods=steps))[-1])
 
 

@@ -30,7 +30,7 @@ GROWTH = 2
 def find_smallest(is_enough: Callable[[int], bool], least: int) -> int:
     """Find the smallest number of workers from ``least`` to ``MAX_WORKERS`` that is enough.
 
-    Goes up in steps of 1, 2, 4, ... until a number is enough, then halves the last step.
+    ``MAX_WORKERS`` when none of them is. Doubles its steps until one is, then halves the last one.
     """
     low, high = least - 1, least
     while high < MAX_WORKERS and not is_enough(high):
@@ -50,7 +50,7 @@ UNBOUNDED_GPUS = 10**9
 
 
 def fit_budget(wanted: Targets, limits: WorkerLimits) -> Targets | None:
-    """Return the largest part of ``wanted`` that the budget allows, within the minimums and maximums.
+    """Return the fairest part of ``wanted`` that the budget allows, within the minimums and maximums.
 
     None when not even the minimums fit the budget.
     """
@@ -78,7 +78,7 @@ def raise_to(wanted: Targets, least: Targets) -> Targets:
 
 
 def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Targets, list[Step]]:
-    """Return what is allowed of ``wanted``, with the steps of the trail.
+    """Return what is allowed of ``wanted``, with the steps of the decision's trail.
 
     That is ``current`` when minimums and budget exclude each other: nothing is changed then.
     """
@@ -92,7 +92,7 @@ def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tu
         enough = capped
     allowed, gpus = fit_budget(enough, limits), limits.gpus(enough)
     if allowed is None:
-        needed = limits.gpus(limits.least)
+        needed = limits.gpus(limits.cap(limits.least))
         why = f"the minimums need {needed} GPUs, the budget has {limits.max_gpus}: change nothing"
         return current, [*steps, Step("budget", enough, current, why)]
     if limits.max_gpus >= UNBOUNDED_GPUS:

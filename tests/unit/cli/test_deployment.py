@@ -16,6 +16,7 @@ from dynaplan.cli.deployment import find_store, settle_paths
 from dynaplan.cli.main import main
 from dynaplan.cli.options import store_option
 from dynaplan.config.settings.servers import BACKEND_VARIABLE
+from dynaplan.fleet import deployments
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 
@@ -49,13 +50,14 @@ def running(monkeypatch: pytest.MonkeyPatch, store: str) -> None:
         return SimpleNamespace(namespace=namespace)
 
     monkeypatch.setattr(deployment, "connect", connect)
+    monkeypatch.setattr(deployments, "find_deployments", lambda _: [SimpleNamespace(namespace="ns")])
 
 
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(namespace: str) -> Any:
+    def find_deployments(namespace: str) -> Any:
         raise DeploymentError("no deployment is running here")
 
-    monkeypatch.setattr(deployment, "connect", connect)
+    monkeypatch.setattr(deployments, "find_deployments", find_deployments)
 
 
 def test_the_running_deployment_is_found_when_no_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +84,14 @@ def test_where_nothing_runs_the_option_means_the_stores_usual_place(monkeypatch:
     assert run("--store", "kv_store").output == "named by etcd\n"
     with pytest.raises(DeploymentError):
         run()
+
+
+def test_the_option_chooses_none_of_several_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [SimpleNamespace(namespace=name) for name in ("a", "b")]
+    monkeypatch.setattr(deployments, "find_deployments", lambda _: both)
+    for arguments in ([], ["--store", "file"]):
+        with pytest.raises(DeploymentError, match="several deployments are running: a, b"):
+            run(*arguments)
 
 
 def test_another_store_than_the_deployments_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
