@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
 
 
-def settle_paths() -> None:
+def make_paths_absolute() -> None:
     """Make the paths in the environment absolute, before a command changes its directory."""
     for name in PATHS:
         if path := os.environ.get(name):

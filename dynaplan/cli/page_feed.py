@@ -133,7 +133,7 @@ class PageFeed:
         return found + self._drawn(shown)
 
     def _sampled(self, now_s: float) -> list[tuple[str, str]]:
-        """Take a sample of what was seen, and read the planner's log; return its decisions if any are new."""
+        """Add a sample of the status to the history; return the event with the decisions, if any are new."""
         self._seen = [each for each in self._seen if each.at_s >= now_s - HISTORY_S]
         self._seen.append(sample_of_status(self._document, now_s, DRAW_S))
         if not self._history.poll(now_s):

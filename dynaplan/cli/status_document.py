@@ -411,7 +411,7 @@ def _uptime_of(instance: Instance) -> float | None:
 
 
 async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str]]:
-    """Read from the frontends among these: by worker and frontend, the source of knowledge of its cache.
+    """Ask the frontends among these: worker -> frontend -> the source of what it knows of the worker's cache.
 
     A frontend that does not answer is left out, as is one that does not route by prefix.
     """

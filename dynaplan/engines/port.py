@@ -122,7 +122,7 @@ class PrefillingEngine(Protocol):
 
 
 class CachingEngine(Protocol):
-    """The side of an engine that tells which KV blocks it holds."""
+    """The side of an engine that reports which KV blocks it holds."""
 
     def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         """Call back with every change of the blocks, from the start on; False when the engine does not tell.

@@ -15,7 +15,7 @@ from dynaplan.util.errors import ConfigError
 
 @dataclass(frozen=True)
 class Requirement:
-    """The need of one engine: the Python ``module``, the ``command`` on PATH, or what ``option`` names.
+    """What one engine needs: the Python ``module``, or the ``command`` on PATH, or the one ``option`` names.
 
     ``package`` is what pip installs.
     """
@@ -35,7 +35,7 @@ REQUIREMENTS: Mapping[str, Requirement] = {
 """The requirement of each engine that has one."""
 
 
-def installed_program(engine: str) -> str:
+def find_installation(engine: str) -> str:
     """Return the module's name or the command's path with which the engine can run; empty for neither."""
     requirement = REQUIREMENTS[engine]
     if importlib.util.find_spec(requirement.module):
@@ -44,7 +44,7 @@ def installed_program(engine: str) -> str:
 
 
 def check_installed(engine: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError, with what to do, when this engine cannot run here."""
+    """Raise ConfigError, with what to do, when this engine is not installed; one without a requirement is."""
     requirement = REQUIREMENTS.get(engine)
     if requirement is None:
         return
@@ -64,7 +64,7 @@ def check_installed(engine: str, options: Mapping[str, Any]) -> None:
 
 
 def _program(requirement: Requirement, given: Any) -> str:
-    """Return the program that the option names: as a command line, a list of words, or true; or empty."""
+    """Return the program of the option's value: a command line, a list of words, or true; else empty."""
     match given:
         case True:
             return requirement.command

@@ -190,7 +190,7 @@ class Sizing:
 class Load:
     """The pulls of one interval, averaged. Numbers of workers are those at the last pull.
 
-    They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` tells how
+    They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` says how
     the numbers of workers changed in the interval; "" when they did not.
     """
 

@@ -68,7 +68,10 @@ class HelperLimits:
 
 
 def helper_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of Python and its coverage; the helper finds this dynaplan, installed or not."""
+    """Return a helper's whole environment: of ours only the variables of Python and of coverage.py.
+
+    On its PYTHONPATH is this dynaplan, installed or not.
+    """
     environment = {name: value for name, value in environ.items() if name.startswith(PASSED_ON)}
     paths = [environment.get("PYTHONPATH", ""), str(Path(dynaplan.__file__).resolve().parents[1])]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -106,7 +106,7 @@ class SimulatedPrefillQueue:
         rule, waiting, late, times_s = self._rule, self._waiting, self._late, self._times_s
         if rule is None:
             return waiting.popleft()
-        while waiting and rule.is_late(*times_s[waiting[0]], now_s, self._computing.median_startup_s):
+        while waiting and rule.is_late(*times_s[waiting[0]], now_s, self._computing.usual_s):
             late.append(waiting.popleft())
         oldest_s = times_s[late[0]][1] if late else None
         any_in_time = bool(waiting)

@@ -15,9 +15,9 @@
 Every change of a key has a *position*, the bytes of all changes up to it. A watch that knows all up to a
 position reads on from there, unless changes after it have been deleted (``forgotten``): then it starts over.
 
-Renewals are apart since they are not changes: they wake no watch, and a full disk does not end leases, as
-each overwrites the last one. Their times are of the machine's monotonic clock, which all processes share,
-and which stands still while the machine is suspended.
+Renewals have a file of their own: they are no changes that wake watches, and each overwrites the last one, so
+that a full disk does not end leases. Their times are of the machine's monotonic clock, which all processes
+share, and which stands still while the machine is suspended.
 
 The directory is private, on this machine's own disk or memory, and not behind a link.
 """
@@ -95,8 +95,9 @@ class Lease:
 class StoreDatabase:
     """One connection, which is opened when needed, and again when the directory was replaced.
 
-    No method waits for another writer. Each raises sqlite3.Error, OSError, or ConfigError for a directory
-    that is not safe. Each that writes does so as a whole or not at all.
+    No method waits for another writer: sqlite3.OperationalError then, and the caller tries again. Each raises
+    sqlite3.Error, OSError, or ConfigError for a directory that is not safe. Each that writes does so as a
+    whole or not at all.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -349,7 +350,7 @@ class StoreDatabase:
             self._write(sql, {}, keys)
 
     def _renew(self, slot: int, lease: int, ttl_s: int) -> float:
-        """Set the end of a lease; return it."""
+        """Write the lease's end, ``ttl_s`` from now, to its slot of the renewals; return it."""
         ends_s = time.monotonic() + ttl_s
         with self._renewals_file(os.O_WRONLY | os.O_CREAT) as fd:
             os.pwrite(fd, _RENEWAL.pack(lease, ends_s), slot * _RENEWAL.size)

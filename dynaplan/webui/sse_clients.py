@@ -145,9 +145,9 @@ class SseClients:
         try:
             answer, _ = await self._feed.ask({"charts": shown})
         except HelperTooSlow:
-            return "The process that looks at the deployment does not answer."
+            return "The process that polls the deployment does not answer."
         except HelperFailed:
-            return "The process that looks at the deployment has ended."
+            return "The process that polls the deployment has ended."
         for name, text in answer.get("events", ()):
             self._publish(name, text)
         return str(answer.get("error", ""))

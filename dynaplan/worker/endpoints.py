@@ -16,7 +16,7 @@ from aiohttp import web
 
 from dynaplan.util.errors import DeadlineExceeded, RequestRefused, TemporaryError, UserError
 from dynaplan.util.http_routes import Route
-from dynaplan.worker.deadlines import deadline_scope, parse_deadline, until
+from dynaplan.worker.deadlines import deadline_scope, iterate_until, parse_deadline
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], 
         try:
             deadline_s = parse_deadline(request.headers)
             body = await request.json() if request.can_read_body else None
-            items = until(deadline_s, call_endpoint(endpoint, body), endpoint.name)
+            items = iterate_until(deadline_s, call_endpoint(endpoint, body), endpoint.name)
             with deadline_scope(deadline_s):
                 first = await _first(items)
         except json.JSONDecodeError as error:

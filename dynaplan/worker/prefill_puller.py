@@ -42,7 +42,7 @@ class PrefillPuller:
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
     read is acknowledged at once: another delivery would not help. An engine that ``waits_for_release`` is
-    told when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
+    informed when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
 
     With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
     queue, of which it takes no more while it holds as many directed prompts as it may. The shared queue is

@@ -165,7 +165,7 @@ class SlotFiles:
     def __init__(self, directory: str, worker_name: str, hold_s: float = HOLD_S) -> None:
         self._directory = Path(directory) if directory else None
         self._worker_name = worker_name
-        # The random part tells them from files of the worker's last life, whose names may still be under way.
+        # The random part: names of files of the worker's last process may still be under way.
         self._names = (f"{worker_name}.{secrets.token_hex(4)}.{number}.kv" for number in itertools.count(1))
         self._of_request: dict[str, list[str]] = {}
         self.holds = Holds(self._delete_for_request, hold_s)

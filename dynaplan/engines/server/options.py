@@ -26,7 +26,7 @@ class FlagStyle:
 
     ``handled`` are options that the adapter itself turns into flags. ``renamed`` gives an option the engine's
     name for it. ``removed`` are options of older versions that the engine takes no more, and what came of
-    them: they are left out. ``false`` is said as ``--no-option`` for those in ``negatable``, else it is
+    them: they are left out. ``false`` is written as ``--no-option`` for those in ``negatable``, else it is
     left out. ``word`` joins the words of a flag's name.
     """
 

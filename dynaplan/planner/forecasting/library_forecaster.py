@@ -177,6 +177,6 @@ class _Library:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment, with one thread and without secrets."""
+    """Return our environment without secrets, and with one thread for the numeric libraries."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRET_PREFIXES)}
     return environment | helper_environment() | dict.fromkeys(THREADS, "1")

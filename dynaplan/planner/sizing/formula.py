@@ -1,7 +1,7 @@
 """Size pools by the formulas of Dynamo's SLA planner, versions 0.7 to 0.9 (``sizing: formula``).
 
 Source: Dynamo's "SLA Planner" guide and "Planner Design", section "Scaling Algorithm". Everything is a mean
-over one adjustment interval; nothing queues, and the TTFT target is not looked at.
+over one adjustment interval; nothing queues, and the TTFT target is ignored.
 
 Symbols: ``rate`` in requests/s; ISL and OSL, mean prompt and answer in tokens; P(ISL) and D(itl, context),
 the profile's prefill and decode throughput in tokens/s per GPU (not the D of ``decode_model.py``, which

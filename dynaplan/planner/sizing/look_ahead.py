@@ -20,7 +20,7 @@ next decision serves (``error_budget.py``). Without it a worker at the edge betw
 go in turns; and a forecast of less load is no reason to remove a worker that is needed now. A demand whose
 size is not known needs the current number.
 
-**Over the GPU budget** the demand that needs most GPUs is sized within it; *kept* is not looked at then, so
+**Over the GPU budget** the demand that needs most GPUs is sized within it; *kept* is ignored then, so
 one role may lose workers to the other.
 
 Wrong where the load changes within an interval: a demand is a mean over one.

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dynaplan.cli import deployment
-from dynaplan.cli.deployment import find_store, settle_paths
+from dynaplan.cli.deployment import find_store, make_paths_absolute
 from dynaplan.cli.main import main
 from dynaplan.cli.options import store_option
 from dynaplan.config.settings.servers import BACKEND_VARIABLE
@@ -120,7 +120,7 @@ def test_paths_in_the_environment_survive_a_change_of_the_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.environ.update({"DYN_FILE_KV": "kv", "ETCD_AUTH_CA": "/etc/ca.pem", "ETCD_AUTH_CLIENT_KEY": "~/key"})
-    settle_paths()
+    make_paths_absolute()
     assert os.environ["DYN_FILE_KV"] == str(tmp_path / "kv")
     assert os.environ["ETCD_AUTH_CA"] == "/etc/ca.pem"
     assert os.environ["ETCD_AUTH_CLIENT_KEY"] == os.path.expanduser("~/key")
