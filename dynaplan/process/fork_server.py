@@ -184,7 +184,7 @@ def _is_child(link: PacketSocket, cwd: str) -> bool:
 
 
 def _become(argv: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
-    """Take on what an exec would have given to the process."""
+    """Set streams, environment and arguments of this forked process as an exec would have."""
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.set_inheritable(target, True)

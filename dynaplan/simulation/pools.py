@@ -276,7 +276,7 @@ def _do_nothing(at_s: float) -> None:
 
 
 def _no_cache_worth(at_s: float) -> Mapping[int, int]:
-    """Stand for a ``cache_worth`` that is not set."""
+    """The default ``cache_worth``: of no worker anything is known."""
     return {}
 
 

@@ -198,7 +198,7 @@ class SlotFiles:
                 self.delete(path.name)
 
     def find(self, name: object) -> str:
-        """Return the name if it is that of a file here, else ""; it comes from another process."""
+        """Return the name if a slot file here has it, else ""; another process sends it, and may send anything."""
         if self._directory is None or not isinstance(name, str) or name != Path(name).name:
             return ""
         path = self._directory / name

@@ -107,7 +107,7 @@ class LabelledWorkloads:
 
 
 async def set_scale(client: KubernetesClient, resource: Resource, name: str, replicas: int) -> None:
-    """Set the number in an object's ``scale`` subresource, over the version of it that was just read."""
+    """Set the replicas in an object's ``scale`` subresource; ClusterConflict when it changes meanwhile."""
     found = await client.get(resource, name, "scale")
     changes = {
         "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
