@@ -252,7 +252,7 @@ async def _end_of(process: Process) -> int:
 
 
 def _kill_group(process: Process) -> None:
-    """Kill it and what it has started, unless its end is noted: until then its number is its own.
+    """Kill it and what it has started, unless its end has been noted: after that another may have its pid.
 
     Not by ``Process.kill``: that takes the exit status of a process that has just ended, and asyncio, which
     waits for it, then warns of an unknown child.

@@ -175,7 +175,7 @@ class PrefillPuller:
             slots.release()
 
     def _count_directed(self, slots: asyncio.Semaphore, change: int) -> None:
-        """Count a prompt of the lane; while there are too many nothing is taken of the shared queue."""
+        """Count a prompt of the own lane in (1) or out (-1); at the limit the shared queue waits."""
         if slots is self._lane_slots:
             self._directed += change
             if self._directed < self._max_concurrent:

@@ -136,7 +136,7 @@ class LlamaCppEngine(ServerEngine):
         return tokens
 
     async def _end(self, grace_s: float) -> None:
-        """Let go of everything; the files last, when no engine can read or write them any more."""
+        """Release everything; the files last, when no engine can read or write them any more."""
         await self._allocator.close()
         try:
             await super()._end(grace_s)

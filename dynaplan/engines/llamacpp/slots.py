@@ -198,7 +198,7 @@ class SlotFiles:
                 self.delete(path.name)
 
     def find(self, name: object) -> str:
-        """Return the name if a slot file here has it, else ""; another process sends it, and may send anything."""
+        """Return the name if a slot file here has it, else "". Another process sends it: not trusted."""
         if self._directory is None or not isinstance(name, str) or name != Path(name).name:
             return ""
         path = self._directory / name

@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def check_common(options: Options, engine: str, set_here: frozenset[str]) -> None:
-    """Raise ConfigError for no model, for an option that dynaplan sets, and for times that are no times."""
+    """Raise ConfigError without a model, for an option that dynaplan sets, and for timeouts that are none."""
     if not isinstance(options.get("model"), str) or not options["model"].strip():
         raise ConfigError(
             f"model is {options.get('model')!r}", hint=f"Expected the model that {engine} serves."

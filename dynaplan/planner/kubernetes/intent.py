@@ -39,7 +39,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Intent:
-    """The newest decision; ``version`` is the ConfigMap's, "" without one. ``holds`` are text."""
+    """The newest decision, its changes of workloads that are still to be made, and the holds as text.
+
+    ``version`` is the ConfigMap's, "" without one: a write fails when it has another by then.
+    """
 
     counts: DesiredCounts = field(default_factory=DesiredCounts)
     unfinished: Mapping[Role, Change] = field(default_factory=dict)
