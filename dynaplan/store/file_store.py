@@ -345,7 +345,7 @@ class FileWatcher:
         inotify = None
         try:
             inotify = Inotify()
-            inotify.follow(self._database.directory, self._database.changed)
+            inotify.follow(self._database.directory, self._database.changed_file)
         except OSError as error:
             log.warning(
                 "changes in %s are polled every %g s, since the kernel does not report them: %s",

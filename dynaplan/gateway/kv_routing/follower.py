@@ -98,7 +98,7 @@ class KvCacheFollower:
         self._discovery = discovery
         self._namespace = namespace
         self._connect = connect
-        self._source = snapshots
+        self._snapshot_source = snapshots
         self._index = KvIndex()
         self._sync = IndexSync(self._index)
         self._read = payload_reader(object)
@@ -111,7 +111,7 @@ class KvCacheFollower:
         self._warned: set[str] = set()
         self._applied = 0
         self._unreadable = 0
-        self._snapshots = 0
+        self._snapshots_loaded = 0
         self._stop_following: Callable[[], None] = lambda: None
 
     @classmethod
@@ -147,7 +147,7 @@ class KvCacheFollower:
             "dynaplan:kv_index_events_total": self._applied,
             "dynaplan:kv_index_events_unreadable_total": self._unreadable,
             "dynaplan:kv_index_gaps_total": self._sync.gaps,
-            "dynaplan:kv_index_snapshots_total": self._snapshots,
+            "dynaplan:kv_index_snapshots_total": self._snapshots_loaded,
         }
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class KvCacheFollower:
     async def close(self) -> None:
         self._stop_following()
         await self._tasks.cancel()
-        await self._source.close()
+        await self._snapshot_source.close()
 
     async def _run(self) -> None:
         backoff = Backoff(0.1, timing.EVENT_PLANE_MAX_BACKOFF_S)
@@ -247,9 +247,11 @@ class KvCacheFollower:
             instance = self._instances[worker]
             self._requested_s[worker] = now_s()
             try:
-                for _ in self._sync.load_snapshot(worker, ticket, await self._source.fetch(instance)):
+                for _ in self._sync.load_snapshot(
+                    worker, ticket, await self._snapshot_source.fetch(instance)
+                ):
                     await asyncio.sleep(0)
-                self._snapshots += 1
+                self._snapshots_loaded += 1
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 self._warn_once(f"{instance.worker} does not report its KV blocks: {error or 'no answer'}")
                 await backoff.pause()

@@ -63,15 +63,15 @@ def prophet(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
     pandas, library = importlib.import_module("pandas"), importlib.import_module("prophet")
     known = [(index, value) for index, value in enumerate(series) if value is not None]
     frame = pandas.DataFrame(
-        {"ds": [_moment(index, interval_s) for index, _ in known], "y": [value for _, value in known]}
+        {"ds": [_time_of(index, interval_s) for index, _ in known], "y": [value for _, value in known]}
     )
     model = library.Prophet()
     model.fit(frame)
-    target = pandas.DataFrame({"ds": [_moment(len(series) - 1 + steps, interval_s)]})
+    target = pandas.DataFrame({"ds": [_time_of(len(series) - 1 + steps, interval_s)]})
     return float(list(model.predict(target)["yhat"])[-1]), "prophet"
 
 
-def _moment(index: int, interval_s: float) -> datetime:
+def _time_of(index: int, interval_s: float) -> datetime:
     return EPOCH + timedelta(seconds=index * interval_s)
 
 
@@ -79,17 +79,17 @@ def load(method: str) -> None:
     """Import the method's modules: that takes seconds, and the first forecast should not pay for it."""
     for noisy in ("cmdstanpy", "prophet", "prophet.plot"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    for module in MODULES[method]:
+    for module in LIBRARIES[method]:
         importlib.import_module(module)
 
 
-LIBRARIES: Mapping[str, Callable[[Series, int, float], tuple[float, str]]] = {
+FORECASTERS: Mapping[str, Callable[[Series, int, float], tuple[float, str]]] = {
     "arima": arima,
     "prophet": prophet,
 }
 """The function of each method."""
 
-MODULES: Mapping[str, Sequence[str]] = {
+LIBRARIES: Mapping[str, Sequence[str]] = {
     "arima": ("numpy", "pmdarima"),
     "prophet": ("pandas", "prophet"),
 }
@@ -117,7 +117,7 @@ def answer(method: str, question: Mapping[str, Any]) -> dict[str, Any]:
     series, is_log1p = question["series"], question["log1p"]
     if is_log1p:
         series = [None if value is None else math.log1p(value) for value in series]
-    value, note = LIBRARIES[method](series, question["steps"], question["interval_s"])
+    value, note = FORECASTERS[method](series, question["steps"], question["interval_s"])
     if is_log1p:
         value, note = math.expm1(min(value, MAX_LOG)), f"{note}, log1p"
     if not math.isfinite(value):

@@ -82,23 +82,27 @@ def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tu
 
     That is ``current`` when minimums and budget exclude each other: nothing is changed then.
     """
-    enough = raise_to(wanted, limits.least)
+    bounded = raise_to(wanted, limits.least)
     steps = []
-    if enough != wanted:
-        steps.append(Step("minimum", wanted, enough, f"at least {limits.least}"))
-    if limits.cap(enough) != enough:
-        capped = limits.cap(enough)
-        steps.append(Step("maximum", enough, capped, f"held to {capped}: the budget is for the others"))
-        enough = capped
-    allowed, gpus = fit_budget(enough, limits), limits.gpus(enough)
+    if bounded != wanted:
+        steps.append(Step("minimum", wanted, bounded, f"at least {limits.least}"))
+    if limits.cap(bounded) != bounded:
+        capped = limits.cap(bounded)
+        steps.append(
+            Step(
+                "maximum", bounded, capped, f"held to {capped}: the rest of the budget is for the other role"
+            )
+        )
+        bounded = capped
+    allowed, gpus = fit_budget(bounded, limits), limits.gpus(bounded)
     if allowed is None:
         needed = limits.gpus(limits.cap(limits.least))
         why = f"the minimums need {needed} GPUs, the budget has {limits.max_gpus}: change nothing"
-        return current, [*steps, Step("budget", enough, current, why)]
+        return current, [*steps, Step("budget", bounded, current, why)]
     if limits.max_gpus >= UNBOUNDED_GPUS:
         return allowed, steps
-    if allowed == enough:
+    if allowed == bounded:
         why = f"{gpus} GPUs are within the budget of {limits.max_gpus}"
     else:
         why = f"{gpus} GPUs are over the budget of {limits.max_gpus}: {limits.gpus(allowed)} can be used"
-    return allowed, [*steps, Step("budget", enough, allowed, why)]
+    return allowed, [*steps, Step("budget", bounded, allowed, why)]
