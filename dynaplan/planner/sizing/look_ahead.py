@@ -103,10 +103,10 @@ def backlog_demand(
     observation: Observation,
     interval_s: float,
 ) -> Demand | None:
-    """Return the largest demand with the backlog added, or None where nothing will wait.
+    """Return the largest forecast demand plus the rate at which the backlog of prompts has to be computed.
 
-    ``demands`` are the forecast ones, the soonest first; ``now`` is the demand of the interval that is
-    over.
+    None where no prompt will wait in the queue when the workers asked for now are ready. ``demands`` are the
+    forecast ones, the soonest first; ``now`` is the demand of the interval that is over.
     """
     soonest = demands[0]
     if now and exceeds_chance(now.requests_per_s * interval_s, soonest.requests_per_s * interval_s):
