@@ -7,6 +7,9 @@
 | below: it has ended | those of the forecast |
 | within | the answer; none leaves unless the answer is of this interval and nothing objects |
 
+Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
+Else it is what the forecast needs, for a load above, or the answer.
+
 Objections: workers that fail, more misses lately than promised (the model is too good, or the evidence too
 old), and a backtest that was not computed.
 """
@@ -35,6 +38,8 @@ def apply_backtest(
     after, scarce, why = _choose(sizing.targets, answer, observation, current)
     after = limits.cap(raise_to(after, limits.least))
     if limits.gpus(after) > limits.max_gpus:
+        if answer.workers and limits.gpus(answer.workers) >= limits.max_gpus:
+            scarce = answer.workers
         fitting = limits.cap(raise_to(scarce, limits.least))
         after = fit_budget(fitting, limits) or current
     steps = sizing.steps

@@ -97,6 +97,8 @@ def test_where_gpus_are_not_there_the_answer_goes_before_who_is_there() -> None:
     assert after(Backtest(Targets(4, 1)), limits=scarce).targets == Targets(4, 1)
     outgrown = Backtest(NEEDED, change=LOAD_ABOVE)
     assert after(outgrown, wanted=Targets(1, 4), limits=scarce).targets == Targets(1, 4)
+    with_all_gpus = replace(outgrown, workers=Targets(4, 1))
+    assert after(with_all_gpus, wanted=Targets(1, 4), limits=scarce).targets == Targets(4, 1)
 
 
 def test_the_trail_goes_on_from_step_to_step() -> None:
