@@ -62,6 +62,9 @@ class Interval:
     missed: float | None = None
 
 
+NOTHING = Lengths.fixed(1.0)
+
+
 class Evidence:
     """The intervals of the last ``window_s`` seconds, the newest last; ``span_s`` is their length in all."""
 
@@ -75,6 +78,8 @@ class Evidence:
 
         One without data, or before any length is known, is left out.
         """
+        if traffic.requests == 0:  # of which no lengths are needed
+            isl, osl = isl or NOTHING, osl or NOTHING
         isl, osl = _enough(traffic.isl, isl), _enough(traffic.osl, osl)
         if traffic.requests is None or isl is None or osl is None:
             return 0

@@ -1,7 +1,9 @@
 """When a backtest is due, what it is asked, and how long its answer holds. Pure: the process is elsewhere.
 
-- The first backtest needs ``MIN_SPAN_S`` of evidence and enough requests to say anything of the promise
-  (``min_requests``). Then one comes every ``EVERY_S``, and later where it takes long: at most
+- The first backtest needs ten minutes of evidence (``RECENT_S``), or a whole window where that is shorter,
+  and, while the window is not full, enough requests to say anything of the promise (``min_requests``). A
+  full window with few requests, or none, is evidence: whoever waits for more holds GPUs for nobody. Then one
+  comes every twelfth of the window, five minutes of an hour, and later where it takes long: at most
   ``MAX_CPU_SHARE`` of a core is spent in the mean.
 - A worker leaves only in the interval in which an answer comes (``Backtest.is_new``), so an answer never
   removes what was added after its evidence.
@@ -28,19 +30,16 @@ from dynaplan.planner.model import (
     WorkerLimits,
 )
 
-EVERY_S = 300.0
-"""Seconds between two backtests."""
-
-MIN_SPAN_S = RECENT_S
-"""Seconds of evidence before the first one."""
+BACKTESTS_PER_WINDOW = 12
+"""How often the traffic of a window is backtested: every five minutes of an hour."""
 
 MAX_CPU_SHARE = 0.1
 """The part of a core that backtests take at most, in the mean."""
 
 
 def window_of(settings: PlannerSettings) -> float:
-    """Return the seconds that a backtest looks back: the window of the promise, and no less than it needs."""
-    return max(settings.slo_window_s, MIN_SPAN_S)
+    """Return the seconds that a backtest looks back: the window of the promise; ten minutes without one."""
+    return settings.slo_window_s or RECENT_S
 
 
 MAX_MADE_UP = 0.5
@@ -64,7 +63,9 @@ class BacktestSchedule:
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings
-        self._evidence = Evidence(window_of(settings))
+        self._window_s = window_of(settings)
+        self._every_s = self._window_s / BACKTESTS_PER_WINDOW
+        self._evidence = Evidence(self._window_s)
         self._answer = Backtest()
         self._known = 0
         self._due_s = -math.inf
@@ -99,12 +100,12 @@ class BacktestSchedule:
         """Note an answer, which took that many seconds of CPU time."""
         self._answer, self._is_new = answer, True
         self._known = len(question.intervals)
-        self._due_s = at_s + max(EVERY_S, took_s / MAX_CPU_SHARE)
+        self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
 
     def fail(self, why: str, at_s: float) -> None:
         """Note that there is no answer, and why: the last one holds."""
         self._answer = replace(self._answer, missing=why)
-        self._due_s = at_s + EVERY_S
+        self._due_s = at_s + self._every_s
 
     def answer(self, observation: Observation) -> Backtest:
         """Return the answer that holds in the interval of the observation."""
@@ -121,9 +122,9 @@ class BacktestSchedule:
 
     def _missing(self) -> str:
         span_s, requests = self._evidence.span_s, self._evidence.requests
-        if span_s < MIN_SPAN_S:
-            return f"{span_s:.0f} s of traffic are known, and a backtest needs {MIN_SPAN_S:.0f}"
-        if requests < (least := min_requests(self._rest())):
+        if span_s < (least_s := min(RECENT_S, self._window_s)):
+            return f"{span_s:.0f} s of traffic are known, and a backtest needs {least_s:.0f}"
+        if span_s < self._window_s and requests < (least := min_requests(self._rest())):
             return f"{requests:.0f} requests came in {span_s / 60:.0f} min, and a backtest needs {least}"
         return ""
 
@@ -134,7 +135,7 @@ class BacktestSchedule:
     def _may_miss(self, state: PlannerState) -> float:
         budget, rest = state.error_budget, self._rest()
         owed = max(0.0, -min(budget.ttft_requests, budget.itl_requests))
-        return max(MAX_MADE_UP * rest, rest - owed / self._evidence.requests)
+        return max(MAX_MADE_UP * rest, rest - owed / max(1.0, self._evidence.requests))
 
 
 def _coming(foresight: Foresight | None) -> float:

@@ -169,7 +169,7 @@ def run(search: Search, workers: Targets, *, is_whole: bool = False) -> Trial:
     """Simulate the window on a split that stands still, until it is over or too many have missed."""
     gpus, requests = search.limits.gpus(workers), search.requests
     is_removal = gpus < search.limits.gpus(search.present)
-    may_miss = allowed_misses(len(requests), search.may_miss, -Z if is_removal else 0.0)
+    may_miss = max(0.0, allowed_misses(len(requests), search.may_miss, -Z if is_removal else 0.0))
     service = SimulatedService(search.service, workers)
     outcome = service.outcome
     for number, request in enumerate(requests, 1):

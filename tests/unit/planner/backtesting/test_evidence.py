@@ -67,6 +67,13 @@ def test_an_interval_without_data_or_before_any_length_is_known_is_no_evidence()
     assert evidence.intervals == ()
 
 
+def test_an_interval_without_requests_is_evidence_whatever_lengths_are_known() -> None:
+    evidence = Evidence(60.0)
+    evidence.add(Traffic(30.0, 0.0), None, None)
+    assert [each.requests for each in evidence.intervals] == [0.0]
+    assert requests_of(evidence.intervals, 16) == []
+
+
 def test_few_answers_have_the_recent_lengths_and_many_have_their_own() -> None:
     evidence = Evidence(60.0)
     few = Lengths((100.0,), (5.0, 0.0), 50.0)

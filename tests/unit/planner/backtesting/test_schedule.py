@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.backtesting.backtest import backtest
-from dynaplan.planner.backtesting.schedule import EVERY_S, MAX_CPU_SHARE, BacktestSchedule, Question
+from dynaplan.planner.backtesting.schedule import MAX_CPU_SHARE, BacktestSchedule, Question
 from dynaplan.planner.model import LOAD_ABOVE, Backtest, ErrorBudget, Observation, PlannerState, WorkerLimits
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval, traffic
 
 LIMITS, PRESENT = WorkerLimits(8), Targets(2, 1)
 STATE = PlannerState()
 T = SETTINGS.adjustment_interval_s
+EVERY_S = 300.0
 
 
 def seen(number: int, requests_per_s: float | None = 5.0) -> Observation:
@@ -59,6 +60,24 @@ def test_no_requests_and_too_few_have_no_answer() -> None:
         assert schedule.answer(observation).missing == (
             f"{requests} requests came in 10 min, and a backtest needs 52"
         )
+
+
+def test_a_full_window_without_requests_is_evidence_that_the_minimum_will_do() -> None:
+    schedule, observation = schedule_after(370, 0.0)
+    question = asked(schedule, observation)
+    assert question
+    assert backtest(model(), SETTINGS, question).workers == Targets(1, 1)
+
+
+def test_a_short_window_needs_no_more_than_itself_and_is_backtested_as_often() -> None:
+    settings = replace(SETTINGS, slo_window_s=2 * T)
+    schedule = BacktestSchedule(settings)
+    for number in range(2):
+        schedule.add(seen(number))
+    question = asked(schedule, seen(2))
+    assert question
+    schedule.note(question, Backtest(Targets(1, 1)), seen(2).at_s, 0.1)
+    assert asked(schedule, seen(3))
 
 
 def test_traffic_that_is_not_known_is_no_evidence() -> None:
