@@ -12,6 +12,7 @@ from dynaplan.engines.api_rules import (
     EngineApi,
     FieldRule,
     any_value,
+    biases,
     boolean,
     collection,
     forbidden,
@@ -43,7 +44,7 @@ BOUNDED_FIELDS: Mapping[str, FieldRule] = {
     "logprobs": integer_or_boolean(0, MAX_LOGPROBS),
     "top_logprobs": integer(0, MAX_LOGPROBS),
     "stop": strings(64, 4096),
-    "logit_bias": collection(4096),
+    "logit_bias": biases(4096, 10_000),
     "response_format": SCHEMA,
     "tools": TOOLS,
     "functions": TOOLS,
@@ -249,6 +250,7 @@ LLAMACPP_API = EngineApi(
     is_complete=True,
     continuation={},  # it takes a last message of the assistant for a beginning without being told
     paths=_PATHS,
+    contradictions={"max_tokens": "n_predict", "max_completion_tokens": "n_predict"},
     streams_lists=False,  # the first event is `data: null`, and ends OpenAI's client
 )
 

@@ -357,12 +357,17 @@ def check_context(call: Call, context_tokens: int) -> None:
 def _parse(body: bytes) -> dict[str, Any]:
     try:
         # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
-        document = json.loads(body.decode())
+        document = json.loads(body.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise bad_request("The body must be a JSON object")
     return document
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and infinities, which Python reads in JSON and engines do not, or not as numbers."""
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _check_types(document: Mapping[str, Any]) -> None:
