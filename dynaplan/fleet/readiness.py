@@ -19,7 +19,7 @@ from dynaplan.util.probe import get_health
 
 READINESS_POLL_S = 0.05
 HEALTH_TIMEOUT_S = 1.0
-REST_S = 2.0
+REST_S = 5.0
 """Time, from the first answer on, after which it is reported how many workers are ready."""
 
 SLOW_S = 10.0

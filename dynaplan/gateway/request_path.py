@@ -293,7 +293,8 @@ class RequestProgress:
         try:
             while True:
                 # The verdict over a request is by the client's body, whatever this attempt asks for.
-                async with self.path.poison.admit(self.request.call) as suspect:
+                has_begun = self.stream is not None
+                async with self.path.poison.admit(self.request.call, has_begun=has_begun) as suspect:
                     outcome = await self._attempt(suspect)
                 if isinstance(outcome, Answered):  # case 7
                     return outcome

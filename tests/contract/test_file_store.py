@@ -520,7 +520,7 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
 async def test_an_unsafe_directory_is_no_fault_of_the_users_for_a_process_that_starts_below_serve(
     connect: Connect, directory: Path
 ) -> None:
-    directory.mkdir(mode=0o755)
+    os.mkdir(directory, 0o755)
     with pytest.raises(DeploymentError, match="chmod 700"):  # a worker that meets it is started again
         await connect().get("k")
 

@@ -17,6 +17,7 @@ import pytest
 
 from dynaplan.fleet.shutdown import AFTER_KILL_S, CLEAN_UP_S
 from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.held import serve_of
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
@@ -117,6 +118,10 @@ async def with_the_plugin_stopped(deployment: Deployment) -> None:
     process_of(deployment, "FleetPlugin").suspend()
 
 
+async def with_serve_stopped(deployment: Deployment) -> None:
+    (await eventually(lambda: serve_of(deployment))).suspend()
+
+
 async def with_etcd_stopped_and_a_worker_starting(deployment: Deployment) -> None:
     await during_scale_up(deployment)
     process_of(deployment, "etcd --name").suspend()
@@ -124,7 +129,14 @@ async def with_etcd_stopped_and_a_worker_starting(deployment: Deployment) -> Non
 
 Moment = Callable[[Deployment], Awaitable[None]]
 OFTEN = (during_a_drain, with_etcd_stopped_and_a_worker_starting)
-SELDOM = (during_scale_up, during_back_off, with_etcd_stopped, with_nats_stopped, with_the_plugin_stopped)
+SELDOM = (
+    during_scale_up,
+    during_back_off,
+    with_etcd_stopped,
+    with_nats_stopped,
+    with_the_plugin_stopped,
+    with_serve_stopped,
+)
 
 
 def states(deployment: Deployment) -> list[str]:
