@@ -36,6 +36,19 @@ class FieldFault:
 
 
 @dataclass(frozen=True)
+class ErrorRule:
+    """An error of an engine that is answered otherwise: one with ``mark`` in its message, by ``status``.
+
+    ``advice`` stands in for the engine's own message, unless it is empty; ``code`` is OpenAI's.
+    """
+
+    mark: str
+    status: int = 400
+    advice: str = ""
+    code: str = "invalid_field"
+
+
+@dataclass(frozen=True)
 class EngineApi:
     """One engine's API as a frontend sees it.
 
@@ -45,6 +58,7 @@ class EngineApi:
     status 500 or an error event with one of the ``death_marks`` in its message means that the engine is dead
     behind its living server. ``continuation`` are the fields by which a chat's last message, one of the
     assistant's, is taken for the beginning of the answer; None where the engine cannot continue an answer.
+    ``errors`` are answers of status 5xx that are no fault of the engine, or give another program's advice.
     ``contradictions`` are fields that the engine follows in place of others, by the others' names.
     """
 
@@ -54,6 +68,7 @@ class EngineApi:
     continuation: Mapping[str, Any] | None = None
     paths: Mapping[str, Mapping[str, FieldRule]] = field(default_factory=dict)
     streams_lists: bool = True
+    errors: tuple[ErrorRule, ...] = ()
     contradictions: Mapping[str, str] = field(default_factory=dict)
 
     def fault(self, document: Mapping[str, Any], path: str = "") -> FieldFault | None:
@@ -76,6 +91,10 @@ class EngineApi:
                 given = f"{name!r} is {shown(document[name])} and {other!r} is {shown(document[other])}"
                 return FieldFault(name, f"{given}: leave one of them out.")
         return None
+
+    def find_error(self, message: str) -> ErrorRule | None:
+        """Return the rule for an engine's error with that message; None where it is answered as it is."""
+        return next((rule for rule in self.errors if rule.mark in message), None)
 
     def reports_death(self, message: str) -> bool:
         return any(mark in message for mark in self.death_marks)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from dynaplan.engines.api_rules import (
     EngineApi,
+    ErrorRule,
     FieldRule,
     any_value,
     biases,
@@ -245,11 +246,37 @@ _PATHS: dict[str, dict[str, FieldRule]] = {
 Embeddings need ``embedding: true`` and ``pooling`` for the worker, and rerank ``pooling: rank``.
 """
 
+_ERRORS = (
+    ErrorRule("Failed to parse tools"),
+    ErrorRule("Failed to parse messages"),
+    ErrorRule("Unknown reasoning format"),
+    ErrorRule("vector::_M_range_check", advice="'tokens' has one that the model's vocabulary lacks."),
+    ErrorRule(
+        "input is not supported",
+        advice="The model here takes no such images, sounds or videos.",
+        code="no_media",
+    ),
+    ErrorRule(
+        "does not support embeddings",
+        501,
+        "This model is not served for embeddings: its worker needs `embedding: true` and `pooling: mean`.",
+        "not_supported",
+    ),
+    ErrorRule(
+        "does not support reranking",
+        501,
+        "This model is not served for ranking: its worker needs `embedding: true` and `pooling: rank`.",
+        "not_supported",
+    ),
+)
+"""Its errors of status 500 over a request that is wrong, and of status 501 with flags of llama-server."""
+
 LLAMACPP_API = EngineApi(
     _FIELDS,
     is_complete=True,
     continuation={},  # it takes a last message of the assistant for a beginning without being told
     paths=_PATHS,
+    errors=_ERRORS,
     contradictions={"max_tokens": "n_predict", "max_completion_tokens": "n_predict"},
     streams_lists=False,  # the first event is `data: null`, and ends OpenAI's client
 )

@@ -120,6 +120,17 @@ def no_such_path(path: str) -> ApiError:
     )
 
 
+def not_implemented(message: str, *, code: str = "not_implemented") -> ApiError:
+    """Make an error 501: nothing here can do that, and asking again does not help."""
+    return ApiError(
+        501,
+        message,
+        code=code,
+        metric="not_implemented",
+        headers={"X-Should-Retry": "false"},  # OpenAI's clients try again after any 5xx but such a one
+    )
+
+
 def worker_failed(message: str) -> ApiError:
     """Make an error 502: workers tried, and failed."""
     return ApiError(502, message, kind="server_error", code="worker_failed", metric="internal")
@@ -340,6 +351,19 @@ def check_fields(call: Call, api: EngineApi) -> None:
         raise bad_request("This engine does not stream the answers to a list of prompts.", param="stream")
     if fault := api.fault(call.document, path):
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
+
+
+def check_tools(call: Call, card: Mapping[str, Any]) -> None:
+    """Raise ApiError (400) where a tool must be called and the model's chat template knows none."""
+    choice = call.document.get("tool_choice")
+    is_required = choice == "required" or isinstance(choice, Mapping)
+    if is_required and call.document.get("tools") and card.get("lacks_tools"):
+        raise bad_request(
+            "The chat template of this model has no tools, so none would be called. Leave 'tool_choice' out, "
+            "or have a chat-template with tools set for the worker.",
+            param="tool_choice",
+            code="no_tools",
+        )
 
 
 def check_context(call: Call, context_tokens: int) -> None:

@@ -50,6 +50,7 @@ class FakeWorker:
         self.tokens = tokens
         self.act = act
         self.error_code = 500
+        self.error_message = "shut down"
         self.lacks: dict[str, Any] = {}
         self.reserve_act = "answer"
         self.engine_url = ""
@@ -139,7 +140,7 @@ class FakeWorker:
         if self.act == "hold_error_500":
             await self.go_on.wait()
         if self.act in ("error_500", "hold_error_500"):
-            return web.json_response({"error": {"message": "shut down", "code": 500}}, status=500)
+            return web.json_response({"error": {"message": self.error_message, "code": 500}}, status=500)
         if self.act == "lack":
             return web.json_response(self.lacks, status=404)
         is_kept = request.transport in self.connections

@@ -102,6 +102,37 @@ async def test_a_path_that_the_engine_lacks_is_an_error_in_openais_form(message:
         assert (status, json.loads(text)["error"]["code"]) == (404, code)
 
 
+@pytest.mark.parametrize(
+    ("says", "status", "answer"),
+    [
+        ("Failed to parse tools: Missing tool type", 400, "Missing tool type"),
+        ("This server does not support embeddings. Start it with `--embeddings`", 501, "embedding: true"),
+    ],
+)
+async def test_an_engines_error_is_told_as_the_clients_fault_or_with_our_own_advice(
+    says: str, status: int, answer: str
+) -> None:
+    async with stage() as here:
+        workers = [await here.worker("error_500", {"engine": "llamacpp"}) for _ in range(2)]
+        for worker in workers:
+            worker.error_message = says
+        code, text = await here.post()
+    assert code == status
+    assert answer in json.loads(text)["error"]["message"]
+    assert sum(len(worker.bodies) for worker in workers) == 1  # it is no death, and not tried elsewhere
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_tool_that_must_be_called_is_refused_where_the_template_has_none(choice: object) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with stage() as here:
+        worker = await here.worker(card={"engine": "llamacpp", "lacks_tools": True})
+        status, text = await here.post(tools=tools, tool_choice=choice)
+        assert (status, json.loads(text)["error"]["code"]) == (400, "no_tools")
+        assert (await here.post(tools=tools))[0] == 200  # which may answer without
+    assert len(worker.bodies) == 1
+
+
 # -- connections ---------------------------------------------------------------------------------------
 
 
