@@ -239,6 +239,10 @@ _PATHS: dict[str, dict[str, FieldRule]] = {
         "parse_special": boolean(),
         "with_pieces": boolean(),
     },
+    "/v1/audio/transcriptions": {
+        name: any_value()
+        for name in ("model", "file", "language", "prompt", "response_format", "temperature", "stream")
+    },
     "/detokenize": {"model": any_value(), "tokens": integers(1_000_000)},
 }
 """The other paths. Responses and messages become chats in the server, with what fields of a chat they have.

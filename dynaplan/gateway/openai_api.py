@@ -111,10 +111,13 @@ def out_of_descriptors(limit: int) -> ApiError:
 
 
 def no_such_path(path: str) -> ApiError:
-    """Make an error 404: the engine that serves the model lacks that path of the API."""
+    """Make an error 404: the engine that serves the model lacks that path of the API; of sounds 501."""
+    message = f"The engine that serves this model has no {path}, or not for a model of this kind."
+    if path.startswith("/v1/audio/"):
+        return not_implemented(message)
     return ApiError(
         404,
-        f"The engine that serves this model has no {path}, or not for a model of this kind.",
+        message,
         code="unknown_url",
         metric="not_found",
     )
@@ -152,13 +155,16 @@ def internal_error() -> ApiError:
     )
 
 
+JSON_TYPE = "application/json"
+
+
 @dataclass(frozen=True)
 class ApiPath:
     """A path of the API that workers answer; ``name`` is the metrics' label.
 
     ``inputs`` are the fields with what the engine reads, on a path that is passed to it as it is; a path
     without any is a completion or a chat. ``streams``: its answers may be streams. ``is_computed``: a model
-    reads its texts.
+    reads its texts. ``is_form``: its requests are no JSON, but a form with files.
     """
 
     path: str
@@ -167,6 +173,7 @@ class ApiPath:
     inputs: tuple[str, ...] = ()
     streams: bool = True
     is_computed: bool = True
+    is_form: bool = False
 
 
 CHAT_COMPLETIONS = ApiPath("/v1/chat/completions", "chat_completions", is_chat=True)
@@ -182,7 +189,11 @@ PASSTHROUGH = tuple(
     )
     for path, inputs in INPUTS.items()
 )
-API_PATHS = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS, *PASSTHROUGH)}
+FORMS = tuple(
+    ApiPath(path, path.rpartition("/")[2], is_chat=False, inputs=("file",), streams=False, is_form=True)
+    for path in ("/v1/audio/transcriptions", "/v1/audio/translations")
+)
+API_PATHS = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS, *PASSTHROUGH, *FORMS)}
 """Every path that workers answer."""
 
 
@@ -212,7 +223,7 @@ class Call:
     a text. Unless it ``is_whole``, as of a large body, ``document`` lacks the prompt's text and ``prompt`` is
     only the beginning. Of several ``prompts`` it is the first, and all of them count. ``address`` is one that
     an engine would fetch, of several one that is no web address if there is any. ``has_media``: there are
-    images or sounds in it, which count as no tokens.
+    images or sounds in it, which count as no tokens. ``content_type`` is that of the body.
     """
 
     endpoint: ApiPath
@@ -226,6 +237,7 @@ class Call:
     prompts: int = 1
     address: str = ""
     has_media: bool = False
+    content_type: str = JSON_TYPE
 
     @property
     def can_be_remote(self) -> bool:

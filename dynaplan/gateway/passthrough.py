@@ -28,6 +28,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "/detokenize": ("tokens",),
     "/pooling": ("input", "messages"),
     "/classify": ("input", "messages"),
+    "/v1/audio/speech": ("input",),
 }
 """Each passed path, with the fields of its body that hold what the engine reads."""
 

@@ -49,6 +49,7 @@ from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, Usage
+from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.openai_api import (
@@ -217,7 +218,10 @@ class RequestPath:
                 max_bytes=self.settings.max_body_bytes,
                 timeout_s=self.settings.body_timeout_s,
             )
-            call = await self._reader.read(endpoint, body)
+            if endpoint.is_form:
+                call = read_form(endpoint, client.content_type, body)
+            else:
+                call = await self._reader.read(endpoint, body)
             self.admission.check_model(call.model)
             model = call.model
             self.admission.check_call(call)
@@ -467,6 +471,7 @@ class Attempt:
                     self.instance.openai_url + self._call.endpoint.path,
                     self._call.body_with(fields),
                     request_id,
+                    content_type=self._call.content_type,
                     is_kept=self.instance.card.get("keep_alive", True),
                     trace=self._request.report.trace_headers(),
                 )

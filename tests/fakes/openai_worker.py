@@ -108,8 +108,10 @@ class FakeWorker:
             return web.json_response({"error": "a valid worker token is needed"}, status=401)
         if request.path.startswith("/kv_slots/"):
             return await self._slots(request, await request.json())
-        self.bodies.append(await request.json())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        if request.content_type == "multipart/form-data":  # the form itself, for a test to look at
+            return web.Response(body=await request.read(), content_type="application/octet-stream")
+        self.bodies.append(await request.json())
         self.in_flight += 1
         try:
             return await self._act(request, self.bodies[-1])
