@@ -278,7 +278,7 @@ _ERRORS = (
 LLAMACPP_API = EngineApi(
     _FIELDS,
     is_complete=True,
-    continuation={},  # it takes a last message of the assistant for a beginning without being told
+    continuation={},  # it takes a last message of the assistant for a beginning without any field
     paths=_PATHS,
     errors=_ERRORS,
     contradictions={"max_tokens": "n_predict", "max_completion_tokens": "n_predict"},
