@@ -176,7 +176,7 @@ class Holder:
         return self._here_since_s is None and not self._is_first
 
     def _is_unresponsive(self) -> bool:
-        """Return whether a program that got a signal to end is stopped, has had its time, or is to be killed."""
+        """Return whether a program that is to end is stopped, has had its time, or is to be killed."""
         if not self._stop_signals or not self._program:
             return False
         is_late = time.monotonic() >= self._stop_by_s
