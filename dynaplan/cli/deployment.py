@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,7 @@ from dynaplan.util.errors import ConfigError, DeploymentError
 if TYPE_CHECKING:
     from dynaplan.config.service_config import ServiceConfig
     from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.gpus import Gpu
 
 
 def settle_paths() -> None:
@@ -58,6 +59,23 @@ def service_config(found: RunningDeployment) -> ServiceConfig:
     from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 
     return ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+
+
+def decisions_of(found: RunningDeployment, last: int) -> list[dict[str, Any]]:
+    """Return the last records of this deployment's planner, oldest first; none of an earlier deployment."""
+    from dynaplan.planner.recorders.decision_log import recent_records
+
+    return recent_records(found.log_dir / "planner", last, since_s=found.began_s)
+
+
+def gpus_of(found: RunningDeployment) -> tuple[Gpu, ...]:
+    """Return the deployment's GPUs; none where its workers have none, and only cores compute."""
+    from dynaplan.fleet.gpu_inventory import shows_gpus
+    from dynaplan.fleet.rules.statefile import inventory_of
+
+    inventory = inventory_of(found.document)
+    asked = [(worker.component, worker.gpu_request) for worker in found.workers]
+    return inventory if shows_gpus(inventory, asked, service_config(found)) else ()
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:

@@ -25,6 +25,7 @@ from dynaplan.cli.scale_args import (
     check_leaving,
     check_options,
     describe_hold,
+    join_counts,
     parse_count,
     parse_hold,
 )
@@ -71,7 +72,21 @@ NOT_CARRIED_OUT = (
 )
 
 
-@click.command(name="scale")
+class ScaleCommand(click.Command):
+    """Takes ``decode 3`` for ``decode=3``, and answers ``--decode 3`` with it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, join_counts(args))
+        except click.NoSuchOption as error:
+            role = error.option_name.lstrip("-")
+            if role not in {each.value for each in COUNT_KEYS}:
+                raise
+            hint = f"Write `dynaplan scale {role}=3`, or {role}=+1 for one more."
+            raise click.UsageError(f"No such option {error.option_name!r}. {hint}", ctx) from None
+
+
+@click.command(cls=ScaleCommand, name="scale")
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE[=N]...")
 @namespace_option
 @store_option

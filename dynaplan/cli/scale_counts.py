@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynaplan.cli.deployment import service_config
+from dynaplan.cli.deployment import decisions_of, service_config
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.rules.lost_keys import TimedEntries
@@ -318,10 +318,7 @@ def _when(settings: PlannerSettings, last: DecisionRecord | None, *, is_decision
 
 
 def _last_record(found: RunningDeployment) -> DecisionRecord | None:
-
-    from dynaplan.planner.recorders.decision_log import recent_records
-
-    for document in recent_records(found.log_dir / "planner", 1):
+    for document in decisions_of(found, 1):
         try:
             record = DecisionRecord.from_json(document)
             datetime.fromisoformat(record.wall_time)

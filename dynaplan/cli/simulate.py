@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynaplan.cli.options import config_file_option
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
@@ -42,11 +43,9 @@ if TYPE_CHECKING:
     help="load, sla, both, formula, static:P,D, best-static (tries splits that stand still), hpa or kpa  "
     "[default: the graph's, load]",
 )
-@click.option(
-    "-f",
-    "config_file",
-    help="Graph's YAML, looked up here, then among the shipped graphs: simulates the deployment that "
-    "`dynaplan serve` makes of it",
+@config_file_option(
+    "Graph's YAML, looked up here, then among the shipped graphs: simulates the deployment that "
+    "`dynaplan serve` makes of it"
 )
 @click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))

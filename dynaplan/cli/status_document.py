@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import service_config
+from dynaplan.cli.deployment import gpus_of, service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
 from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
@@ -29,8 +29,10 @@ from dynaplan.util.http_routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
 if TYPE_CHECKING:
     import aiohttp
 
+    from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.gpus import Gpu
     from dynaplan.fleet.reattach.versions import RunningServe
     from dynaplan.graph.lifecycle import Worker
     from dynaplan.planner.ports import WorkerLoadSource
@@ -145,9 +147,11 @@ def deployment_document(
     kept = planner_keys_of(found.document)
     reservations = answers.reservations or current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
     usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
+    gpus = gpus_of(found)
+    shown = found.workers if gpus else [replace(each, gpus=()) for each in found.workers]
     workers = [
         worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
-        for worker in found.workers
+        for worker in shown
     ]
     workers += [unmanaged_row(each, loads.get(each.worker)) for each in unmanaged(answers.registered)]
     return {
@@ -160,8 +164,8 @@ def deployment_document(
         "version": serve.version.number if serve else None,
         **_service(found, answers),
         "workers": workers,
-        "gpus": _gpus(found, reservations),
-        "free_gpus": answers.fleet.get(FREE_GPUS),
+        "gpus": _gpus(gpus, found, reservations),
+        "free_gpus": answers.fleet.get(FREE_GPUS) if gpus else None,
         "waits": waits,
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
         "reservations": reservations.to_json(),
@@ -206,10 +210,17 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
         "models": _models(answers),
         "policy": settings.policy if settings else None,
         "targets": asdict(promised) if promised else None,
+        "slo": asdict(settings.targets()) if settings else None,
+        "kv_scale_up_threshold": _kv_scale_up(settings),
         "dispatch": _dispatch(found),
         "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
         "is_pending": desired.is_pending,
     }
+
+
+def _kv_scale_up(settings: PlannerSettings | None) -> float | None:
+    """Return the KV usage above which the planner adds a decode worker; None where it does not go by it."""
+    return settings.decode_kv_scale_up_threshold if settings and settings.policy != "sla" else None
 
 
 def _dispatch(found: RunningDeployment) -> str | None:
@@ -234,10 +245,8 @@ def _models(answers: DeploymentState) -> list[str]:
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 
 
-def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
+def _gpus(gpus: Iterable[Gpu], found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
     """Return the GPUs of the deployment, with the workers that hold them, and their reservations."""
-    from dynaplan.fleet.rules.statefile import inventory_of
-
     reserved = reservations.in_force(time.time(), wall_clock)
     holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
     return [
@@ -248,7 +257,7 @@ def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str
             "workers": [worker.name for worker in holding if gpu.index in worker.gpus],
             "reserved": reserved_words(reserved[gpu.index]) if gpu.index in reserved else "",
         }
-        for gpu in inventory_of(found.document)
+        for gpu in gpus
     ]
 
 
@@ -383,9 +392,9 @@ def unreachable_notes(instances: Iterable[Instance]) -> list[str]:
 
 def uptime_s(started_at: int) -> float | None:
     """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
-    if not started_at:
-        return None
-    return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
+    from dynaplan.process import process_table
+
+    return process_table.age_s(started_at) if started_at else None
 
 
 def is_lost(row: Mapping[str, Any]) -> bool:

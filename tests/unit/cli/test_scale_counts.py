@@ -239,8 +239,8 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
     def say(document: dict[str, Any] | None, settings: PlannerSettings = SETTINGS, **options: Any) -> str:
         documents = [] if document is None else [document]
-        monkeypatch.setattr(decision_log, "recent_records", lambda directory, last: documents)
-        found: Any = SimpleNamespace(log_dir=tmp_path)
+        monkeypatch.setattr(decision_log, "recent_records", lambda directory, last, since_s: documents)
+        found: Any = SimpleNamespace(log_dir=tmp_path, began_s=0.0)
         return describe_next_decision(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 
     return say
