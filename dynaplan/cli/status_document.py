@@ -19,7 +19,7 @@ from dynaplan.cli.scale_counts import current_entries, current_holds, planner_se
 from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.fleet.rules.statefile import planner_keys_of
-from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
@@ -111,15 +111,13 @@ class StatusReader:
             if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored | foreign
         )
         keys = {item.key: item.value for item in items if item.key not in ignored}
-        holds = keys.get(planner_prefix(namespace) + HOLDS, "")
+        names = by_name(namespace, keys)
         return DeploymentState(
             ignored=ignored,
             not_callable=foreign,
             registered=registered,
-            holds=current_holds(holds),
-            reservations=current_entries(
-                ReservedGpus.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
-            ),
+            holds=current_holds(names.get(HOLDS, "")),
+            reservations=current_entries(ReservedGpus.from_text, names.get(RESERVATIONS, "")),
             desired=DesiredCounts.from_keys(namespace, keys),
             fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
         )

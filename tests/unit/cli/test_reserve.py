@@ -13,6 +13,7 @@ from dynaplan.cli import reserve
 from dynaplan.cli.reserve import check_reservation, parse_gpus, parse_release
 from dynaplan.fleet import deployments, scale_progress
 from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus
+from dynaplan.fleet.store_keys import scaling_key
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
@@ -20,7 +21,7 @@ from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, TemporaryError
 from tests.unit.fleet.rules.graphs import box, worker
 
-KEY = f"v1/ns/planner/{RESERVATIONS}"
+KEY = scaling_key("ns", RESERVATIONS)
 
 
 @pytest.mark.parametrize(("text", "gpus"), [("gpu=7", [7]), ("gpu=6,7", [6, 7]), ("gpu=4-6,9", [4, 5, 6, 9])])
