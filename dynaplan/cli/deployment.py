@@ -70,12 +70,9 @@ def decisions_of(found: RunningDeployment, last: int) -> list[dict[str, Any]]:
 
 def gpus_of(found: RunningDeployment) -> tuple[Gpu, ...]:
     """Return the deployment's GPUs; none where its workers have none, and only cores compute."""
-    from dynaplan.fleet.gpu_inventory import shows_gpus
-    from dynaplan.fleet.rules.statefile import inventory_of
+    from dynaplan.fleet.gpu_inventory import shown_gpus
 
-    inventory = inventory_of(found.document)
-    asked = [(worker.component, worker.gpu_request) for worker in found.workers]
-    return inventory if shows_gpus(inventory, asked, service_config(found)) else ()
+    return shown_gpus(found.document, service_config(found))
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dynaplan.cli.deployment import connect
+from dynaplan.cli.deployment import connect, gpus_of
 from dynaplan.cli.options import environment_option, namespace_option, store_option
 from dynaplan.cli.scale_args import (
     ScaleArguments,
@@ -169,7 +169,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
     from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
     from dynaplan.store import connections
 
-    settings = planner_settings(found)
+    settings, has_gpus = planner_settings(found), bool(gpus_of(found))
     store = connections.connect_store()
     try:
         fleet = await published_fleet(store, found.namespace)
@@ -179,7 +179,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
             wanted, after = arguments.resolve(now, holds)
             if fleet:
                 least = {role: held.at_least for role in arguments.roles if (held := after.of(role))}
-                check_gpus(fleet, wanted or least, left_out)
+                check_gpus(fleet, wanted or least, left_out, has_gpus=has_gpus)
             if fleet and settings and arguments.hold:
                 check_budget(settings, fleet, after)
             return wanted, after

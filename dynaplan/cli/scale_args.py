@@ -233,13 +233,21 @@ def check_decode_left(counts: Mapping[Role, int], holds: RoleHolds) -> None:
         )
 
 
-def check_gpus(fleet: FleetCounts, counts: Mapping[Role, int], left_out: Sequence[str] = ()) -> None:
+def check_gpus(
+    fleet: FleetCounts, counts: Mapping[Role, int], left_out: Sequence[str] = (), *, has_gpus: bool = True
+) -> None:
     """Raise CapacityError when all GPUs of the box are too few; GPUs that are in use now are waited for.
 
-    ``left_out`` are lines on GPUs of the box that are not among them, and why.
+    ``left_out`` are lines on GPUs of the box that are not among them, and why. Where only cores compute (not
+    ``has_gpus``) the number of GPUs bounds the number of workers.
     """
     need = counts.get(Role.PREFILL, fleet.prefill.present) * fleet.prefill.gpus
     need += counts.get(Role.DECODE, fleet.decode.present) * fleet.decode.gpus
+    if need > fleet.gpus_total and not has_gpus:
+        raise CapacityError(
+            f"that is room for {need:g} workers, and this deployment has it for {fleet.gpus_total}",
+            hint=f"Ask for fewer workers, or serve with --gpus {need:g}, which bounds their number.",
+        )
     if need > fleet.gpus_total:
         others = "".join(f"\n  {line}: left out" for line in left_out)
         raise CapacityError(

@@ -15,6 +15,8 @@ from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
 from dynaplan.fleet.gpus import Gpu, busy_gpus, by_reason
 from dynaplan.fleet.plugin.gpu_availability import GpuClaims
 from dynaplan.fleet.rules import allocation
+from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.util.errors import CapacityError
@@ -50,6 +52,19 @@ def shows_gpus(
     if any(not gpu.is_simulated for gpu in inventory):
         return bool(holders)
     return any(engine_of(section_options(config, name)) == SIMULATED for name in holders)
+
+
+def shown_gpus(document: Document, config: Mapping[str, Mapping[str, Any]]) -> tuple[Gpu, ...]:
+    """Return the GPUs of the deployment of a statefile, or none where they are not shown.
+
+    A worker without a process may be one that waits for its GPUs.
+    """
+    inventory = inventory_of(document)
+    asked = [
+        (worker.component, worker.gpu_request or float(worker.role in SCALED_ROLES and not worker.pid))
+        for worker in fleet_of(document)
+    ]
+    return inventory if shows_gpus(inventory, asked, config) else ()
 
 
 def notes(

@@ -54,6 +54,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
     asyncio.run(counted())
     monkeypatch.setattr(store, "close", closed)
     monkeypatch.setattr(scale, "find_here", lambda _: found)
+    monkeypatch.setattr(scale, "gpus_of", lambda _: (0,))
     monkeypatch.setattr(reserve, "connect", lambda _: found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(scale_progress, "check_alive", lambda _: None)
