@@ -162,8 +162,8 @@ class ServedDeployment:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout.strip()
-        said = done.stderr.strip().removeprefix("Error: ") or f"`dynaplan {words[0]}` failed"
-        raise UserError(said) if done.returncode == EXIT_INPUT else PermanentError(said)
+        message = done.stderr.strip().removeprefix("Error: ") or f"`dynaplan {words[0]}` failed"
+        raise UserError(message) if done.returncode == EXIT_INPUT else PermanentError(message)
 
 
 Result = TypeVar("Result")

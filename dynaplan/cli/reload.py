@@ -396,11 +396,11 @@ class ReloadRun:
         click.echo(f"{error.args[0]}\nGoing back to the settings of before.", err=True)
         self._write(self._old)
         await self._put(store, live)
-        told = {(each.name, each.pid) for each in self._workers()} - self._untouched
+        replaced = {(each.name, each.pid) for each in self._workers()} - self._untouched
         try:
             for service in reversed(services):
                 for worker in self._present(service):
-                    if (worker.name, worker.pid) not in told:
+                    if (worker.name, worker.pid) not in replaced:
                         continue
                     if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
                         await replace_worker(store, self._found, worker, self._timeout_s, GPU_FREE_TIMEOUT_S)

@@ -130,12 +130,12 @@ def command(
         results = found.results if found else list(run_simulations(options, watch))
     table = rows(results)
     order = [] if found else dispatched(options)
-    said = [*notes(results), *origins(options), *order]
+    below = [*notes(results), *origins(options), *order]
     if found:
         next(row for row in table if row["policy"] == found.policy)["recommended"] = found.words
-        said.append(f"Recommended: {found.words}.")
+        below.append(f"Recommended: {found.words}.")
     width = screen.width()
-    click.echo("\n".join([text_table(table, width), *(fold(note, width, "  ") for note in said)]))
+    click.echo("\n".join([text_table(table, width), *(fold(note, width, "  ") for note in below)]))
     if json_path:
         write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
@@ -275,8 +275,8 @@ def simulation_of(
 
 def _routing(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the command line's options of the router."""
-    said = {"mode": given["router"], "is_kv_events": given["kv_events"]}
-    return {name: value for name, value in said.items() if value is not None}
+    stated = {"mode": given["router"], "is_kv_events": given["kv_events"]}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 DEFAULT_STARTUP_S = 60.0

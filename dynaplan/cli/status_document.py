@@ -440,10 +440,12 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
 
 def routing_lines(known: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return sentences: workers whose engines report their caches, and each whose cache is predicted."""
-    told = [worker for worker, sources in known.items() if set(sources.values()) == {EVENTS}]
-    lines = [f"routed by what its engine says it has cached: {', '.join(sorted(told))}"] if told else []
+    reporting = [worker for worker, sources in known.items() if set(sources.values()) == {EVENTS}]
+    lines = (
+        [f"routed by what its engine says it has cached: {', '.join(sorted(reporting))}"] if reporting else []
+    )
     for worker, sources in sorted(known.items()):
-        if worker not in told:
+        if worker not in reporting:
             by_source: dict[str, list[str]] = {}
             for frontend, source in sources.items():
                 by_source.setdefault(source, []).append(frontend)

@@ -320,7 +320,7 @@ async function act(action) {
     const response = await fetch("/ui/act", { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(action) });
     if (!response.ok) return say((await response.text()).trim());
     const done = await response.json();
-    say(`${done.command}\n${done.said}`);
+    say(`${done.command}\n${done.output}`);
   } catch (error) {
     say(`Not done: ${error.message}`);
   }
