@@ -7,7 +7,6 @@ mode).
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import defaultdict
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -234,7 +234,7 @@ class FrontendMetrics:
     def render_history(self) -> bytes:
         """Return the load of the last hours as JSON; that of all frontends that share the directory."""
         document = self.history.to_json({"ttft": TTFT_S, "itl": ITL_S})
-        return json.dumps(document, separators=(",", ":")).encode()
+        return msgspec.json.encode(document)
 
     def _read_load(self) -> LoadCounts:
         if self._shared:

@@ -77,7 +77,7 @@ POINTER_NAME = "current"
 """The file, beside the log directories, that holds the path of the newest one."""
 
 TAIL_BYTES = 1 << 20
-"""The bytes at a file's end that the last records are usually looked for in."""
+"""The bytes at a file's end that the last records are usually found in."""
 
 
 BEFORE, AFTER = "state", "next_state"
@@ -186,7 +186,7 @@ def recent_records(
 
     They are the newest planner's, and when these are too few, those of the planners before it.
     ``planner_dir`` holds the pointer file, and a directory for each start of a planner. Of each file the
-    last ``tail_bytes`` are looked through. Records from before ``since_s``, seconds since the epoch, are left
+    last ``tail_bytes`` are searched. Records from before ``since_s``, seconds since the epoch, are left
     out: they are an earlier deployment's.
     """
     records: list[dict[str, Any]] = []

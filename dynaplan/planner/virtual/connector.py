@@ -84,7 +84,7 @@ class VirtualConnector:
         return self._holds(await self._read())
 
     async def apply(self, decision: Decision) -> int:
-        """Write the desired counts as one transaction, guard_command by the revisions of what was read."""
+        """Write the desired counts in one transaction, which fails when what was read has changed."""
         items = await self._read()
         now = self._counts(items)
         refuse_when_changed(decision, now, self._holds(items))
@@ -95,8 +95,8 @@ class VirtualConnector:
             puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
         puts[prefix + "decision_id"] = str(now.next_decision_id)
         held = scaling_key(self._namespace, HOLDS)
-        guard_command = dict.fromkeys((*puts, prefix + "scaled_decision_id", held), 0)
-        expected = guard_command | {item.key: item.revision for item in items}
+        unset = dict.fromkeys((*puts, prefix + "scaled_decision_id", held), 0)
+        expected = unset | {item.key: item.revision for item in items}
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
         return now.next_decision_id
