@@ -17,7 +17,7 @@ from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, not_implem
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.errors import nearest
-from dynaplan.util.http_routes import ALL_METRICS_PATH
+from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 
 MODELS = "/v1/models"
 
@@ -50,6 +50,7 @@ class FrontendRoutes:
             "/live": ("GET", self._check_life),
             "/metrics": ("GET", self._render_metrics),
             ALL_METRICS_PATH: ("GET", self._render_all_metrics),
+            LOAD_HISTORY_PATH: ("GET", self._render_history),
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -123,6 +124,10 @@ class FrontendRoutes:
     async def _render_all_metrics(self, request: web.BaseRequest) -> web.Response:
         body = await self._deployment_metrics.read(self.own_metrics)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _render_history(self, request: web.BaseRequest) -> web.Response:
+        body = self._path.reports.metrics.render_history()
+        return web.Response(body=body, headers={"Content-Type": "application/json"})
 
     def own_metrics(self) -> bytes:
         """Return the metrics of the frontends on this port, in Prometheus' text format."""
