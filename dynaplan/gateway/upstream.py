@@ -17,7 +17,7 @@ from weakref import WeakSet
 import aiohttp
 
 from dynaplan.gateway import timing
-from dynaplan.gateway.openai_api import out_of_descriptors
+from dynaplan.gateway.openai_api import JSON_TYPE, out_of_descriptors
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
 from dynaplan.util.tls import ClientTls
@@ -89,6 +89,7 @@ class Upstream:
         *,
         is_kept: bool = True,
         trace: Mapping[str, str] = NO_TRACE,
+        content_type: str = JSON_TYPE,
     ) -> EngineAnswer:
         """Post the request; return the answer as soon as its status is there. The caller closes it.
 
@@ -98,6 +99,7 @@ class Upstream:
         connection fails without a byte of an answer, the worker had most likely closed it as idle at that
         moment: the request is sent once more, over a new connection.
         """
+        trace = {**trace, "Content-Type": content_type}
         if not is_kept:
             return await self._post(self._new, url, body, request_id, trace)
         try:
@@ -127,7 +129,6 @@ class Upstream:
     ) -> EngineAnswer:
         headers = {
             "Authorization": self._authorization,
-            "Content-Type": "application/json",
             "X-Request-Id": request_id,
             **trace,
         }

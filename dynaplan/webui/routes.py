@@ -167,9 +167,9 @@ class PageRoutes:
         try:
             async for name, text in events:
                 # Drawings are fetched: a browser's parser makes documents of them, no script does.
-                told = "charts" if name == asked.name else name
+                event = "charts" if name == asked.name else name
                 data = "null" if name == asked.name else text
-                await response.write(f"event: {told}\ndata: {data}\n\n".encode())
+                await response.write(f"event: {event}\ndata: {data}\n\n".encode())
         except ConnectionError:
             pass
         finally:
@@ -207,10 +207,10 @@ class PageRoutes:
         self._running += 1
         try:
             log.info("the page asks for: dynaplan %s", " ".join(arguments))
-            said = await self._call([*arguments, "--namespace", self._place.namespace])
+            output = await self._call([*arguments, "--namespace", self._place.namespace])
         finally:
             self._running -= 1
-        return web.json_response({"command": " ".join(["dynaplan", *arguments]), "said": said})
+        return web.json_response({"command": " ".join(["dynaplan", *arguments]), "output": output})
 
     async def _prompt(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a chat request as the frontend answers any client's, with its key."""
