@@ -62,7 +62,7 @@ async def test_an_answer_comes_while_planning_goes_on_from_a_process_that_gives_
     assert found[-1].workers == Targets(1, 1)
     assert found[-1].is_new
     [helper] = helpers()
-    assert helper.nice() == 19
+    assert helper.nice() == 10
     assert not answers.next().is_new
 
 
