@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import cast
 
 import httptools
 
@@ -145,8 +146,7 @@ class ClientConnection(asyncio.Protocol):
     # -- events of the transport ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._server.limited.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -150,8 +150,7 @@ class EngineConnection(asyncio.Protocol):
     # -- events of the transport -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         try:

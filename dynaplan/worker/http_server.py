@@ -25,7 +25,7 @@ import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 
@@ -496,12 +496,11 @@ class _Refusal(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         self._refused.add(self)
-        self._transport = transport
-        transport.write(self._answer)
-        if transport.can_write_eof():
-            transport.write_eof()
+        self._transport = to = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        to.write(self._answer)
+        if to.can_write_eof():
+            to.write_eof()
         asyncio.get_running_loop().call_later(REFUSAL_LINGER_S, self.close)
 
     def connection_lost(self, exc: Exception | None) -> None:

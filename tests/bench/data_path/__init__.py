@@ -4,7 +4,8 @@ All of them pass the same load on to the same two simulated workers (``workers``
 chunk of its own, in steps: what is measured is the processor time of the frontend's process, as the scheduler
 counts it. ``sketch`` is the lower bound; ``vllm-router`` and ``smg`` (sglang-router) are measured where they
 are on PATH, or where ``DYNAPLAN_VLLM_ROUTER`` and ``DYNAPLAN_SMG`` name them (``tox -e interop`` fetches
-both). Rounds alternate. The costs of a request and of a chunk follow from answers of two lengths.
+both); ``DYNAPLAN_BASELINE`` names a directory with another version of dynaplan. Rounds alternate.
+The costs of a request and of a chunk follow from answers of two lengths.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -56,7 +56,10 @@ def frontends() -> Mapping[str, Sequence[str]]:
             *(*python, "tests.bench.data_path.frontend", "PORT", '{"migration-limit": 0}', "WORKERS"),
         ),
     }
+    if directory := os.environ.get("DYNAPLAN_BASELINE"):
+        found["baseline"] = ("env", "-C", directory, *found["dynaplan"])
     listen_on = ("--host", "127.0.0.1", "--port", "PORT", "--policy", "round_robin", "--log-level", "error")
+    listen_on = (*listen_on, "--prometheus-port", "ANOTHER_PORT", "--max-concurrent-requests", "4096")
     if program := os.environ.get("DYNAPLAN_VLLM_ROUTER") or shutil.which("vllm-router"):
         found["vllm-router"] = (program, *listen_on, "--worker-urls", "WORKER_URLS")
     if program := os.environ.get("DYNAPLAN_SMG") or shutil.which("smg"):
@@ -84,13 +87,15 @@ def filled_in(command: Sequence[str], port: int, workers: Sequence[int]) -> list
         elif word == "WORKER_URLS":
             words += [f"http://127.0.0.1:{each}" for each in workers]
         else:
-            words.append(str(port) if word == "PORT" else word)
+            filled = {"PORT": str(port), "ANOTHER_PORT": str(free_port())}
+            words.append(filled.get(word, word))
     return words
 
 
 def wait_for(port: int) -> None:
     """Wait until a chat request is answered there."""
-    body = json.dumps({"model": "sim-8b", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
+    document = {"model": "sim-8b", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    body = json.dumps({**document, "stream": True})
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions", body.encode(), {"Content-Type": "application/json"}
     )
@@ -98,12 +103,12 @@ def wait_for(port: int) -> None:
     while True:
         try:
             with urllib.request.urlopen(request, timeout=START_S) as answer:
-                answer.read()
-            return
-        except (OSError, urllib.error.URLError):
+                if b"[DONE]" in answer.read():
+                    return
+        except OSError:
             if time.monotonic() > deadline_s:
                 raise
-            time.sleep(0.2)
+        time.sleep(0.2)
 
 
 def measure(port: int, pid: int | None, streams: int, tokens: int, requests: int) -> tuple[float, Any]:

@@ -90,7 +90,10 @@ class Worker(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # a router that tries HTTP/2 first
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._engine.stop(self)
