@@ -27,6 +27,7 @@ class Client:
         self._request = request
         self._is_broken_off = False
         self.write = request.connection.write
+        self.write_now = request.connection.write_now
         self.request_id = request.name
 
     @property

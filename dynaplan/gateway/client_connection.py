@@ -2,8 +2,9 @@
 
 1. **Requests.** When a head is complete its task starts; the body follows through ``RequestBody``. Requests
    that come before the answer of the one before wait for it, and nothing more is read meanwhile.
-2. **Answers.** A whole one is one write. A stream has a chunk for each ``write``; to HTTP/1.0 its end is the
-   connection's. What is not ended is cut: the connection closes in the middle of the chunked encoding.
+2. **Answers.** A whole one is one write. A stream has a chunk for each ``write``, and its head goes with the
+   first; to HTTP/1.0 its end is the connection's. What is not ended is cut: the connection closes in the
+   middle of the chunked encoding.
 3. **After an answer** the connection is kept, unless one side does not want to. What the client still sends
    of a body that nobody reads is discarded, for ``LINGER_S`` at most: closing at once would reset the
    connection, and the client might not see its answer.
@@ -106,6 +107,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_started = False
         self._is_ended = False
         self._is_kept = True
+        self._unsent_head = b""
         self._written_bytes = 0
         self._room: asyncio.Future[None] | None = None
 
@@ -248,6 +250,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _start(self, request: Request) -> None:
         self._is_started = self._is_ended = self._is_chunked = False
+        self._unsent_head = b""
         self._is_kept = request.is_kept and not (self._is_deaf and not self._waiting)
         self._task = self._loop.create_task(self._answer(request))
 
@@ -343,13 +346,26 @@ class ClientConnection(asyncio.Protocol):
         self._is_chunked = not request.is_http_10
         framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
         self._is_started = True
-        self.transport.write(self._head(request, 200, headers, framing))
+        self._unsent_head = self._head(request, 200, headers, framing)
 
     async def write(self, data: bytes) -> None:
-        await self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        data = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+        if self._unsent_head:
+            data, self._unsent_head = self._unsent_head + data, b""
+        await self._send(data)
+
+    def write_now(self, data: bytes) -> bool:
+        transport = self.transport
+        is_ready = self._room is None and self._is_chunked and not self._unsent_head
+        if not is_ready or transport is None or transport.is_closing():
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._written_bytes += len(data)
+        return True
 
     async def end_stream(self) -> None:
-        await self._send(_LAST_CHUNK if self._is_chunked else b"")
+        head, self._unsent_head = self._unsent_head, b""
+        await self._send(head + _LAST_CHUNK if self._is_chunked else head)
         self._is_ended = True
 
     async def ask_for_body(self) -> None:

@@ -4,7 +4,9 @@
    last one first. It goes on being read meanwhile: the engine's end of it, or a byte that nobody asked for,
    takes it out. One that is idle for ``WORKER_KEEP_ALIVE_S`` is closed, before the engine does.
 2. **Answer.** The parser takes the framing off and leaves the body's pieces, which ``read`` joins. Interim
-   answers (1xx) are skipped. An answer without a length ends with its connection.
+   answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
+   token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a function
+   as they come, and wakes its task only for what that function does not take.
 3. **Back-pressure.** Reading pauses while ``MAX_UNREAD_BYTES`` of an answer wait for their reader; a body of
    more than ``MAX_WRITE_BYTES`` is written piece by piece, so that other streams go on.
 4. **Failure.** What has arrived is read before the error is raised: ``ConnectionError``, whatever it was.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -69,6 +72,7 @@ class EngineConnection(asyncio.Protocol):
         self._unread_bytes = 0
         self._head_bytes = 0
         self._is_paused = False
+        self._take: Callable[[bytes], bool] | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._error: ConnectionError | None = None
@@ -122,6 +126,30 @@ class EngineConnection(asyncio.Protocol):
         self.drop_unread()
         return data
 
+    async def forward(self, take: Callable[[bytes], bool]) -> None:
+        """Give what comes to ``take`` for as long as it returns True: it has taken a piece then.
+
+        Return when a piece waits to be read, or nothing more comes.
+        """
+        self._take = take
+        try:
+            self._offer(take)
+            while not (self._pieces or self._is_complete or self._error):
+                self._reader = self._loop.create_future()
+                await self._reader
+        finally:
+            self._take = None
+
+    def _offer(self, take: Callable[[bytes], bool]) -> None:
+        pieces = self._pieces
+        if not pieces:
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if take(data):
+            self.drop_unread()
+        else:
+            pieces[:] = (data,)
+
     def drop_unread(self) -> None:
         """Forget what waits for a reader, and read on."""
         self._pieces.clear()
@@ -164,11 +192,21 @@ class EngineConnection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._fail("the headers of its answer never end")
                 self.close()
-        reader = self._reader
-        if reader is not None:
-            self._reader = None
-            if not reader.done():
-                reader.set_result(None)
+        take, reader = self._take, self._reader
+        if reader is None:
+            return
+        if take is not None:
+            try:
+                self._offer(take)
+            except Exception as error:  # of the task's own work, which it must hear of
+                self._reader = None
+                reader.set_exception(error)
+                return
+            if not (self._pieces or self._is_complete or self._error):
+                return
+        self._reader = None
+        if not reader.done():
+            reader.set_result(None)
 
     def eof_received(self) -> None:
         """End an answer that ends with its connection; the transport closes itself."""

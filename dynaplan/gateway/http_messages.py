@@ -72,11 +72,15 @@ class Answering(Protocol):
         ...
 
     def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
-        """Send the status 200 and the headers of an answer whose length is not known."""
+        """Begin an answer whose length is not known: status 200 and the headers, sent with its first part."""
         ...
 
     async def write(self, data: bytes) -> None:
         """Send a part of the stream; wait while the client reads too slowly."""
+        ...
+
+    def write_now(self, data: bytes) -> bool:
+        """Send a part of the stream; False, and nothing is sent, when ``write`` would wait or raise."""
         ...
 
     async def end_stream(self) -> None:

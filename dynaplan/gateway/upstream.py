@@ -8,7 +8,7 @@ elsewhere too, but the deaths are counted, in case that it is the request that k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from dynaplan.gateway.engine_connections import EngineConnection, EnginePool, Target, target_of
 from dynaplan.gateway.openai_api import out_of_descriptors
@@ -153,11 +153,13 @@ class EngineAnswer:
             self._whole = b"".join(pieces)
         return self._whole
 
-    async def read_lines(self) -> bytes:
+    async def read_lines(self, take: Callable[[bytes], bool] | None = None) -> bytes:
         """Return the next whole lines, so that no event is passed on in half; empty at the answer's end.
 
-        Raises WorkerDied.
+        Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
         """
+        if take is not None and not self._held:
+            await self._connection.forward(lambda data: data.endswith(b"\n") and take(data))
         chunk = await self._read_some()
         if not self._held and chunk.endswith(b"\n"):
             return chunk

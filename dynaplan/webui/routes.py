@@ -160,6 +160,7 @@ class PageRoutes:
         answer.start_stream(request, {**HEADERS, "Content-Type": "text/event-stream"})
         events = self._clients.watch(asked)
         try:
+            await answer.write(b":\n\n")  # a comment: the page knows that it is connected
             async for name, text in events:
                 # Drawings are fetched: a browser's parser makes documents of them, no script does.
                 told = "charts" if name == asked.name else name

@@ -123,7 +123,7 @@ def measure(port: int, pid: int | None, streams: int, tokens: int, requests: int
         process.stdin.flush()
         seen = json.loads(process.stdout.readline())
         used_s = (run_s(pid) if pid else 0.0) - before_s
-    assert seen["failures"] == 0, f"{seen['failures']} of {requests} failed"
+    assert seen["failures"] == 0, f"{seen['failures']} of {requests} failed at {port}: {seen['fault']}"
     return 1000 * used_s / requests, seen
 
 

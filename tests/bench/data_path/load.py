@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import httptools
 import uvloop
 
 from tests.bench.data_path.workers import MODEL
@@ -19,7 +20,7 @@ from tests.bench.data_path.workers import MODEL
 PROMPT = " ".join(["Why is the sky blue at noon?"] * 28)
 """About 200 words."""
 
-_END = b"\r\n0\r\n\r\n"
+LONGEST_S = 60.0
 
 
 class Load:
@@ -32,8 +33,13 @@ class Load:
         self.request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
         self.left = requests
         self.failures = 0
+        self.first_fault = b""
         self.ttft_s: list[float] = []
         self.itl_s: list[float] = []
+
+    def fault(self, answer: bytes) -> None:
+        self.failures += 1
+        self.first_fault = self.first_fault or answer
 
 
 class Stream(asyncio.Protocol):
@@ -47,6 +53,7 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
         self._send()
 
     def _send(self) -> None:
@@ -63,14 +70,17 @@ class Stream(asyncio.Protocol):
             load.itl_s.append(now_s - self._last_s)
         else:
             load.ttft_s.append(now_s - self._sent_s)
-            load.failures += not data.startswith(b"HTTP/1.1 200")
+            if not data.startswith(b"HTTP/1.1 200"):
+                load.fault(data)
         self._last_s = now_s
-        if data.endswith(_END):
-            self._send()
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
-            self._load.failures += 1
+            self._load.fault(b"the connection was closed")
             self.done.set_result(None)
 
 
@@ -87,7 +97,8 @@ async def run(port: int, load: Load, streams: int) -> float:
         await loop.create_connection(lambda: Stream(load), "127.0.0.1", port)
         for _ in range(min(streams, load.left))
     ]
-    await asyncio.gather(*(stream.done for _, stream in pairs))
+    async with asyncio.timeout(LONGEST_S):
+        await asyncio.gather(*(stream.done for _, stream in pairs))
     seconds = time.perf_counter() - begun_s
     for transport, _ in pairs:
         transport.close()
@@ -101,7 +112,8 @@ async def main(port: int, streams: int, tokens: int, requests: int) -> None:
     load = Load(tokens, requests)
     seconds = await run(port, load, streams)
     times = {"ttft_ms": percentiles_ms(load.ttft_s), "itl_ms": percentiles_ms(load.itl_s)}
-    print(json.dumps({"seconds": seconds, "failures": load.failures, **times}), flush=True)
+    counts = {"failures": load.failures, "fault": repr(load.first_fault[:300])}
+    print(json.dumps({"seconds": seconds, **counts, **times}), flush=True)
 
 
 if __name__ == "__main__":

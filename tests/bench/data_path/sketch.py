@@ -35,7 +35,7 @@ class Upstream(asyncio.Protocol):
             COUNTS["errors"] += 1
         if self.client:
             self.client.transport.write(data)
-        if data.endswith(b"\r\n0\r\n\r\n"):
+        if data.endswith(b"0\r\n\r\n"):
             self.client = None
             self._pool.append(self)
 

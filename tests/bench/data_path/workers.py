@@ -18,7 +18,7 @@ import uvloop
 
 MODEL = "sim-8b"
 
-_MAX_TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
