@@ -183,7 +183,9 @@ class FrontendServer:
         is_alone = settings.shared_metrics is None
         tls = self._runtime.server_tls
         limited = self._server.limited
-        self._acceptor = Acceptor(listen_on, limited.welcome, limited.has_room, is_alone=is_alone, tls=tls)
+        self._acceptor = Acceptor(
+            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
+        )
         self._acceptor.start()
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(limited.watch(), "watch connections")

@@ -63,7 +63,9 @@ class LimitedRunner(web.AppRunner):
         """Take the connections of this socket, after ``setup``; see ``Acceptor``."""
         assert self._client_server
         limited = self._client_server.limited
-        self._acceptor = Acceptor(listen_on, limited.welcome, limited.has_room, is_alone=is_alone, tls=tls)
+        self._acceptor = Acceptor(
+            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
+        )
         self._acceptor.start()
 
     async def stop_listening(self) -> None:
@@ -112,8 +114,8 @@ class Acceptor:
         self,
         listen_on: socket.socket,
         welcome: Callable[[socket.socket], asyncio.Protocol | None],
-        has_room: Callable[[], bool] = lambda: True,
         *,
+        has_room: Callable[[], bool] = lambda: True,
         is_alone: bool = True,
         tls: ServerTls | None = None,
     ) -> None:
