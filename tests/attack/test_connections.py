@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import uvloop
 
 from dynaplan.worker import http_server
 from dynaplan.worker.http_server import MAX_HEAD_BYTES, MAX_HEADERS
@@ -20,13 +19,6 @@ from tests.fakes.polling import consistently, eventually
 COMPLETIONS = "/v1/completions"
 MANY_TOKENS = 1_000_000
 """More than the kernel's buffers take, on both of a stream's connections."""
-
-
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Both loops that a frontend runs on: they differ in what they do at the end of a connection."""
-    policy: asyncio.AbstractEventLoopPolicy = request.param()
-    return policy
 
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
