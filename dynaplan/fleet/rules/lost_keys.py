@@ -45,7 +45,7 @@ class TimedEntries(Protocol):
 
     @property
     def sentences(self) -> Mapping[str, Hold]:
-        """The entries, by a sentence in the past tense that tells them apart."""
+        """The entries, by a sentence in the past tense about each."""
         ...
 
     def to_text(self) -> str:
@@ -65,7 +65,7 @@ PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
     "decision_id": _is_number,
     STORE_ID: bool,
 }
-"""The planner's keys that are kept, by name, and what tells a value that is worth it."""
+"""The planner's keys that are kept, by name, and the test of a value that is worth it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PersistedKeys:
 class Comparison:
     """The keys to keep from now on, and those of them that the store lacks.
 
-    ``is_new_store`` tells that it has lost everything.
+    ``is_new_store``: it has lost everything.
     """
 
     kept: PersistedKeys
