@@ -12,10 +12,11 @@ from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
-from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
+from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, not_implemented
+from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.errors import nearest
-from dynaplan.util.http_routes import ALL_METRICS_PATH
+from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 
 MODELS = "/v1/models"
 
@@ -46,6 +47,7 @@ class FrontendRoutes:
             "/live": ("GET", self._check_life),
             "/metrics": ("GET", self._render_metrics),
             ALL_METRICS_PATH: ("GET", self._render_all_metrics),
+            LOAD_HISTORY_PATH: ("GET", self._render_history),
         }
 
     async def handle(self, request: Request) -> Response | None:
@@ -61,6 +63,8 @@ class FrontendRoutes:
             return self.page
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
+        if not method and (reason := find_unserved(request.path)):
+            raise not_implemented(reason)
         if not method:
             hint = nearest(request.path, self._handlers, cutoff=SLIP)
             raise ApiError(
@@ -112,6 +116,10 @@ class FrontendRoutes:
     async def _render_all_metrics(self, request: Request) -> Response:
         body = await self._deployment_metrics.read(self.own_metrics)
         return Response(200, {"Content-Type": CONTENT_TYPE}, body)
+
+    async def _render_history(self, request: Request) -> Response:
+        body = self._path.reports.metrics.render_history()
+        return Response(200, {"Content-Type": "application/json"}, body)
 
     def own_metrics(self) -> bytes:
         """Return the metrics of the frontends on this port, in Prometheus' text format."""

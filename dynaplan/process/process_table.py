@@ -64,6 +64,11 @@ def identify(pid: int) -> int | None:
     return None if stat is None or stat.is_gone else stat.started_at
 
 
+def age_s(started_at: int) -> float:
+    """Return the seconds since a process began, by its start in clock ticks since boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK")
+
+
 @cache
 def boot_id() -> str:
     """Return the identifier of this boot of the machine; empty when the kernel does not tell."""
@@ -141,6 +146,12 @@ def _running() -> Iterator[tuple[int, _Stat]]:
         stat = _stat(int(name)) if name.isdigit() else None
         if stat is not None and not stat.is_gone:
             yield int(name), stat
+
+
+def kill(process: ProcessIdentity) -> None:
+    """SIGKILL this very process, and no other of its session; nothing happens when it is gone."""
+    if is_alive(process):
+        _kill(process.pid)
 
 
 def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import signal
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,21 @@ def test_a_record_whose_memory_is_beyond_what_is_looked_through_is_left_out(tmp_
     write_lines(tmp_path, first, following(first, 30), following(following(first, 30), 40))
     size = (tmp_path / "decisions.jsonl").stat().st_size
     assert len(read_records(tmp_path, 3, size)) == 3
-    assert len(read_records(tmp_path, 3, size - 10)) == 1
+    assert read_records(tmp_path, 3, size - 10) == []
+
+
+def test_settings_are_written_with_every_twentieth_line_and_when_they_change_and_read_with_each(tmp_path):
+    records = [record(0)]
+    while len(records) < 45:
+        records.append(following(records[-1], len(records)))
+    other = replace(records[30], settings=PlannerSettings(max_gpu_budget=4))
+    records[30] = other
+    write_lines(tmp_path, *records)
+    lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines() if line]
+    assert [number for number, line in enumerate(lines) if "settings" in line] == [0, 20, 30, 31]
+    for last in (1, 3, 16, 45):
+        read = [DecisionRecord.from_json(document) for document in read_records(tmp_path, last)]
+        assert read == records[-last:]
 
 
 def test_after_a_line_that_was_not_written_the_memory_is(tmp_path):
@@ -122,6 +137,13 @@ def test_the_records_of_the_planner_before_fill_up(tmp_path):
     write_pointer(tmp_path, tmp_path / "elsewhere" / "deep")
     assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 2)] == [20, 30]
     assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 1)] == [30]
+
+
+def test_records_of_an_earlier_deployment_are_left_out(tmp_path):
+    write_lines(tmp_path / "20260101_000000", record(10), record(20))
+    began_s = datetime(2026, 1, 1, 0, 0, 15, tzinfo=UTC).timestamp()
+    assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 5, since_s=began_s)] == [20]
+    assert recent_records(tmp_path, 5, since_s=began_s + 60) == []
 
 
 def test_nothing_written_is_no_records(tmp_path):
