@@ -282,7 +282,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 MAX_CONNECTIONS = 8192
-"""Connections that are held at most when the file descriptors would allow more: an open stream takes 20 kB."""
+"""Connections that are held at most, whatever the file descriptors allow: an open stream takes 20 kB."""
 
 RESERVED_DESCRIPTORS = 100
 DESCRIPTORS_PER_CONNECTION = 2
