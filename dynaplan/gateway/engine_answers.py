@@ -72,7 +72,10 @@ def count_tokens(endpoint: ApiPath, events: bytes) -> int:
     Responses and messages name their events; what brings text or a thought ends in ``delta``. A line of its
     own cannot be part of a JSON text.
     """
-    return len(_NAMED_DELTA.findall(events)) if endpoint.inputs else count_chat_tokens(events)
+    if endpoint.inputs:
+        return len(_NAMED_DELTA.findall(events))
+    count = events.count(_EVENT)  # of nearly every event this is all; a call would cost as much again
+    return count if count == events.count(_PLAIN_TOKEN) else count_chat_tokens(events)
 
 
 def is_ended(endpoint: ApiPath, events: bytes) -> bool:
@@ -175,9 +178,14 @@ def is_aborted(answer: bytes) -> bool:
     return b'"abort"' in answer and bool(_ABORT.search(answer))
 
 
+def may_fail(events: bytes) -> bool:
+    """Tell whether ``find_failure`` may find anything in these events."""
+    return b'"abort"' in events or b'"error"' in events
+
+
 def find_failure(events: bytes) -> Failure | None:
     """Return the failure in these whole events of a stream; None when there is none."""
-    if b'"abort"' not in events and b'"error"' not in events:
+    if not may_fail(events):
         return None
     if found := _ERROR.search(events):
         return _read_error(events[: found.start()], found.group(1))

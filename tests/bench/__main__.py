@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from tests.bench import (
+    connections,
+    data_path,
     decisions,
     events,
     hit_rate,
@@ -34,6 +36,8 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "planner": planner.rows,
     "lifecycle": lifecycle.rows,
     "throughput": throughput.rows,
+    "data-path": data_path.rows,
+    "connections": connections.rows,
     "idle": throughput.idle_rows,
     "sla": sla.rows,
     "policies": policies.rows,

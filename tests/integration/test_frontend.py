@@ -438,7 +438,7 @@ async def test_the_api_key_protects_the_api_and_not_the_probes() -> None:
         assert (await here.get("/v1/models"))[0] == 401
         assert (await here.get("/health"))[0] == 200
         for key, expected in (("wrong", 401), ("sécret", 401), ("secret", 200)):
-            headers = {"Authorization": f"Bearer {key}"}
+            headers = {"Authorization": f"{'bearer' if key == 'secret' else 'Bearer'} {key}"}
             async with here.client.post(here.url + CHAT, json=body(CHAT), headers=headers) as response:
                 assert response.status == expected
 
@@ -489,8 +489,9 @@ async def test_a_malformed_request_is_answered_with_an_id_too() -> None:
         answer = await asyncio.wait_for(reader.read(), 5)
         writer.close()
         await writer.wait_closed()
-    assert answer.startswith(b"HTTP/1.0 400")
+    assert answer.startswith(b"HTTP/1.1 400")
     assert b"X-Request-Id: " in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "bad_http"
 
 
 async def test_health_says_what_is_missing() -> None:
