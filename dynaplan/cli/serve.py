@@ -15,10 +15,13 @@ from dynaplan.cli.options import api_key_option, compat_option, store_option, tl
 from dynaplan.cli.service_options import (
     ARGUMENTS,
     GRAPH_OF_A_MODEL,
+    GRAPH_OF_MODELS,
     ServeCommand,
     file_for,
     is_model,
+    is_models_file,
     model_override,
+    models_overrides,
     serve_command,
 )
 from dynaplan.config.settings.frontend import FrontendSettings
@@ -45,7 +48,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     name="serve",
     epilog="Any option of a service: --Service.key=value",
 )
-@click.argument("graph")
+@click.argument("graphs", metavar="GRAPH...", nargs=-1, required=True)
 @click.option(
     "-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module."
 )
@@ -146,7 +149,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 def command(
     ctx: click.Context,
     /,
-    graph: str,
+    graphs: tuple[str, ...],
     config_file: str | None,
     port: int | None,
     host: str | None,
@@ -163,7 +166,8 @@ def command(
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
 
-    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
+    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`. Several models, or a
+    YAML file with a section Models, are loaded on request.
     """
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
@@ -174,8 +178,7 @@ def command(
     with ended_by_sigint():
         from dynaplan.cli.serve_checks import check_settings
 
-        if is_model(graph):
-            graph, config_file = _model_graph(graph, config_file, ctx)
+        graph, config_file = _graph_of(graphs, config_file, ctx)
         directory = _enter(working_dir or default_working_dir(graph))
         loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
         from dynaplan.fleet.serve import ServeOptions, serve
@@ -271,11 +274,14 @@ def load_deployment(
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
     from dynaplan.cli.serve_checks import locate_models
+    from dynaplan.config.models import components_of, with_worker_sections
+    from dynaplan.config.overrides import MODELS
     from dynaplan.graph.config import read_config, resolve_graph, unused_common_overrides, validate_config
     from dynaplan.graph.loading import load_graph
 
     loaded = load_graph(graph, directory)
-    config = read_config(find_config(config_file, directory, loaded), overrides)
+    config = with_worker_sections(read_config(find_config(config_file, directory, loaded), overrides))
+    loaded = loaded.with_models(components_of(config.get(MODELS) or {}))
     warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
@@ -286,6 +292,20 @@ def find_config(name: str | None, directory: Path, graph: Graph) -> Path | None:
     from dynaplan.graph.config import find_config_file
 
     return find_config_file(name, directory, graph) if name else None
+
+
+def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context) -> tuple[str, str | None]:
+    """Return the graph and the file that these words mean: a graph, a model, several, or a file of models."""
+    if len(words) == 1 and is_models_file(words[0]):
+        if config_file:
+            raise click.UsageError(f"{words[0]} is a file of settings, and -f names another. Leave one out.", ctx)
+        return GRAPH_OF_MODELS, words[0]
+    if len(words) == 1:
+        return _model_graph(words[0], config_file, ctx) if is_model(words[0]) else (words[0], config_file)
+    if others := [word for word in words if not is_model(word)]:
+        raise click.UsageError(f"{others[0]} is no model. Serve one graph, or one model or several.", ctx)
+    ctx.obj = [*models_overrides(words), *ctx.obj]
+    return GRAPH_OF_MODELS, config_file
 
 
 def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:
