@@ -132,8 +132,8 @@ class ModelStatus:
 
     - ``since_s``: when it came into its state
     - ``last_use_s``: when it last began or finished to answer
-    - ``in_flight``: the requests that it answers now; ``waiting`` those that wait for it, whether it is loaded
-      or not, and ``oldest_arrival_s`` when the first of them came
+    - ``in_flight``: the requests that it answers now; ``waiting`` those that wait for it, loaded or
+      not, and ``oldest_arrival_s`` when the first of them came
     - ``load_asked_s``: when the owner asked to load it, None once that is done (``dynaplan load``, preload)
     - ``unload_asked``: the owner asked to unload it; until that is done
     - ``keep_until_s``: the owner keeps it from being idle too long until then (``dynaplan load --for``)
@@ -193,8 +193,8 @@ class ModelStatus:
 class Device:
     """The memory of one GPU, or of the host, at one moment.
 
-    ``foreign_bytes`` is what programs that are not workers of these models hold of it, what is left of workers
-    that have gone included. ``unusable`` says why nothing may be loaded on it; empty when something may.
+    ``foreign_bytes`` is what programs that are not workers of these models hold of it, what is left of
+    workers that have gone included. ``unusable`` says why nothing may be loaded on it; empty when something may.
     """
 
     index: int
@@ -240,7 +240,7 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Unload:
-    """Admit no more requests, finish those in flight, then end the worker; that of a loading model at once."""
+    """Admit no more requests, finish those in flight, then end the worker; of a loading model: at once."""
 
     model: str
     why: str
@@ -288,8 +288,8 @@ class Plan:
 class Outlook:
     """What a request for a model that came now would meet.
 
-    ``status`` is 0 when it is served or may wait, else the HTTP status with which it is refused before anything
-    is sent to the client; ``expected_wait_s`` is an estimate of its wait.
+    ``status`` is 0 when it is served or may wait, else the HTTP status with which it is refused before
+    anything is sent to the client; ``expected_wait_s`` is an estimate of its wait.
     """
 
     status: int = 0
