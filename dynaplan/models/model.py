@@ -194,7 +194,7 @@ class Device:
     """The memory of one GPU, or of the host, at one moment.
 
     ``foreign_bytes`` is what programs that are not workers of these models hold of it, what is left of
-    workers that have gone included. ``unusable`` says why nothing may be loaded on it; empty when something may.
+    workers that have gone included. ``unusable`` says why nothing may be loaded on it; empty if it may.
     """
 
     index: int
