@@ -166,8 +166,8 @@ def command(
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
 
-    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`. Several models, or a
-    YAML file with a section Models, are loaded on request.
+    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`. Several models, or
+    a YAML file with a section Models, are loaded on request.
     """
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
@@ -298,7 +298,9 @@ def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context)
     """Return the graph and the file that these words mean: a graph, a model, several, or a file of models."""
     if len(words) == 1 and is_models_file(words[0]):
         if config_file:
-            raise click.UsageError(f"{words[0]} is a file of settings, and -f names another. Leave one out.", ctx)
+            raise click.UsageError(
+                f"{words[0]} is a file of settings, and -f names another. Leave one out.", ctx
+            )
         return GRAPH_OF_MODELS, words[0]
     if len(words) == 1:
         return _model_graph(words[0], config_file, ctx) if is_model(words[0]) else (words[0], config_file)

@@ -1,7 +1,7 @@
 """The section ``Models:``: several models behind one address, each loaded on request.
 
-An entry is a name and the options of the model's workers, with those of ``OnDemandSettings``. Each model has a
-service of its own, its *component*, whose section is made here of the entry: from then on it is configured,
+An entry is a name and the options of the model's workers, with those of ``OnDemandSettings``. Each model has
+a service of its own, its *component*, whose section is made here of the entry: from then on it is configured,
 checked and started as any other service of workers. What ``Common`` says holds for every model.
 """
 
@@ -21,7 +21,9 @@ from dynaplan.util.errors import ConfigError
 RESOURCES = "resources"
 """A short form of ``ServiceArgs.resources`` in an entry."""
 
-_RESERVED = frozenset({"frontend", "processor", "router", "planner", "fleet", "etcd", "nats", "common", "models"})
+_RESERVED = frozenset(
+    {"frontend", "processor", "router", "planner", "fleet", "etcd", "nats", "common", "models"}
+)
 """Names that services, servers or sections of a deployment have."""
 
 
@@ -114,7 +116,9 @@ def _on_demand(name: str, entry: Any) -> OnDemandSettings:
     given = {key: value for key, value in entry.items() if kebab(key) in _ON_DEMAND}
     settings = OnDemandSettings.from_options(given, {key: f"{MODELS}.{name}.{key}" for key in given})
     aliases = settings.aliases
-    if aliases is not None and not (isinstance(aliases, list) and all(isinstance(each, str) for each in aliases)):
+    if aliases is not None and not (
+        isinstance(aliases, list) and all(isinstance(each, str) for each in aliases)
+    ):
         raise ConfigError(f"{MODELS}.{name}.aliases = {aliases!r}", hint="Expected a list of names.")
     return settings
 

@@ -1,11 +1,11 @@
 """What is said about models that are loaded on request, as it travels through the key-value store.
 
-1. *Demand*, ``v1/{namespace}/model_demand/{frontend's instance id}``, under the frontend's lease: the requests that
-   wait for each model and that are answered, by the model's name.
-2. *Orders*, ``v1/{namespace}/planner/models``: what a person has asked for, by ``dynaplan load``, ``unload``, ``pin``
-   and ``unpin``. One JSON object by the model's name; it is kept in the statefile.
-3. *Reports*, in the field ``models`` of the published fleet: the state of each model, and why requests for it are
-   refused, if they are.
+1. *Demand*, ``v1/{namespace}/model_demand/{frontend's instance id}``, under the frontend's lease: the
+   requests that wait for each model and that are answered, by the model's name.
+2. *Orders*, ``v1/{namespace}/planner/models``: what a person has asked for, by ``dynaplan load``, ``unload``,
+   ``pin`` and ``unpin``. One JSON object by the model's name; it is kept in the statefile.
+3. *Reports*, in the field ``models`` of the published fleet: the state of each model, and why requests for it
+   are refused, if they are.
 
 Moments are seconds since 1970-01-01 UTC (``_unix_s``): they are read by other processes, and after a restart.
 """
@@ -136,8 +136,12 @@ def _order(document: Mapping[str, Any]) -> ModelOrder:
     pinned = document.get("is_pinned")
     if not isinstance(pinned, bool | None):
         raise ValueError(f"is_pinned is {pinned!r}: expected true, false or null")
-    times = ("load_unix_s", "unload_unix_s", "keep_until_unix_s")
-    return ModelOrder(*(number_field(document, name, 0.0) for name in times), pinned)
+    return ModelOrder(
+        number_field(document, "load_unix_s", 0.0),
+        number_field(document, "unload_unix_s", 0.0),
+        number_field(document, "keep_until_unix_s", 0.0),
+        pinned,
+    )
 
 
 @dataclass(frozen=True)
@@ -154,8 +158,8 @@ class Refusal:
 class ModelReport:
     """One model as the fleet plugin reports it.
 
-    ``state`` is a ``dynaplan.models.model.ModelState``'s value, since ``since_unix_s``. ``load_s`` is how long a load
-    usually takes, 0 when nobody knows. ``why`` is the last sentence about it.
+    ``state`` is a ``dynaplan.models.model.ModelState``'s value, since ``since_unix_s``. ``load_s`` is how
+    long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it.
     """
 
     component: str

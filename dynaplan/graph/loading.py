@@ -209,7 +209,11 @@ class Graph:
         The services of several models come last.
         """
         linked = self._linked()
-        return [each for each in linked if each.role not in _OF_A_MODEL] + [*self.models] if self.models else linked
+        return (
+            [each for each in linked if each.role not in _OF_A_MODEL] + [*self.models]
+            if self.models
+            else linked
+        )
 
     def with_models(self, models: Mapping[str, str]) -> Graph:
         """Return the graph in which each of these models, name -> component, has its own engine workers.

@@ -189,7 +189,8 @@ class Service(Generic[T]):
     """A class and its place in a graph. Made by ``@service``; ``inner`` is the class itself.
 
     ``dependencies`` are the services that ``depends()`` names; a service of a loaded Graph is a copy with the
-    linked ones only. ``model`` is empty unless it serves one of several models. A class statement may name a service as a base: it then subclasses ``inner``.
+    linked ones only. ``model`` is empty unless it serves one of several models. A class statement may name a
+    service as a base: it then subclasses ``inner``.
     """
 
     def __init__(

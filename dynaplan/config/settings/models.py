@@ -7,6 +7,7 @@ declare.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
 from dynaplan.config.settings.fields import Duration, Settings, Size, option
 
 DEFAULT_TTL_S = 1800.0
@@ -67,4 +68,3 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         """Every name by which clients may ask for it."""
         return (self.name, *(self.settings.aliases or ()))
-

@@ -11,17 +11,20 @@ from itertools import pairwise
 from dynaplan.config.settings.servers import server_addresses
 from dynaplan.fleet.circus_client import CircusClient
 from dynaplan.fleet.launch import CurrentLaunch, Launch
+from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.rules.restarting import without_process
 from dynaplan.fleet.rules.statefile import (
     Deployment,
     Document,
     fleet_of,
     initial,
+    learnt_of,
     live_settings_of,
     planner_keys_of,
     with_commands,
     with_config,
     with_fleet,
+    with_learnt,
     with_live_settings,
     with_planner_keys,
 )
@@ -141,6 +144,15 @@ class Statefile:
     def live_settings(self) -> dict[str, str]:
         """The values of the live settings that were last written down, by name."""
         return live_settings_of(self._document)
+
+    @property
+    def learnt(self) -> dict[str, Learnt]:
+        """What was last written down of models that are loaded on request, by name."""
+        return learnt_of(self._document)
+
+    def record_learnt(self, learnt: Mapping[str, Learnt]) -> None:
+        """Write down what was learnt of models; raises StatefileUnwritable."""
+        self._replace(with_learnt(self._document, learnt))
 
     def record_keys(self, planner_keys: Mapping[str, str], live_settings: Mapping[str, str]) -> None:
         """Write the planner's keys and the live settings into the statefile; raises StatefileUnwritable."""

@@ -192,7 +192,9 @@ class GpuMemory:
             self._read_now.set()
         is_silent = self._asked_since_s is not None and now_s - self._asked_since_s >= DRIVER_TIMEOUT_S
         return {
-            gpu.index: NOT_READ if gpu.index in unseen and not is_silent else self._uses.get(gpu.index, GpuUse())
+            gpu.index: NOT_READ
+            if gpu.index in unseen and not is_silent
+            else self._uses.get(gpu.index, GpuUse())
             for gpu in self._gpus
         }
 
@@ -265,7 +267,7 @@ class GpuAvailability:
         self._claims.release_unused(fleet, self._reserved)
 
     def shared_devices(self, fleet: Sequence[Worker]) -> tuple[tuple[Gpu, GpuUse, str], ...]:
-        """Return each GPU as several models share it: its use, and why nothing may be placed there, or empty."""
+        """Return each GPU as several models share it: its use, and why nothing may be placed there."""
         uses = self._memory.shared_uses(fleet) if self._memory else {}
         whole = {index for worker in fleet for index in worker.gpus if not worker.memory_bytes}
         taken = {**dict.fromkeys(whole, "it belongs to one worker"), **self._reserved, **self._claimed}

@@ -1,7 +1,7 @@
-"""Models that are loaded on request, as the fleet has them: from workers and demand to what the rules decide on.
+"""Models that are loaded on request, as the fleet has them: from workers to models, and back.
 
-A model's state is that of its worker, so nothing about it has to be remembered that the statefile does not have of
-the worker already:
+A model's state is that of its worker, so nothing about it has to be remembered that the statefile does not
+have of the worker already:
 
 ==========================  =============
 its worker                  the model
@@ -13,8 +13,8 @@ draining                    draining
 failed                      failed
 ==========================  =============
 
-``dynaplan.models`` decides what is loaded, and ``desired_models`` turns that into numbers of workers and places for
-them, which are reconciled like all others.
+``dynaplan.models`` decides what is loaded, and ``desired_models`` turns that into numbers of workers and
+places for them, which are reconciled like all others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATES: Mapping[WorkerState, ModelState] = {
 
 @dataclass(frozen=True)
 class Learnt:
-    """What was learnt of a model: its memory on each device, its load time, the memory that was too little."""
+    """What was learnt of a model: its memory on each device, its load time, what was too little."""
 
     memory_bytes: int = 0
     load_s: float = 0.0
@@ -66,6 +66,15 @@ class DesiredModels:
     workers: Mapping[str, int] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, gpus: Container[int]) -> DesiredModels:
+        """Return a copy without the places on these GPUs: somebody else was faster."""
+        kept = {
+            name: place
+            for name, place in self.placements.items()
+            if not any(each in gpus for each in place.gpus)
+        }
+        return replace(self, placements=kept) if kept != self.placements else self
 
 
 NO_MODELS = DesiredModels()
@@ -108,7 +117,9 @@ def model_status(
         state = ModelState.ASLEEP
     since_s = worker.since_s if worker else 0.0
     used_unix_s = max(demand.last_use_unix_s, learnt.last_use_unix_s)
-    last_use_s = max(moment.mono_s(used_unix_s) if used_unix_s else 0.0, since_s if state is ModelState.READY else 0.0)
+    last_use_s = max(
+        moment.mono_s(used_unix_s) if used_unix_s else 0.0, since_s if state is ModelState.READY else 0.0
+    )
     return ModelStatus(
         name=name,
         state=state,
@@ -145,7 +156,9 @@ def _retry_at_s(worker: Worker | None) -> float:
 def _load_asked_s(order: ModelOrder, worker: Worker | None, moment: Moment) -> float | None:
     """Return when a person asked to load the model; None when that is done, or was taken back since."""
     asked_s = moment.mono_s(order.load_unix_s) if order.load_unix_s > order.unload_unix_s else None
-    is_done = asked_s is not None and worker and worker.state is not WorkerState.FAILED and worker.state in COUNTS
+    is_done = (
+        asked_s is not None and worker and worker.state is not WorkerState.FAILED and worker.state in COUNTS
+    )
     return None if is_done else asked_s
 
 
@@ -158,7 +171,7 @@ def _is_unload_asked(order: ModelOrder, worker: Worker | None, moment: Moment) -
 
 def desired_models(plan: Plan, components: Mapping[str, str], fleet: Iterable[Worker]) -> DesiredModels:
     """Return the numbers of workers that carry out the plan; without an action a model's number stays."""
-    workers = {component: 0 for component in components.values()}
+    workers = dict.fromkeys(components.values(), 0)
     for worker in fleet:
         if worker.component in workers and worker.state in COUNTS:
             workers[worker.component] = 1
@@ -179,5 +192,3 @@ def desired_models(plan: Plan, components: Mapping[str, str], fleet: Iterable[Wo
 def learn_ready(learnt: Learnt, held_bytes: int, load_s: float) -> Learnt:
     """Return what is known once the model was seen ready: 0 is "not seen"."""
     return replace(learnt, memory_bytes=held_bytes or learnt.memory_bytes, load_s=load_s or learnt.load_s)
-
-

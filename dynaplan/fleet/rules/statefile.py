@@ -231,7 +231,14 @@ def _checked(document: Any) -> Document:
 
 def _check_numbers(worker: Worker) -> None:
     """Raise ValueError for a number that no process, lease or clock can have."""
-    counts = (worker.pid, worker.started_at, worker.instance_id, worker.failures, worker.memory_bytes, *worker.gpus)
+    counts = (
+        worker.pid,
+        worker.started_at,
+        worker.instance_id,
+        worker.failures,
+        worker.memory_bytes,
+        *worker.gpus,
+    )
     times = (worker.since_s, worker.retry_at_s, worker.gpu_share, *worker.restarts_s)
     if not all(0 <= count <= MAX_WHOLE for count in counts) or not all(map(math.isfinite, times)):
         raise ValueError(f"{worker.name} has a number that is negative or beyond all bounds")
