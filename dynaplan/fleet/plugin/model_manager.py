@@ -3,14 +3,8 @@
 Level-triggered, as the reconciler that calls it: at each pass it observes all models and all memory, and
 ``dynaplan.models`` plans what is loaded, what leaves and whom to refuse. Nothing is remembered of a plan: a
 load that has begun is a worker that starts, one that leaves is a worker that drains, and both are in the
-statefile. So a load is begun once for any number of callers, and a manager that starts anew goes on.
-
-Memory is counted by device:
-
-* a GPU's is what the driver says is in use. Of that ours is what our workers were given there, the rest is
-  foreign. A simulated GPU's driver, a file written by hand, knows nothing of our workers: all that it says is
-  foreign.
-* the host's, for engines that compute on the CPU, is what the kernel says: see ``process/worker_memory.py``.
+statefile. So a load is begun once for any number of callers, and a manager that starts anew goes on. The
+memory that they share is followed by ``shared_memory``.
 """
 
 from __future__ import annotations
@@ -18,16 +12,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from dynaplan.config.models import served_models
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.fleet.gpu_devices import SIMULATED_UUID
-from dynaplan.fleet.gpus import Gpu, GpuUse
+from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import ModelDemand, ModelOrders, ModelReport, Refusal
+from dynaplan.fleet.plugin.shared_memory import ReadHost, SharedDevices, SharedMemory, read_host_memory
 from dynaplan.fleet.rules.models import (
     NO_MODELS,
     NOTHING_LEARNT,
@@ -43,7 +38,6 @@ from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.models.model import (
     HOST,
-    Device,
     ModelSettings,
     ModelState,
     ModelStatus,
@@ -53,32 +47,11 @@ from dynaplan.models.model import (
     Settings,
 )
 from dynaplan.models.rules.planning import plan
-from dynaplan.process.memory import BoxMemory, box_memory
-from dynaplan.process.worker_memory import HeldMemory, held_memory
 
 log = logging.getLogger(__name__)
 
-MEMORY_POLL_S = 2.0
-"""Longest time between two readings of the host's memory, in seconds."""
-
 USE_KEPT_S = 60.0
 """The precision with which the last use of a model is written down, in seconds."""
-
-SharedDevices = Sequence[tuple[Gpu, GpuUse, str]]
-"""Each GPU, its use, and why nothing may be placed there, or empty."""
-
-
-@dataclass(frozen=True)
-class HostMemory:
-    """The host's memory at one moment, and what of it workers hold, by pid."""
-
-    box: BoxMemory
-    held: Mapping[int, HeldMemory] = field(default_factory=dict)
-
-
-def read_host_memory(pids: Sequence[int]) -> HostMemory:
-    """Read both now."""
-    return HostMemory(box_memory(), held_memory(pids))
 
 
 class ModelManager:
@@ -89,12 +62,10 @@ class ModelManager:
         launch: Launch,
         startup_times: StartupTimes,
         learnt: Mapping[str, Learnt] | None = None,
-        read_host: Callable[[Sequence[int]], HostMemory] = read_host_memory,
+        read_host: ReadHost = read_host_memory,
     ) -> None:
         self._startup_times = startup_times
-        self._read_host = read_host
-        self._host: HostMemory | None = None
-        self._host_read_s = -math.inf
+        self._memory = SharedMemory(read_host)
         self._plan = Plan()
         self._settings_now = Settings({})
         self._statuses: dict[str, ModelStatus] = {}
@@ -144,16 +115,22 @@ class ModelManager:
         if demand is None:
             return desired_models(Plan(), self.components, fleet)
         self._moment = moment
-        host = self._host_memory(fleet, moment.now_s)
+        components = set(self.components.values())
+        memory = self._memory.follow(
+            (each for each in fleet if each.component in components),
+            devices,
+            has_host=any(each.devices == 0 for each in self._settings.models.values()),
+            now_s=moment.now_s,
+        )
         self._statuses = {
-            each.name: self._status(each, fleet, demand, orders, asleep, host) for each in self._models
+            each.name: self._status(each, fleet, demand, orders, asleep) for each in self._models
         }
         pinned = {
             name: replace(each, is_pinned=wish) if (wish := orders.of(name).is_pinned) is not None else each
             for name, each in self._settings.models.items()
         }
         self._settings_now = replace(self._settings, models=pinned)
-        observation = Observation(tuple(self._statuses.values()), self._devices(devices, fleet, host))
+        observation = Observation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
         return desired_models(self._plan, self.components, fleet)
@@ -162,11 +139,8 @@ class ModelManager:
         """Note that a worker was seen ready after its load, with the memory that it holds."""
         for model in self._models:
             if model.component == worker.component:
-                held = self._host.held.get(worker.pid) if self._host and not worker.gpus else None
-                if not worker.gpus:
-                    held = self._read_host([worker.pid]).held.get(worker.pid)
                 before = self.learnt.get(model.name, NOTHING_LEARNT)
-                self.learnt[model.name] = learn_ready(before, held.resident_bytes if held else 0, load_s)
+                self.learnt[model.name] = learn_ready(before, self._memory.measure(worker), load_s)
 
     def reports(self) -> dict[str, ModelReport]:
         """Return what is published of each model, by name."""
@@ -181,7 +155,6 @@ class ModelManager:
         demand: Mapping[str, ModelDemand],
         orders: ModelOrders,
         asleep: Container[int],
-        host: HostMemory | None,
     ) -> ModelStatus:
         worker = worker_of(model.component, fleet)
         learnt = self.learnt.get(model.name, NOTHING_LEARNT)
@@ -191,45 +164,10 @@ class ModelManager:
         status = model_status(
             model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment, asleep
         )
-        held = host.held.get(worker.pid) if host and worker and not worker.gpus else None
-        if held:
-            status = replace(status, held_bytes={HOST: held.resident_bytes})
-        elif worker and worker.memory_bytes and worker.pid:
-            status = replace(status, held_bytes=dict.fromkeys(worker.gpus or (HOST,), worker.memory_bytes))
-        return status
-
-    def _devices(
-        self, devices: SharedDevices, fleet: Iterable[Worker], host: HostMemory | None
-    ) -> tuple[Device, ...]:
-        given: dict[int, int] = {}
-        for worker in fleet:
-            for index in worker.gpus if worker.pid else ():
-                given[index] = given.get(index, 0) + worker.memory_bytes
-        found = [
-            Device(
-                gpu.index,
-                gpu.memory_bytes,
-                use.used_bytes if _is_simulated(gpu) else max(0, use.used_bytes - given.get(gpu.index, 0)),
-                why,
-            )
-            for gpu, use, why in devices
-        ]
-        if host:
-            ours = sum(each.own_bytes for each in host.held.values())
-            foreign = max(0, host.box.total_bytes - host.box.available_bytes - ours)
-            found.append(Device(HOST, host.box.total_bytes, foreign))
-        return tuple(found)
-
-    def _host_memory(self, fleet: Sequence[Worker], now_s: float) -> HostMemory | None:
-        """Return the host's memory where a model computes there, read again now and then."""
-        if not any(each.devices == 0 for each in self._settings.models.values()):
-            return None
-        components = set(self.components.values())
-        pids = [each.pid for each in fleet if each.component in components and each.pid and not each.gpus]
-        is_due = now_s - self._host_read_s >= MEMORY_POLL_S
-        if self._host is None or is_due or set(pids) != set(self._host.held):
-            self._host, self._host_read_s = self._read_host(pids), now_s
-        return self._host
+        held = self._memory.held(worker, model.component)
+        if held and worker is None:  # it has gone, and its memory is not back
+            return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
+        return replace(status, held_bytes=held) if held else status
 
     def _rules_of(self, model: ServedModel) -> ModelSettings:
         own, service = model.settings, self._launch.graph.service(model.component)
@@ -275,7 +213,7 @@ class ModelManager:
             load_s=round(status.measured_load_s or rules.estimate_load_s, 1),
             why=self._said.get(model.name, "") or status.reason,
             is_pinned=rules.is_pinned,
-            memory_bytes=max(status.held_bytes.values(), default=0) or status.measured_bytes,
+            memory_bytes=max(status.held_bytes.values(), default=0) or self._given_bytes(model, status),
             gpus=tuple(index for index in status.placed_on if index != HOST),
             refusal=Refusal(
                 refusal.status,
@@ -286,6 +224,10 @@ class ModelManager:
             if refusal
             else None,
         )
+
+    def _given_bytes(self, model: ServedModel, status: ModelStatus) -> int:
+        rules = self._settings_now.models[model.name]
+        return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes
 
     def _log(self) -> None:
         """Log each new sentence about a model, once."""

@@ -11,9 +11,10 @@ from dynaplan.fleet.gpu_claims import Claims
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
-from dynaplan.fleet.plugin.model_manager import HostMemory, ModelManager
+from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.reconciler import Reconciler
+from dynaplan.fleet.plugin.shared_memory import HostMemory
 from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.store_keys import DesiredCounts
@@ -125,7 +126,7 @@ class Box:
         return self.reconciler
 
     def read_host(self, pids: Sequence[int]) -> HostMemory:
-        return HostMemory(self.host, {pid: self.held for pid in pids})
+        return HostMemory(self.host, dict.fromkeys(pids, self.held))
 
     @property
     def written(self) -> tuple[Worker, ...]:
