@@ -78,6 +78,14 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     help="Use this many GPUs; simulated when there is no NVIDIA driver.",
 )
 @click.option(
+    "--model-memory",
+    "model_memory_bytes",
+    metavar="SIZE",
+    default="",
+    callback=lambda ctx, parameter, text: memory_size(text),
+    help="Memory of each GPU, or of this machine, that models loaded on request may take; default: all.",
+)
+@click.option(
     "--use-busy-gpus",
     is_flag=True,
     envvar="DYNAPLAN_USE_BUSY_GPUS",
@@ -206,6 +214,16 @@ def command(
         **served,
     )
     return serve(spec, config, options, link)
+
+
+def memory_size(text: str) -> int:
+    """Read an amount of memory; 0 for none. Raises the usage error."""
+    from dynaplan.util.amounts import bytes_of
+
+    size = bytes_of(text) if text else 0
+    if size is None or (text and not size):
+        raise click.BadParameter(f"{text!r}: expected an amount such as 20GB.")
+    return size
 
 
 def run_below_holder(

@@ -38,6 +38,8 @@ class Launch:
     addressed: its own where that is short, else a link's. ``is_tls``: the public port speaks https.
     ``config_file`` (empty without one) and ``overrides`` are what ``config`` was read from; of a deployment
     that ``is_reloaded`` they differ from those of ``serve``, whose environment has the settings of before.
+    ``model_memory_bytes`` are what models that are loaded on request may take of each GPU, or of the host; 0
+    is all.
     """
 
     graph: GraphSpec
@@ -61,6 +63,7 @@ class Launch:
     config_file: str = ""
     overrides: tuple[str, ...] = ()
     is_reloaded: bool = False
+    model_memory_bytes: int = 0
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""

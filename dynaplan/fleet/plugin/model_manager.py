@@ -65,7 +65,7 @@ class ModelManager:
         read_host: ReadHost = read_host_memory,
     ) -> None:
         self._startup_times = startup_times
-        self._memory = SharedMemory(read_host)
+        self._memory = SharedMemory(read_host, launch.model_memory_bytes)
         self._plan = Plan()
         self._settings_now = Settings({})
         self._statuses: dict[str, ModelStatus] = {}

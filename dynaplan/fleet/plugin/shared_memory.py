@@ -56,10 +56,14 @@ class _Leftover:
 
 
 class SharedMemory:
-    """Follows the memory from pass to pass; workers are named by their component."""
+    """Follows the memory from pass to pass; workers are named by their component.
 
-    def __init__(self, read_host: ReadHost) -> None:
+    Of each device ``budget_bytes`` may be taken; 0 is all of it.
+    """
+
+    def __init__(self, read_host: ReadHost, budget_bytes: int = 0) -> None:
         self._read_host = read_host
+        self._budget_bytes = budget_bytes
         self._host: HostMemory | None = None
         self._host_read_s = -math.inf
         self._given: dict[str, dict[int, int]] = {}
@@ -82,7 +86,7 @@ class SharedMemory:
         }
         self._follow_leftovers(given, devices, now_s)
         self._devices = tuple(
-            Device(
+            self._device(
                 gpu.index, gpu.memory_bytes, self._foreign.get(gpu.index, 0), "" if why == NOT_READ else why
             )
             for gpu, _, why in devices
@@ -142,4 +146,9 @@ class SharedMemory:
             self._host_read_s = now_s
         ours = sum(each.own_bytes for each in host.held.values())
         foreign = max(0, host.box.total_bytes - host.box.available_bytes - ours)
-        return Device(HOST, host.box.total_bytes, foreign)
+        return self._device(HOST, host.box.total_bytes, foreign)
+
+    def _device(self, index: int, total_bytes: int, foreign_bytes: int, unusable: str = "") -> Device:
+        """Return the device within the budget: what others hold of the rest of it takes nothing from us."""
+        allowed = min(total_bytes, self._budget_bytes or total_bytes)
+        return Device(index, allowed, max(0, foreign_bytes - (total_bytes - allowed)), unusable)
