@@ -46,6 +46,7 @@ from dynaplan.models.model import (
     Refuse,
     Settings,
 )
+from dynaplan.models.rules.ladder import idle_until_s
 from dynaplan.models.rules.planning import plan
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,9 @@ class ModelManager:
         for model in self._models:
             if model.component == worker.component:
                 before = self.learnt.get(model.name, NOTHING_LEARNT)
-                self.learnt[model.name] = learn_ready(before, self._memory.measure(worker), load_s)
+                self.learnt[model.name] = learn_ready(
+                    before, self._memory.measure(worker), load_s, self._moment.unix_s
+                )
 
     def reports(self) -> dict[str, ModelReport]:
         """Return what is published of each model, by name."""
@@ -164,6 +167,9 @@ class ModelManager:
         status = model_status(
             model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment, asleep
         )
+        if status.load_asked_s is not None and status.state is ModelState.READY:  # it was there already
+            self.learnt[model.name] = replace(learnt, ready_unix_s=round(self._moment.unix_s, 2))
+            status = replace(status, load_asked_s=None)
         held = self._memory.held(worker, model.component)
         if held and worker is None:  # it has gone, and its memory is not back
             return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
@@ -215,6 +221,7 @@ class ModelManager:
             is_pinned=rules.is_pinned,
             memory_bytes=max(status.held_bytes.values(), default=0) or self._given_bytes(model, status),
             gpus=tuple(index for index in status.placed_on if index != HOST),
+            leaves_unix_s=self._leaves_unix_s(rules, status),
             refusal=Refusal(
                 refusal.status,
                 refusal.why,
@@ -224,6 +231,11 @@ class ModelManager:
             if refusal
             else None,
         )
+
+    def _leaves_unix_s(self, rules: ModelSettings, status: ModelStatus) -> float:
+        """Return when the model leaves unless it is used before; 0 where it does not."""
+        until_s = idle_until_s(rules, status)
+        return 0.0 if math.isinf(until_s) else round(self._moment.to_unix_s(until_s), 1)
 
     def _given_bytes(self, model: ServedModel, status: ModelStatus) -> int:
         rules = self._settings_now.models[model.name]

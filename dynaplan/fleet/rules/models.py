@@ -39,12 +39,16 @@ _STATES: Mapping[WorkerState, ModelState] = {
 
 @dataclass(frozen=True)
 class Learnt:
-    """What was learnt of a model: its memory on each device, its load time, what was too little."""
+    """What was learnt of a model: its memory on each device, its load time, what was too little.
+
+    And when it was last used, and last became ready.
+    """
 
     memory_bytes: int = 0
     load_s: float = 0.0
     too_little_bytes: int = 0
     last_use_unix_s: float = 0.0
+    ready_unix_s: float = 0.0
 
 
 NOTHING_LEARNT = Learnt()
@@ -128,7 +132,7 @@ def model_status(
         in_flight=demand.in_flight,
         waiting=demand.waiting,
         oldest_arrival_s=moment.mono_s(demand.oldest_unix_s) if demand.waiting else math.inf,
-        load_asked_s=_load_asked_s(order, worker, moment),
+        load_asked_s=_load_asked_s(order, learnt, moment),
         unload_asked=_is_unload_asked(order, worker, moment),
         keep_until_s=moment.mono_s(order.keep_until_unix_s) if order.keep_until_unix_s else 0.0,
         placed_on=_devices(worker),
@@ -153,13 +157,10 @@ def _retry_at_s(worker: Worker | None) -> float:
     return worker.retry_at_s or math.inf
 
 
-def _load_asked_s(order: ModelOrder, worker: Worker | None, moment: Moment) -> float | None:
+def _load_asked_s(order: ModelOrder, learnt: Learnt, moment: Moment) -> float | None:
     """Return when a person asked to load the model; None when that is done, or was taken back since."""
-    asked_s = moment.mono_s(order.load_unix_s) if order.load_unix_s > order.unload_unix_s else None
-    is_done = (
-        asked_s is not None and worker and worker.state is not WorkerState.FAILED and worker.state in COUNTS
-    )
-    return None if is_done else asked_s
+    is_over = order.load_unix_s <= max(order.unload_unix_s, learnt.ready_unix_s)
+    return None if is_over else moment.mono_s(order.load_unix_s)
 
 
 def _is_unload_asked(order: ModelOrder, worker: Worker | None, moment: Moment) -> bool:
@@ -189,6 +190,7 @@ def desired_models(plan: Plan, components: Mapping[str, str], fleet: Iterable[Wo
     return DesiredModels(workers, placements, reasons)
 
 
-def learn_ready(learnt: Learnt, held_bytes: int, load_s: float) -> Learnt:
-    """Return what is known once the model was seen ready: 0 is "not seen"."""
-    return replace(learnt, memory_bytes=held_bytes or learnt.memory_bytes, load_s=load_s or learnt.load_s)
+def learn_ready(learnt: Learnt, held_bytes: int, load_s: float, unix_s: float) -> Learnt:
+    """Return what is known once the model was seen ready, after a load of that time; 0 bytes: "not seen"."""
+    memory_bytes = held_bytes or learnt.memory_bytes
+    return replace(learnt, memory_bytes=memory_bytes, load_s=round(load_s, 2), ready_unix_s=round(unix_s, 2))
