@@ -15,6 +15,7 @@ import click
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import json_option, namespace_option
 from dynaplan.cli.timing import WORKERS_POLL_S
+from dynaplan.config.models import served_models
 from dynaplan.fleet.model_keys import (
     MODEL_DEMAND,
     MODEL_ORDERS,
@@ -34,6 +35,7 @@ from dynaplan.util.progress import ProgressLine
 from dynaplan.util.tables import fold, text_table
 
 if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.store.port import KeyValueStore, Store
 
 ATTEMPTS = 20
@@ -62,10 +64,7 @@ def models(namespace: str | None, as_json: bool) -> None:
     found = connect(namespace)
     reports, demand = asyncio.run(_with_store(found.namespace, _read))
     if not reports:
-        raise DeploymentError(
-            f"{found.namespace} has no models that are loaded on request",
-            hint="`dynaplan serve FILE`, with a section Models, or several models, has some.",
-        )
+        raise no_models(found.namespace)
     if as_json:
         click.echo(json.dumps(models_document(reports, demand), indent=2))
         return
@@ -175,16 +174,36 @@ def _order(
 ) -> None:
     """Write what is asked for the model, and wait for the state that is wanted, if one is."""
     found = connect(namespace)
+    name = model_of(found, model)
 
     async def write(store: KeyValueStore, namespace: str) -> None:
-        reports, _ = await _read(store, namespace)
-        if model not in reports:
-            raise ConfigError(f"there is no model {model!r}", hint=nearest(model, list(reports)))
-        await _change(store, namespace, model, order)
+        await _change(store, namespace, name, order)
         if wanted:
-            await _wait(store, namespace, model, wanted, timeout_s)
+            await _wait(store, namespace, name, wanted, timeout_s)
 
     asyncio.run(_with_store(found.namespace, write))
+
+
+def model_of(found: RunningDeployment, called: str) -> str:
+    """Return the model that goes by that name or alias; raises UserError for an unknown one."""
+    from dynaplan.cli.deployment import service_config
+
+    models = served_models(service_config(found))
+    if not models:
+        raise no_models(found.namespace)
+    name = next((each.name for each in models if called in each.names), "")
+    if not name:
+        raise ConfigError(
+            f"there is no model {called!r}", hint=nearest(called, [n for each in models for n in each.names])
+        )
+    return name
+
+
+def no_models(namespace: str) -> DeploymentError:
+    return DeploymentError(
+        f"{namespace} has no models that are loaded on request",
+        hint="`dynaplan serve FILE`, with a section Models, or several models, has some.",
+    )
 
 
 async def _change(store: KeyValueStore, namespace: str, model: str, order: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dynaplan.config.overrides import MODELS, Sections, merge_sections
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
-from dynaplan.config.settings.fields import kebab, options_of
+from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, Resources
 from dynaplan.util.errors import ConfigError
@@ -33,8 +33,9 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
     Raises ConfigError, naming model, key and value.
     """
     entries = config.get(MODELS) or {}
+    common = kebab_keys(config.get(COMMON) or {})
     models = tuple(
-        ServedModel(name, component, _on_demand(name, entries[name]))
+        ServedModel(name, component, _on_demand(name, entries[name], common))
         for name, component in components_of(entries).items()
     )
     _check_names(models)
@@ -111,10 +112,12 @@ def _check_entry(name: str, entry: Any) -> None:
 _ON_DEMAND = frozenset(options_of(OnDemandSettings))
 
 
-def _on_demand(name: str, entry: Any) -> OnDemandSettings:
+def _on_demand(name: str, entry: Any, common: Mapping[str, Any]) -> OnDemandSettings:
     _check_entry(name, entry)
-    given = {key: value for key, value in entry.items() if kebab(key) in _ON_DEMAND}
-    settings = OnDemandSettings.from_options(given, {key: f"{MODELS}.{name}.{key}" for key in given})
+    own = kebab_keys(entry)
+    given = {key: value for key, value in {**common, **own}.items() if key in _ON_DEMAND}
+    places = {key: f"{MODELS}.{name}.{key}" if key in own else f"{COMMON}.{key}" for key in given}
+    settings = OnDemandSettings.from_options(given, places)
     aliases = settings.aliases
     if aliases is not None and not (
         isinstance(aliases, list) and all(isinstance(each, str) for each in aliases)

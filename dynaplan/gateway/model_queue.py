@@ -126,7 +126,7 @@ class ModelQueue(FleetStatus):
         """Raise ApiError when requests that came then are refused, or have waited for too long."""
         refusal = self.report.refusal if self.report else None
         if refusal and arrived_unix_s <= refusal.until_unix_s:
-            raise refused(refusal.status, refusal.why, refusal.retry_after_s)
+            raise refused(refusal.status, f"{self._model.name}: {refusal.why}", refusal.retry_after_s)
         if self._unix_s() - arrived_unix_s >= self._settings.load_timeout_s:
             raise refused(
                 503,
