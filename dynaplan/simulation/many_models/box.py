@@ -118,6 +118,7 @@ class Box:
 
         What is held counts for ``duration_s``.
         """
+        self._act()
         for chain in chains:
             self._pass_until(chain.begin_s)
             self._ask_next(iter(chain.calls), chain.end_s)

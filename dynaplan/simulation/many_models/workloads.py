@@ -50,6 +50,10 @@ COMMON: Numbers = {"duration": 3600, "isl": 1000, "osl": 200, "isl-cv": 0.5, "os
 """Seconds, tokens, and of the lengths the standard deviation over the mean."""
 
 
+MIN_NUMBER, MAX_NUMBER = 0.001, 1e9
+"""The bounds of parameters; a variation and a skew may be 0."""
+
+
 def chains_of(requests: Iterable[TracedRequest], names: Iterable[str]) -> Iterator[Chain]:
     """Yield a trace's requests as chains of one call.
 
@@ -66,29 +70,37 @@ def chains_of(requests: Iterable[TracedRequest], names: Iterable[str]) -> Iterat
         yield Chain(request.arrival_s, (call,), request.arrival_s + 1.0)
 
 
+def is_made_up(text: str) -> bool:
+    return text.partition(":")[0] in KINDS
+
+
 def made_up(text: str, names: list[str], seed: int) -> Iterator[Chain]:
-    """Return the chains of ``KIND:key=value,...``; raises ConfigError for a text that is none."""
+    """Return the chains of ``KIND:key=value,...``; raises ConfigError for a wrong parameter."""
+    make = KINDS[text.partition(":")[0]][1]
+    return make(_numbers(text, seed), names)
+
+
+def length_s(text: str) -> float:
+    """Return for how long the made-up load lasts."""
+    return _numbers(text, 1)["duration"]
+
+
+def _numbers(text: str, seed: int) -> Numbers:
     kind, _, parameters = text.partition(":")
-    if kind not in KINDS:
-        raise ConfigError(
-            f"{text!r}: no load on several models is called {kind!r}", hint=nearest(kind, KINDS)
-        )
-    defaults, make = KINDS[kind]
-    return make(_numbers(text, parameters, {**COMMON, "seed": seed, **defaults}), names)
-
-
-def _numbers(text: str, parameters: str, defaults: Numbers) -> Numbers:
-    given = dict(defaults)
+    given = {**COMMON, "seed": seed, **KINDS[kind][0]}
     for parameter in filter(None, parameters.split(",")):
         key, _, value = (part.strip() for part in parameter.partition("="))
-        if key not in defaults:
-            raise ConfigError(f"{text!r} has no {key!r}", hint=nearest(key, defaults))
+        if key not in given:
+            raise ConfigError(f"{text!r} has no {key!r}", hint=nearest(key, given))
+        least = 0.0 if key.endswith("-cv") or key == "skew" else MIN_NUMBER
         try:
             given[key] = float(value)
         except ValueError:
             given[key] = -1.0
-        if not 0 <= given[key] < 1e9:
-            raise ConfigError(f"{text!r}: {key} is {value!r}", hint="Expected a number, 0 or more.")
+        if not least <= given[key] <= MAX_NUMBER:
+            raise ConfigError(
+                f"{text!r}: {key} is {value!r}", hint=f"Expected a number from {least:g} to {MAX_NUMBER:g}."
+            )
     return given
 
 
@@ -159,7 +171,3 @@ KINDS: Mapping[str, tuple[Numbers, Callable[[Numbers, list[str]], Iterator[Chain
 }
 """The kinds with their parameters and defaults: requests per second (of each model in a burst for
 ``groups``), mean seconds of bursts, pauses and thinking."""
-
-
-def is_made_up(text: str) -> bool:
-    return text.partition(":")[0] in KINDS
