@@ -87,6 +87,19 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Try the planner's policies and the best static split, and say which would have done better",
 )
+@click.option(
+    "--models",
+    default=None,
+    help="Several models, by their GB: 20,13,e5=1@3 (NAME=GB@SECONDS of a load); --trace is then popularity, "
+    "groups, agents or a trace with models, and other systems' rules are run beside ours",
+)
+@click.option(
+    "--gpu-memory",
+    default=24.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="GB of each GPU, with --models",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
 @click.pass_context
@@ -117,6 +130,9 @@ def command(
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
             check_writable(option, Path(written))
+    if given["models"]:
+        compare_models(given, json_path)
+        return
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
     graph = read_graph(file, context.obj)
@@ -144,6 +160,31 @@ def command(
 
         served = replace(options, disaggregation=service_settings(options).disaggregation)
         write("--html", html_path, page(served, results, order))
+
+
+def compare_models(given: Mapping[str, Any], json_path: str | None) -> None:
+    """Compare our rules for several models with those of other systems, and print the table."""
+    from dynaplan.lab.simulate.many_models import (
+        COLUMNS,
+        NOTES,
+        ManyModels,
+        read_models,
+        rows,
+        run_comparison,
+    )
+
+    memory_bytes = int(given["gpu_memory"] * 1e9)
+    options = ManyModels(
+        given["trace"], read_models(given["models"]), given["gpus"], memory_bytes, given["seed"]
+    )
+    table = rows(run_comparison(options))
+    cells = [[heading for heading, _ in COLUMNS.values()]]
+    cells += [[shown.format(row[key]) for key, (_, shown) in COLUMNS.items()] for row in table]
+    width = screen.width()
+    text = tables.text_table(cells, width=width, dropping=["REQUESTS", "READY"])
+    click.echo("\n".join([text, *(fold(note, width, "  ") for note in NOTES)]))
+    if json_path:
+        write("--json", json_path, json.dumps(table, indent=2) + "\n")
 
 
 def origins(options: SimulateOptions) -> list[str]:

@@ -92,7 +92,7 @@ def _put_away_idle(draft: Draft, name: str, status: ModelStatus) -> None:
     draft.plan_again_at(until_s)
     if until_s > draft.now_s:
         return
-    held = max(draft.future[name].bytes.values(), default=0)
+    held = max(draft.present[name].bytes.values(), default=0)
     level = ladder.for_idleness(settings, status, held, ladder.host_of(draft.devices), draft.future)
     idle = f"idle for {idle_s(status, draft.now_s):.0f} s"
     if status.keep_alive_s is None:
