@@ -291,16 +291,18 @@ def load_deployment(
     graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
+    from dynaplan.cli.imported_models import read_config_file
     from dynaplan.cli.serve_checks import locate_models
     from dynaplan.config.models import components_of, with_worker_sections
     from dynaplan.config.overrides import MODELS
-    from dynaplan.graph.config import read_config, resolve_graph, unused_common_overrides, validate_config
+    from dynaplan.graph.config import resolve_graph, unused_common_overrides, validate_config
     from dynaplan.graph.loading import load_graph
 
     loaded = load_graph(graph, directory)
-    config = with_worker_sections(read_config(find_config(config_file, directory, loaded), overrides))
+    read, notes = read_config_file(find_config(config_file, directory, loaded), overrides)
+    config = with_worker_sections(read)
     loaded = loaded.with_models(components_of(config.get(MODELS) or {}))
-    warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
+    warnings = notes + validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
 
@@ -309,6 +311,8 @@ def find_config(name: str | None, directory: Path, graph: Graph) -> Path | None:
     """Return the file of ``-f NAME``, which the working directory or the graph's module has; None without."""
     from dynaplan.graph.config import find_config_file
 
+    if name and (directory / name).is_dir():  # of models
+        return directory / name
     return find_config_file(name, directory, graph) if name else None
 
 

@@ -98,8 +98,13 @@ def models_overrides(models: Sequence[str]) -> list[str]:
 
 
 def is_models_file(text: str) -> bool:
-    """Return whether this is a file of settings, in the place of a graph."""
-    return text.lower().endswith((".yaml", ".yml")) and Path(text).expanduser().is_file()
+    """Return whether this is a file of settings, or a directory of models, in the place of a graph."""
+    path = Path(text).expanduser()
+    if path.is_dir():  # of GGUF files: it is neither a model nor a place of graphs
+        return (
+            not any(path.glob("*.py")) and not (path / "config.json").is_file() and any(path.rglob("*.gguf"))
+        )
+    return text.lower().endswith((".yaml", ".yml", ".ini")) and path.is_file()
 
 
 def is_model(text: str) -> bool:

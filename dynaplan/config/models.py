@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dynaplan.config.overrides import MODELS, Sections, merge_sections
+from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
@@ -40,6 +40,22 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
     )
     _check_names(models)
     return models
+
+
+def models_together(config: Mapping[str, Mapping[str, Any]]) -> tuple[frozenset[str], ...]:
+    """Return the sets of models that may be loaded at once; empty where memory alone decides.
+
+    Raises ConfigError for a set with an unknown name.
+    """
+    sets = (config.get(MODEL_SETS) or {}).get("together") or ()
+    known = config.get(MODELS) or {}
+    for each in sets if isinstance(sets, list) else [sets]:
+        if not isinstance(each, list) or not all(name in known for name in each):
+            raise ConfigError(
+                f"{MODEL_SETS}.together: {each!r}",
+                hint=f"Expected lists of names of {MODELS}: {', '.join(map(str, known))}.",
+            )
+    return tuple(frozenset(each) for each in sets)
 
 
 def components_of(names: Mapping[str, Any]) -> dict[str, str]:
@@ -75,7 +91,7 @@ def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[st
     own = kebab_keys(entry)
     options = {**common, **own}
     section = {key: value for key, value in options.items() if key not in _ON_DEMAND | {RESOURCES}}
-    section.setdefault("engine", engine_for(section.get("model")))
+    section.setdefault("engine", "command" if "command" in own else engine_for(section.get("model")))
     section.setdefault("model", name)
     section["served-model-name"] = name
     resources = own.get(RESOURCES)
@@ -118,11 +134,16 @@ def _on_demand(name: str, entry: Any, common: Mapping[str, Any]) -> OnDemandSett
     given = {key: value for key, value in {**common, **own}.items() if key in _ON_DEMAND}
     places = {key: f"{MODELS}.{name}.{key}" if key in own else f"{COMMON}.{key}" for key in given}
     settings = OnDemandSettings.from_options(given, places)
-    aliases = settings.aliases
-    if aliases is not None and not (
-        isinstance(aliases, list) and all(isinstance(each, str) for each in aliases)
-    ):
-        raise ConfigError(f"{MODELS}.{name}.aliases = {aliases!r}", hint="Expected a list of names.")
+    lists = {
+        "aliases": settings.aliases,
+        "not-beside": settings.not_beside,
+        "strip-params": settings.strip_params,
+    }
+    for key, names in lists.items():
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(each, str) for each in names)
+        ):
+            raise ConfigError(f"{MODELS}.{name}.{key} = {names!r}", hint="Expected a list of names.")
     return settings
 
 

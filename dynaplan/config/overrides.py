@@ -13,6 +13,9 @@ from dynaplan.util.errors import ConfigError
 MODELS = "Models"
 """The section of several models."""
 
+MODEL_SETS = "ModelSets"
+"""The section of what may be loaded together: ``together``, lists of names. Without it memory decides."""
+
 OVERRIDE = re.compile(r"--[^=.\s-][^=.\s]*\.[^=]*(=.*)?", re.DOTALL)
 DIGITS = re.compile(r"-?[0-9]{1,300}", re.ASCII)
 ONE_DOT = re.compile(r"-?([0-9]+\.[0-9]*|\.[0-9]+)", re.ASCII)

@@ -6,12 +6,13 @@ several; each is loaded on request, and has a queue of the requests that wait fo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.openai_api import ApiError, Call
@@ -19,10 +20,13 @@ from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
+from dynaplan.models.files.model import RequestFilters
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import nearest
 from dynaplan.worker.routers import EVERY_COMPONENT
+
+NO_FILTERS = RequestFilters()
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class FrontendModel:
     inputs: FrontendRouterInputs
     queue: ModelQueue | None = None
     aliases: tuple[str, ...] = ()
+    filters: RequestFilters = NO_FILTERS
+    upstream_name: str = ""
+    is_unlisted: bool = False
 
     @property
     def cards(self) -> list[Mapping[str, Any]]:
@@ -60,11 +67,16 @@ class FrontendModel:
         return self.queue.status if self.queue else "loaded" if self.router.instances else "unloaded"
 
     def addressed(self, call: Call) -> Call:
-        """Return the call under the name that the workers know, where the client has used an alias."""
-        if call.model not in self.aliases or not call.is_whole:
+        """Return the call as the workers get it: under the name that they know, with its parameters.
+
+        A large body stays as it is.
+        """
+        name = self.upstream_name or self.name
+        is_other = self.queue is not None and call.model != name
+        if not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
             return call
-        name = {"model": self.name}
-        return replace(call, model=self.name, body=call.body_with(name), document={**call.document, **name})
+        document = {**self.filters.apply(call.document), "model": name}
+        return replace(call, model=self.name, body=json.dumps(document).encode(), document=document)
 
 
 class FrontendModels:
@@ -127,7 +139,10 @@ class FrontendModels:
                 "owned_by": "dynaplan",
                 **({"status": {"value": each.status}} if each.queue else {}),
             }
-            for name, each in sorted((name, each) for each in self.all for name in each.names)
+            for name, each in sorted(
+                ((name, each) for each in self.all if not each.is_unlisted for name in each.names),
+                key=lambda found: found[0],
+            )
         ]
 
     def stop_routing_to(self, instance_id: int) -> int:
@@ -157,8 +172,27 @@ def on_demand_model(
     """Return a model that is loaded on request, with a router and a queue of its own."""
     queue = ModelQueue(model)
     router = WorkerRouter(discovery, model.component, settings, inputs, fleet=queue, sleeping=sleeping)
+    own = model.settings
     return FrontendModel(
-        model.name, settings, router, prefill, inputs, queue, tuple(model.settings.aliases or ())
+        model.name,
+        settings,
+        router,
+        prefill,
+        inputs,
+        queue,
+        tuple(own.aliases or ()),
+        filters_of(own),
+        own.upstream_name,
+        own.unlisted,
+    )
+
+
+def filters_of(settings: OnDemandSettings) -> RequestFilters:
+    """Return what is changed in a model's requests."""
+    if not (settings.strip_params or settings.set_params or settings.set_params_by_name):
+        return NO_FILTERS
+    return RequestFilters(
+        tuple(settings.strip_params or ()), settings.set_params or {}, settings.set_params_by_name or {}
     )
 
 

@@ -17,7 +17,14 @@ from types import NoneType
 from typing import Any
 
 from dynaplan.config.models import served_models
-from dynaplan.config.overrides import MODELS, Sections, deep_merge, merge_sections, parse_overrides
+from dynaplan.config.overrides import (
+    MODEL_SETS,
+    MODELS,
+    Sections,
+    deep_merge,
+    merge_sections,
+    parse_overrides,
+)
 from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
 from dynaplan.config.service_config import (
     COMMON,
@@ -118,7 +125,7 @@ def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> li
     for name, section in config.items():
         if not isinstance(section, Mapping):
             raise ConfigError(f"{name} = {section!r}: expected a mapping of options")
-        if name in (COMMON, MODELS):
+        if name in (COMMON, MODELS, MODEL_SETS):
             continue
         if name in services:
             warnings += _check_section(services[name], section, config)

@@ -6,7 +6,9 @@ declare.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dynaplan.config.settings.fields import Duration, Settings, Size, option
 
@@ -52,6 +54,15 @@ class OnDemandSettings(Settings):
     )
     loading_comments: bool = option(
         True, "Tell clients with a stream how the load goes, in comments (`: loading ...`)"
+    )
+    preload: bool = option(False, "Load it at the start; it may leave as any other")
+    not_beside: list[str] | None = option(None, "Models that leave before it is loaded, whatever fits")
+    unlisted: bool = option(False, "Leave it out of `/v1/models`; it can be asked for")
+    upstream_name: str = option("", "The name that its workers are asked for", default_text="its own")
+    strip_params: list[str] | None = option(None, "Fields that are taken out of its requests")
+    set_params: Mapping[str, Any] | None = option(None, "Fields that are set in its requests")
+    set_params_by_name: Mapping[str, Any] | None = option(
+        None, "The same for requests by one of its names: name -> fields"
     )
     share: bool = option(True, "Share its GPUs with other models, by memory; false takes whole GPUs")
 

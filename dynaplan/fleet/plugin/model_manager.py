@@ -15,7 +15,7 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dynaplan.config.models import served_models
+from dynaplan.config.models import models_together, served_models
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.fleet.gpu_devices import SIMULATED_UUID
@@ -38,6 +38,7 @@ from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.models.model import (
     HOST,
+    Constraints,
     ModelSettings,
     ModelState,
     ModelStatus,
@@ -83,7 +84,13 @@ class ModelManager:
         self._launch = launch
         known = {service.name for service in launch.graph.on_demand}
         self._models = tuple(each for each in served_models(launch.config) if each.component in known)
-        self._settings = Settings({each.name: self._rules_of(each) for each in self._models})
+        self._settings = Settings(
+            {each.name: self._rules_of(each) for each in self._models},
+            Constraints(
+                {each.name: frozenset(each.settings.not_beside or ()) for each in self._models},
+                models_together(launch.config),
+            ),
+        )
 
     @property
     def components(self) -> dict[str, str]:
@@ -167,6 +174,8 @@ class ModelManager:
         status = model_status(
             model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment, asleep
         )
+        if model.settings.preload and not learnt.ready_unix_s and status.load_asked_s is None:
+            status = replace(status, load_asked_s=self._moment.now_s)
         if status.load_asked_s is not None and status.state is ModelState.READY:  # it was there already
             self.learnt[model.name] = replace(learnt, ready_unix_s=round(self._moment.unix_s, 2))
             status = replace(status, load_asked_s=None)
