@@ -47,7 +47,7 @@ def models_together(config: Mapping[str, Mapping[str, Any]]) -> tuple[frozenset[
 
     Raises ConfigError for a set with an unknown name.
     """
-    sets = (config.get(MODEL_SETS) or {}).get("together") or ()
+    sets = (config.get(MODEL_SETS) or {}).get("together") or []
     known = config.get(MODELS) or {}
     for each in sets if isinstance(sets, list) else [sets]:
         if not isinstance(each, list) or not all(name in known for name in each):

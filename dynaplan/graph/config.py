@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from dynaplan.config.models import served_models
+from dynaplan.config.models import models_together, served_models
 from dynaplan.config.overrides import (
     MODEL_SETS,
     MODELS,
@@ -272,6 +272,7 @@ def resolve_graph(
         raise GraphError(
             f"More than one planner found in the pipeline: {', '.join(planners)}", hint="Link one."
         )
+    models_together(config)
     sharing = {model.name for model in served_models(config) if model.settings.share}
     return GraphSpec(
         identifier=graph.identifier,
