@@ -321,6 +321,12 @@ def test_a_whole_answer_is_one_document() -> None:
     )
 
 
+def test_a_whole_generation_is_one_document() -> None:
+    own = answer(generate_request({"model": "m", "prompt": "x", "stream": False}))
+    told = own.on_document({"choices": [{"message": {"content": "y", "reasoning": "hm"}}]}, 15.0)
+    assert (told["response"], told["thinking"], told["done"]) == ("y", "hm", True)
+
+
 def test_embeddings_are_answered_to_both_paths() -> None:
     own = answer(embed_request({"model": "e5", "input": "a"}))
     document = {"data": [{"embedding": [1.0, 2.0]}], "usage": {"prompt_tokens": 3}}
