@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import PurePath
 from typing import Any
 
 from dynaplan.models.files.command_lines import LLAMA_OTHER_NAMES, LLAMA_SHORT, SET_BY_US, typed
@@ -105,33 +104,38 @@ def _option(key: str, value: str) -> tuple[str, Any]:
     return key, value.lower() == "true" if is_flag else typed(value)
 
 
-def read_directory(files: Iterable[PurePath], directory: PurePath) -> ImportedFile:
-    """Return the models of a directory; ``files`` are all files in it and in its sub-directories.
+def read_directory(directory: str, files: Iterable[str]) -> ImportedFile:
+    """Return the models of a directory; ``files`` are those in it and in its sub-directories, seen from it.
 
     A GGUF file is a model, called like it. A sub-directory is one, too, called like itself: its first part is
     loaded, and a file ``mmproj*`` beside it is its projector.
     """
     models: dict[str, ImportedModel] = {}
-    by_folder: dict[PurePath, list[PurePath]] = {}
-    for file in sorted(each for each in files if each.suffix.lower() == ".gguf"):
-        by_folder.setdefault(file.parent, []).append(file)
-    for folder, found in by_folder.items():
-        projectors = [each for each in found if each.name.startswith("mmproj")]
-        loaded = [each for each in found if each not in projectors and _is_first_part(each)]
-        if folder == directory:
-            models |= {each.stem: ImportedModel(_options_of(each)) for each in loaded}
+    by_folder: dict[str, list[str]] = {}
+    for file in sorted(each for each in files if each.lower().endswith(SUFFIX)):
+        folder, _, name = file.rpartition("/")
+        by_folder.setdefault(folder, []).append(name)
+    for folder, names in by_folder.items():
+        projectors = [name for name in names if name.startswith("mmproj")]
+        loaded = [name for name in names if name not in projectors and _is_first_part(name)]
+        if not folder:
+            models |= {name[: -len(SUFFIX)]: ImportedModel(_options_of(directory, name)) for name in loaded}
         elif loaded:
-            projector = {"mmproj": str(projectors[0])} if projectors else {}
-            models[folder.name] = ImportedModel({**_options_of(loaded[0]), **projector})
+            within = f"{directory}/{folder}"
+            projector = {"mmproj": f"{within}/{projectors[0]}"} if projectors else {}
+            models[folder.rpartition("/")[2]] = ImportedModel({**_options_of(within, loaded[0]), **projector})
     if not models:
         raise ConfigError(f"{directory} holds no .gguf file", hint="Expected a directory of GGUF files.")
     return ImportedFile(TOOL, models)
 
 
-def _is_first_part(file: PurePath) -> bool:
-    part = _PART.search(file.stem)
+SUFFIX = ".gguf"
+
+
+def _is_first_part(name: str) -> bool:
+    part = _PART.search(name[: -len(SUFFIX)])
     return part is None or int(part[1]) == 1
 
 
-def _options_of(file: PurePath) -> dict[str, Any]:
-    return {"engine": "llamacpp", "model": str(file)}
+def _options_of(directory: str, name: str) -> dict[str, Any]:
+    return {"engine": "llamacpp", "model": f"{directory}/{name}"}

@@ -285,12 +285,9 @@ class Box:
     def _leave_when_empty(self, worker: Worker) -> None:
         if worker.status.state is not ModelState.DRAINING or worker.in_flight:
             return
-        generation = worker.generation
         level = level_of(worker.model.settings, worker.status.sleep_level)
 
         def gone() -> None:
-            if worker.generation != generation or worker.status.state is not ModelState.DRAINING:
-                return
             if level:
                 kept = dict.fromkeys(worker.status.placed_on, level.kept_bytes)
                 self._move(worker, ModelState.ASLEEP, held_bytes=kept)

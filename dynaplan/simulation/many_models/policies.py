@@ -18,14 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from dynaplan.models.model import Action, Device, Load, ModelState, Plan, Refuse, Sleep, Unload, Wake
+from dynaplan.models.model import Action, Device, Load, ModelState, Plan, Sleep, Unload, Wake
 from dynaplan.models.rules.eviction import Choice, choose
 from dynaplan.models.rules.memory import Holding, Holdings, Need, holding, need, promise
 from dynaplan.models.rules.planning import plan
 from dynaplan.simulation.many_models.box import Box, Policy, SimulatedModel
-
-MAX_ROUNDS = 20
-"""How often a policy may act at one moment: each time on what it has just done."""
 
 
 class Dynaplan:
@@ -34,14 +31,12 @@ class Dynaplan:
     name = "dynaplan"
 
     def act(self, box: Box) -> float:
-        for _ in range(MAX_ROUNDS):
-            _admit_ready(box)
-            planned = self.plan(box)
-            if not planned.actions:
-                return planned.next_at_s
+        _admit_ready(box)
+        while (planned := self.plan(box)).actions:
             for action in planned.actions:
                 perform(box, action)
-        raise AssertionError(f"the plan does not come to rest: {planned.actions}")
+            _admit_ready(box)
+        return planned.next_at_s
 
     def plan(self, box: Box) -> Plan:
         return plan(box.observation(), box.settings, box.now_s)
@@ -57,8 +52,8 @@ def perform(box: Box, action: Action) -> None:
             box.drain(name, level)
         case Unload(name):
             box.drain(name)
-        case Refuse(name, status):
-            box.refuse(name, status, action.arrived_until_s)
+        case _:
+            box.refuse(action.model, action.status, action.arrived_until_s)
 
 
 def _admit_ready(box: Box) -> None:
@@ -149,10 +144,7 @@ class Ollama:
 
     def act(self, box: Box) -> float:
         next_s = _put_away_idle(box)
-        for _ in range(len(box.requests) + 1):
-            name = self._pending(box)
-            if name is None:
-                break
+        while (name := self._pending(box)) is not None:
             if box.workers[name].status.state is ModelState.READY:
                 box.admit(name, 1)
             elif not self._make_way(box, name):

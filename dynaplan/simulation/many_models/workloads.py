@@ -15,9 +15,11 @@ between (llama-swap PR 611) |
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import merge
+from itertools import accumulate
 
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.traces.bursts import exponential, lengths
@@ -114,20 +116,12 @@ def _calls(given: Numbers, stream: int) -> Callable[[str, float], Call]:
 
 def _popularity(given: Numbers, names: list[str]) -> Iterator[Chain]:
     draws, call = uniform_draws(int(given["seed"])), _calls(given, 1)
-    weights = [(rank + 1) ** -given["skew"] for rank in range(len(names))]
+    bounds = list(accumulate((rank + 1) ** -given["skew"] for rank in range(len(names))))
     at_s = exponential(draws) / given["rate"]
     while at_s < given["duration"]:
-        yield Chain(at_s, (call(_drawn(names, weights, next(draws)), 0.0),), given["duration"])
+        name = names[bisect(bounds, next(draws) * bounds[-1], hi=len(names) - 1)]
+        yield Chain(at_s, (call(name, 0.0),), given["duration"])
         at_s += exponential(draws) / given["rate"]
-
-
-def _drawn(names: list[str], weights: list[float], draw: float) -> str:
-    left = draw * sum(weights)
-    for name, weight in zip(names, weights, strict=True):
-        left -= weight
-        if left < 0:
-            return name
-    return names[-1]
 
 
 def _groups(given: Numbers, names: list[str]) -> Iterator[Chain]:

@@ -108,6 +108,12 @@ def test_as_few_leave_as_make_room() -> None:
     assert said(box.actions(small, ready("chat"), wanted("big"))) == ["Unload chat"]
 
 
+def test_nobody_leaves_one_gpu_in_vain_when_another_leaves_both() -> None:
+    box = Box(gpus(10, 8), small=model(4), wide=model(6, devices=2), c=model(4, devices=2))
+    small = ready("small", last_use_s=NOW_S - 400)
+    assert said(box.actions(small, ready("wide", on=(0, 1)), wanted("c"))) == ["Unload wide"]
+
+
 def test_only_who_is_on_the_right_gpu_leaves() -> None:
     box = Box(gpus(24, 8), a=model(20), b=model(6), c=model(10))
     other = ready("b", on=1, last_use_s=NOW_S - 400)
@@ -263,6 +269,12 @@ def test_a_model_that_can_never_start_is_refused_without_a_time() -> None:
     failed = wanted("a", state=ModelState.FAILED, reason="no such file", retry_at_s=inf)
     refused = refusal(Box(gpus(16), a=model(10)), failed)
     assert (refused.why, refused.retry_after_s) == ("no such file; it can never start", 0.0)
+
+
+def test_nobody_is_refused_where_nobody_waits_but_the_trail_says_it() -> None:
+    planned = Box(gpus(16), a=model(30, is_pinned=True)).plan()
+    assert planned.actions == ()
+    assert [step.stage for step in planned.trail] == ["refuse"]
 
 
 # The owner

@@ -66,6 +66,13 @@ def test_a_sleeper_wakes_sooner_than_a_model_loads() -> None:
     assert box.loads == 1
 
 
+def test_a_load_that_nobody_waits_for_any_more_is_given_up_for_another_model() -> None:
+    box = run(Dynaplan(), asks("a"), asks("b", 6), a=model(load_timeout_s=5.0), b=model())
+    assert [request.refused for request in box.requests] == [503, 0]
+    assert waits(box)[1] == FREE_S + LOAD_S
+    assert box.workers["a"].status.state is ModelState.UNLOADED
+
+
 def test_a_chain_asks_on_when_it_has_its_answer_and_has_thought() -> None:
     calls = (Call("a", 0, 2), Call("a", 0, 2, think_s=3.0), Call("a", 0, 2, think_s=100.0))
     box = run(Dynaplan(), Chain(0.0, calls, end_s=50.0), a=model())
@@ -103,6 +110,11 @@ def test_ollamas_pending_request_blocks_even_those_of_a_loaded_model() -> None:
 def test_ollama_loads_beside_each_other_what_fits() -> None:
     box = run(Ollama(), asks("a"), asks("b", 1), asks("b", 2), a=model(6), b=model(6))
     assert waits(box) == [LOAD_S, LOAD_S, LOAD_S - 1]
+
+
+def test_a_request_for_a_model_that_ollama_is_putting_away_loads_it_again() -> None:
+    box = run(Ollama(), asks("a"), asks("a", 17.2), a=model(ttl_s=5.0))
+    assert waits(box) == [LOAD_S, pytest.approx(0.3 + LOAD_S)]
 
 
 def test_the_least_recently_used_is_ended_whatever_it_does() -> None:

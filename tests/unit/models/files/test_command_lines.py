@@ -12,13 +12,14 @@ from dynaplan.models.files.command_lines import recognise
     ("command", "expected"),
     [
         (
-            "llama-server -m a.gguf -c 4096 --temp 0.7 --port 8080 -a name",
+            "llama-server -m a.gguf -c 4096 --temp 0.7 --warmup false --port 8080 -a name",
             {
                 "engine": "llamacpp",
                 "llama-server": "llama-server",
                 "model": "a.gguf",
                 "ctx-size": 4096,
                 "temp": 0.7,
+                "warmup": False,
             },
         ),
         (

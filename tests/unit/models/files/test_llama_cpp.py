@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-
 import pytest
 
 from dynaplan.models.files import llama_cpp
@@ -81,18 +79,17 @@ def test_other_texts_are_not_taken_for_presets(text: str) -> None:
 
 
 def test_a_directory_has_a_model_for_each_file_and_each_sub_directory() -> None:
-    root = PurePosixPath("/models")
     files = [
-        root / "qwen.gguf",
-        root / "README.md",
-        root / "big-00001-of-00002.gguf",
-        root / "big-00002-of-00002.gguf",
-        root / "vision" / "mmproj-F16.gguf",
-        root / "vision" / "vision-00001-of-00002.gguf",
-        root / "vision" / "vision-00002-of-00002.gguf",
-        root / "only-projector" / "mmproj.gguf",
+        "qwen.gguf",
+        "README.md",
+        "big-00001-of-00002.gguf",
+        "big-00002-of-00002.gguf",
+        "vision/mmproj-F16.gguf",
+        "vision/vision-00001-of-00002.gguf",
+        "vision/vision-00002-of-00002.gguf",
+        "only-projector/mmproj.gguf",
     ]
-    imported = llama_cpp.read_directory(files, root)
+    imported = llama_cpp.read_directory("/models", files)
     assert {name: model.options for name, model in imported.models.items()} == {
         "big-00001-of-00002": {"engine": "llamacpp", "model": "/models/big-00001-of-00002.gguf"},
         "qwen": {"engine": "llamacpp", "model": "/models/qwen.gguf"},
@@ -106,4 +103,4 @@ def test_a_directory_has_a_model_for_each_file_and_each_sub_directory() -> None:
 
 def test_a_directory_without_models_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"/models holds no .gguf file"):
-        llama_cpp.read_directory([], PurePosixPath("/models"))
+        llama_cpp.read_directory("/models", [])

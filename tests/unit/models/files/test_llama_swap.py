@@ -1,4 +1,4 @@
-"""Configurations as llama-swap's documentation describes them: docs/config.example.yaml, config-schema.json."""
+"""Configurations as llama-swap describes them: docs/config.example.yaml, config-schema.json."""
 
 from __future__ import annotations
 
