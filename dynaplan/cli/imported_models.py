@@ -33,7 +33,9 @@ def read_config_file(file: Path | None, overrides: Sequence[str]) -> tuple[Secti
 def imported_file(file: Path) -> ImportedFile | None:
     """Return what another tool's file or directory of models says; None for one of dynaplan's own."""
     if file.is_dir():
-        return llama_cpp.read_directory(file.rglob("*.gguf"), file)
+        return llama_cpp.read_directory(
+            str(file), [str(each.relative_to(file)) for each in file.rglob("*.gguf")]
+        )
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):

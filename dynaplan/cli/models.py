@@ -177,7 +177,7 @@ def _order(
     name = model_of(found, model)
 
     async def write(store: KeyValueStore, namespace: str) -> None:
-        await _change(store, namespace, name, order)
+        await change_order(store, namespace, name, order)
         if wanted:
             await _wait(store, namespace, name, wanted, timeout_s)
 
@@ -206,7 +206,8 @@ def no_models(namespace: str) -> DeploymentError:
     )
 
 
-async def _change(store: KeyValueStore, namespace: str, model: str, order: Mapping[str, Any]) -> None:
+async def change_order(store: KeyValueStore, namespace: str, model: str, order: Mapping[str, Any]) -> None:
+    """Change what is asked for the model, and nothing that is asked for others."""
     from dynaplan.store.model import Transaction
 
     key = planner_prefix(namespace) + MODEL_ORDERS

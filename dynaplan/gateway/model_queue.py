@@ -60,6 +60,7 @@ class ModelQueue(FleetStatus):
         self._uses = 0
         self._seen_uses = 0
         self._last_use_unix_s = 0.0
+        self._is_removed = False
         self.report: ModelReport | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when a request begins or ceases to wait, or is the first after a while."""
@@ -72,9 +73,11 @@ class ModelQueue(FleetStatus):
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes of the model."""
         try:
-            self.report = reports_in(parse_object(fleet)).get(self._model.name)
+            reports = reports_in(parse_object(fleet))
         except ValueError:
-            self.report = None
+            reports = {}
+        self.report = reports.get(self._model.name)
+        self._is_removed = bool(reports) and self.report is None
         self.absence = read_absence(fleet, self._model.component)
 
     def demand(self, in_flight: int) -> ModelDemand:
@@ -124,6 +127,8 @@ class ModelQueue(FleetStatus):
 
     def check_refused(self, arrived_unix_s: float) -> None:
         """Raise ApiError when requests that came then are refused, or have waited for too long."""
+        if self._is_removed:
+            raise refused(404, f"{self._model.name} is not in the configuration any more", 0.0)
         refusal = self.report.refusal if self.report else None
         if refusal and arrived_unix_s <= refusal.until_unix_s:
             raise refused(refusal.status, f"{self._model.name}: {refusal.why}", refusal.retry_after_s)

@@ -27,6 +27,7 @@ from dynaplan.fleet.rules.statefile import (
     with_learnt,
     with_live_settings,
     with_planner_keys,
+    with_services,
 )
 from dynaplan.fleet.statefile_store import DocumentStore
 from dynaplan.fleet.watchers import worker_watcher
@@ -117,7 +118,9 @@ class Statefile:
         After a reload its configuration is written, too, in the place of the one of ``serve``.
         """
         recorded, launch = {each.name: each for each in workers}, self._launches.now
-        document = with_config(self._document, launch.config) if launch.is_reloaded else self._document
+        document = self._document
+        if launch.is_reloaded:
+            document = with_services(with_config(document, launch.config), launch.graph, commands_of(launch))
         self._replace(with_fleet(document, tuple(recorded.values())))
         self._recorded = recorded
 

@@ -107,6 +107,17 @@ def with_config(document: Document, config: Mapping[str, Any]) -> Document:
     return {**document, "environment": environment}
 
 
+def with_services(document: Document, graph: GraphSpec, commands: Mapping[str, str]) -> Document:
+    """Return the document with a base entry for each service of the graph that has none yet."""
+    bases = {
+        entry["watcher_name"]: entry
+        for service in graph.services
+        if not service.in_process_of
+        for entry in [_base_entry(graph, service, commands.get(service.name, ""))]
+    }
+    return {**document, "components": {**bases, **document["components"]}}
+
+
 def with_commands(document: Document, commands: Mapping[str, str]) -> Document:
     """Return the document with these command lines of the next workers, by component.
 
