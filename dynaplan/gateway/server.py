@@ -11,10 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from aiohttp import StreamReader, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import web
 
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
@@ -23,7 +20,9 @@ from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
+from dynaplan.gateway.client_connection import Handler, HttpServer
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
+from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
@@ -32,7 +31,7 @@ from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.gateway.routes import FrontendRoutes, Handler
+from dynaplan.gateway.routes import FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
@@ -46,8 +45,7 @@ from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.worker.http_server import Acceptor, ConnectionLimits, LimitedServer
-from dynaplan.worker.request_ids import RequestWithId
+from dynaplan.worker.http_server import Acceptor, ConnectionLimits
 from dynaplan.worker.routers import ROUTES_TO
 
 if TYPE_CHECKING:
@@ -59,8 +57,8 @@ log = logging.getLogger(__name__)
 class Page(Protocol):
     """A web page that the frontend serves beside the API, below ``/ui``."""
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request below the page's path."""
+    async def handle(self, request: Request) -> Response | None:
+        """Answer a request below the page's path, as the server's ``Handler``."""
         ...
 
     async def close(self) -> None:
@@ -200,10 +198,13 @@ class FrontendServer:
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
         tls = self._runtime.server_tls
-        self._acceptor = Acceptor(listen_on, self._server.welcome, is_alone=is_alone, tls=tls)
+        limited = self._server.limited
+        self._acceptor = Acceptor(
+            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
+        )
         self._acceptor.start()
         log.info("the OpenAI API is at %s", self._public_url())
-        self._runtime.spawn(self._server.watch(), "watch connections")
+        self._runtime.spawn(limited.watch(), "watch connections")
         self._runtime.describe(**{ROUTES_TO: self._models.routes_to, PUBLIC_URL: self._public_url()})
         if self._models.are_on_demand:
             self._runtime.spawn(DemandPublisher(self._runtime, self._models.all).run(), "demand for models")
@@ -228,14 +229,13 @@ class FrontendServer:
         A client that has not seen "Connection: close" may send its next request on the connection of its last
         one, just before that would be closed: it is answered, with that header.
         """
-        self._routes.is_draining = True
+        self._routes.is_draining = self._server.is_draining = True
         if self._acceptor:
             await self._acceptor.stop()
         if self._page:
             await self._page.close()
-        while (
-            self._server.close_idle(timing.DRAIN_NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes()
-        ):
+        limited = self._server.limited
+        while limited.close_idle(timing.DRAIN_NEXT_REQUEST_S) or self.in_flight or limited.has_unsent_bytes():
             await asyncio.sleep(timing.DRAIN_POLL_S)
         if self._acceptor:
             await self._acceptor.closed()
@@ -247,8 +247,7 @@ class FrontendServer:
             await self._page.close()
         if self._acceptor:
             await self._acceptor.stop()
-        self._server.pre_shutdown()
-        await self._server.shutdown(timing.SHUTDOWN_TIMEOUT_S)
+        await self._server.close(timing.SHUTDOWN_TIMEOUT_S)
         if self._recording:
             await self._recording.write()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
@@ -274,7 +273,7 @@ class FrontendServer:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
         return web.json_response(self._router.cache_sources())
 
-    def _client_server(self) -> LimitedServer:
+    def _client_server(self) -> HttpServer:
         settings = self._settings
         limits = ConnectionLimits(
             settings.max_connections,
@@ -282,15 +281,7 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return LimitedServer(
-            self._routes.handle,
-            limits,
-            self._metrics.count_closed_connection,
-            request_factory=self._new_request,
-            handler_cancellation=True,
-            access_log=None,
-            logger=_http_logger(),
-        )
+        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection)
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""
@@ -300,24 +291,6 @@ class FrontendServer:
         seen = {"0.0.0.0": "127.0.0.1", "::": "::1"} if is_loopback(own) else {"0.0.0.0": own, "::": own}
         host = seen.get(host, host)
         return url_of(host, port, is_tls=self._runtime.server_tls is not None)
-
-    def _has_unsent_bytes(self) -> bool:
-        connections = self._server.connections
-        return any(each.transport and each.transport.get_write_buffer_size() for each in connections)
-
-    def _new_request(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: web.RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> web.BaseRequest:
-        loop = asyncio.get_running_loop()
-        size = self._settings.max_body_bytes
-        if self._routes.is_draining:
-            message = message._replace(should_close=True)  # the answer says "Connection: close"
-        return RequestWithId(message, payload, protocol, writer, task, loop, client_max_size=size)
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
@@ -333,26 +306,3 @@ def _has_starting_decode_workers(fleet: str) -> bool:
     except ValueError:
         return False
     return decode.starting + decode.backoff > 0
-
-
-_CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError)
-
-
-class _OneLineForClientFaults(logging.Filter):
-    """Reduces the record of malformed HTTP to a line, which fills no disk; leaves our own faults whole."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, _CLIENT_FAULTS):
-            record.msg = f"{record.getMessage()}: {' '.join(str(error).split())}"
-            record.args, record.exc_info, record.exc_text = (), None, None
-            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-        return True
-
-
-def _http_logger() -> logging.Logger:
-    """Return the logger of an HTTP server that anonymous clients may speak to."""
-    logger = logging.getLogger("dynaplan.http")
-    if not logger.filters:
-        logger.addFilter(_OneLineForClientFaults())
-    return logger
