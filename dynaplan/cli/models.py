@@ -18,15 +18,14 @@ from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.models import served_models
 from dynaplan.fleet.model_keys import (
     MODEL_DEMAND,
-    MODEL_ORDERS,
     NO_DEMAND,
     ModelDemand,
-    ModelOrders,
     ModelReport,
     demand_in,
     reports_in,
 )
-from dynaplan.fleet.store_keys import fleet_key, planner_prefix
+from dynaplan.fleet.model_orders import change_order, load_order, unload_order
+from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
 from dynaplan.util.durations import clock
@@ -37,9 +36,6 @@ from dynaplan.util.tables import fold, text_table
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.store.port import KeyValueStore, Store
-
-ATTEMPTS = 20
-"""Times that a change is tried when others change the orders at the same time."""
 
 READY, UNLOADED, FAILED = "ready", "unloaded", "failed"
 
@@ -132,8 +128,7 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
     kept_s = seconds_of(duration) if duration else 0
     if kept_s is None:
         raise ConfigError(f"--for {duration}: no time", hint="For example 90s, 10m, 2h or 1d.")
-    order = {"load_unix_s": now_s, "keep_until_unix_s": now_s + kept_s if kept_s else 0.0, "is_pinned": None}
-    _order(namespace, model, order, READY if wait else "", timeout_s)
+    _order(namespace, model, load_order(now_s, kept_s), READY if wait else "", timeout_s)
     if kept_s:
         click.echo(f"{model} stays until {datetime.fromtimestamp(now_s + kept_s):%H:%M:%S}")
 
@@ -145,8 +140,7 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
 @timeout_option
 def unload(model: str, namespace: str | None, wait: bool, timeout_s: float) -> None:
     """Put MODEL away after the requests that it answers. A pinned one is unpinned."""
-    order = {"unload_unix_s": time.time(), "keep_until_unix_s": 0.0, "is_pinned": False}
-    _order(namespace, model, order, UNLOADED if wait else "", timeout_s)
+    _order(namespace, model, unload_order(time.time()), UNLOADED if wait else "", timeout_s)
 
 
 @click.command(name="pin")
@@ -204,23 +198,6 @@ def no_models(namespace: str) -> DeploymentError:
         f"{namespace} has no models that are loaded on request",
         hint="`dynaplan serve FILE`, with a section Models, or several models, has some.",
     )
-
-
-async def change_order(store: KeyValueStore, namespace: str, model: str, order: Mapping[str, Any]) -> None:
-    """Change what is asked for the model, and nothing that is asked for others."""
-    from dynaplan.store.model import Transaction
-
-    key = planner_prefix(namespace) + MODEL_ORDERS
-    for _ in range(ATTEMPTS):
-        item = await store.get(key)
-        try:
-            orders = ModelOrders.from_text(item.value if item else "")
-        except ValueError:
-            orders = ModelOrders({})
-        text = orders.changed(model, **order).to_text()
-        if await store.commit(Transaction({key: item.revision if item else 0}, {key: text})):
-            return
-    raise TemporaryError("somebody else changes the models all the time", hint="Try again.")
 
 
 async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, timeout_s: float) -> None:

@@ -39,21 +39,27 @@ MODELS_FIELD = "models"
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """The requests for one model: those that wait, since when, those that are answered, and the last use."""
+    """The requests for one model: those that wait, since when, those that are answered, and the last use.
+
+    ``keep_alive_s`` is for how long the last request wants it to stay idle, None where it does not say.
+    """
 
     waiting: int = 0
     oldest_unix_s: float = 0.0
     in_flight: int = 0
     last_use_unix_s: float = 0.0
+    keep_alive_s: float | None = None
 
     def plus(self, other: ModelDemand) -> ModelDemand:
         """Return the demand of two frontends together."""
         oldest = [each.oldest_unix_s for each in (self, other) if each.waiting]
+        later = self if self.last_use_unix_s >= other.last_use_unix_s else other
         return ModelDemand(
             self.waiting + other.waiting,
             min(oldest, default=0.0),
             self.in_flight + other.in_flight,
-            max(self.last_use_unix_s, other.last_use_unix_s),
+            later.last_use_unix_s,
+            later.keep_alive_s,
         )
 
 
@@ -86,6 +92,7 @@ def _demand(document: Mapping[str, Any]) -> ModelDemand:
         number_field(document, "oldest_unix_s", 0.0),
         max(0, whole_field(document, "in_flight", 0)),
         number_field(document, "last_use_unix_s", 0.0),
+        None if document.get("keep_alive_s") is None else number_field(document, "keep_alive_s"),
     )
 
 

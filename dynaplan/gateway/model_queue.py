@@ -24,11 +24,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, reports_in
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.gateway import timing
-from dynaplan.gateway.openai_api import ApiError, Call
+from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
 from dynaplan.store.model import Transaction
 from dynaplan.util.documents import parse_object
@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 Comment = Callable[[str], Awaitable[None]]
 """Sends a client a comment, which is no part of its answer."""
+
+NO_CALL = Call(COMPLETIONS, b"", {}, "", False, "", 0)
+"""The request of somebody who wants the model loaded, and nothing computed."""
 
 STATUS_WORDS: Mapping[str, str] = {"ready": "loaded", "loading": "loading", "asleep": "sleeping"}
 """The states of a model in llama.cpp's words; any other is ``unloaded``."""
@@ -61,9 +64,15 @@ class ModelQueue(FleetStatus):
         self._seen_uses = 0
         self._last_use_unix_s = 0.0
         self._is_removed = False
+        self.keep_alive_s: float | None = None
+        """For how long the last request that said so wants the model to stay idle."""
         self.report: ModelReport | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when a request begins or ceases to wait, or is the first after a while."""
+
+    @property
+    def settings(self) -> OnDemandSettings:
+        return self._settings
 
     @property
     def status(self) -> str:
@@ -85,9 +94,9 @@ class ModelQueue(FleetStatus):
         if in_flight or self._uses != self._seen_uses:
             self._seen_uses, self._last_use_unix_s = self._uses, round(self._unix_s(), 1)
         oldest = next(iter(self._waiting.values()), 0.0)
-        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s)
+        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s, self.keep_alive_s)
 
-    async def book(self, router: WorkerRouter, call: Call, comment: Comment | None) -> Booking:
+    async def book(self, router: WorkerRouter, call: Call | None, comment: Comment | None) -> Booking:
         """Book a worker of the model, once it has one; ``comment`` tells a client with a stream meanwhile.
 
         Raises ApiError when the model is not loaded in time, or not at all, or too many wait already.
@@ -102,7 +111,7 @@ class ModelQueue(FleetStatus):
             tells = comment if self._settings.loading_comments else None
             progress = LoadProgress(self, arrived_s, tells)
             deadline_s = asyncio.get_running_loop().time() + self._settings.load_timeout_s
-            return await router.book(call, deadline_s, progress.check)
+            return await router.book(call or NO_CALL, deadline_s, progress.check)
 
     @contextmanager
     def _waits(self) -> Iterator[float]:

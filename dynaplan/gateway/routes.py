@@ -12,6 +12,7 @@ from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
+from dynaplan.gateway.model_routes import ModelRoutes
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.errors import nearest
@@ -32,6 +33,7 @@ class FrontendRoutes:
 
     def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics) -> None:
         self.page: Handler | None = None
+        self.model_routes: ModelRoutes | None = None
         self._path = path
         self._deployment_metrics = deployment_metrics
         self._created_s = int(time.time())
@@ -59,6 +61,12 @@ class FrontendRoutes:
     def _handler(self, request: Request) -> Handler:
         if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
             return self.page
+        if (
+            self.model_routes
+            and request.path not in self._handlers
+            and (found := self.model_routes.find(request))
+        ):
+            return found
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
         if not method:

@@ -26,6 +26,7 @@ from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
+from dynaplan.gateway.model_routes import ModelRoutes
 from dynaplan.gateway.models import FrontendModel, FrontendModels, on_demand_model, on_demand_settings
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
@@ -141,6 +142,14 @@ class FrontendServer:
         self._path = self._new_path()
         self._deployment_metrics = DeploymentMetrics(runtime)
         self._routes = FrontendRoutes(self._path, self._deployment_metrics)
+        self._routes.model_routes = ModelRoutes(
+            self._models,
+            self._path.admission,
+            self._path.bodies,
+            runtime.store,
+            runtime.namespace,
+            self._routes.handle,
+        )
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
