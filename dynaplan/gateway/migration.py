@@ -37,8 +37,8 @@ from dynaplan.gateway.openai_api import Call
 class MigratableStream:
     """The one stream to a client, whatever number of workers it takes to write it.
 
-    ``asked`` is the client's request, and ``limit`` the number of times that it may migrate. Nothing is kept
-    of a stream that can migrate nowhere; ``pages`` is the room for what is kept of the others.
+    ``asked`` is the client's request, ``limit`` the number of times that it may migrate. The answer so far is
+    kept for that, in ``pages`` that all streams share; not of a stream that cannot migrate.
     """
 
     def __init__(self, client: Client, asked: Call, api: EngineApi, limit: int, pages: UnreadPages) -> None:
@@ -171,7 +171,7 @@ class UnreadPages:
         return False
 
     def give_back(self, pages: int) -> None:
-        """Have that number of pages for others again."""
+        """Return that number of pages, for other streams."""
         self._left += pages
 
 
@@ -305,6 +305,8 @@ _GRAMMARS = (
 _BOUND_TO_THE_WHOLE = ("echo", "suffix", "prompt_logprobs", "use_beam_search", "return_token_ids", "audio")
 """Fields whose effect is on the prompt, or on the answer as a whole."""
 
+_BINDING = frozenset((*_GRAMMARS, *_BOUND_TO_THE_WHOLE))
+
 
 @dataclass(frozen=True)
 class Continuation:
@@ -426,7 +428,7 @@ def _find_binding_field(document: Mapping[str, Any]) -> str:
         return "response_format"
     if document.get("tools") and document.get("tool_choice") not in (None, "auto", "none"):
         return "tool_choice"
-    return next((name for name in (*_GRAMMARS, *_BOUND_TO_THE_WHOLE) if document.get(name)), "")
+    return min((name for name in _BINDING & document.keys() if document[name]), default="")
 
 
 def _find_obstacle_in_chat(document: Mapping[str, Any]) -> str:
@@ -455,7 +457,7 @@ def _find_obstacle_in_prompt(document: Mapping[str, Any], call: Call) -> str:
 class Splice:
     """Rewrites a continuation's events.
 
-    Its usage counts the first part of the answer as prompt, as the engine saw it; the client is told what
+    Its usage counts the first part of the answer as prompt, as the engine saw it; the client gets what
     an uncut answer would have had. The two may differ by a token, where one spans the seam.
     """
 

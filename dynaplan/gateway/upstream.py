@@ -30,8 +30,8 @@ class WorkerRefused(Exception):
 class WorkerDied(Exception):
     """The worker failed in the middle of the request, before the client got anything of its answer.
 
-    ``is_connection_lost`` tells a connection that broke off, as a dying process leaves it, from an answer
-    that says that the engine has failed.
+    ``is_connection_lost`` distinguishes a connection that broke off, as a dying process leaves it, from an
+    answer that says that the engine has failed.
     """
 
     def __init__(self, reason: str, *, is_connection_lost: bool = False) -> None:
@@ -159,7 +159,7 @@ class EngineAnswer:
         Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
         """
         if take is not None and not self._held:
-            await self._connection.forward(lambda data: data.endswith(b"\n") and take(data))
+            await self._connection.forward(take)
         chunk = await self._read_some()
         if not self._held and chunk.endswith(b"\n"):
             return chunk

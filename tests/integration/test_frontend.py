@@ -428,7 +428,7 @@ async def test_the_api_key_protects_the_api_and_not_the_probes() -> None:
         assert (await here.get("/v1/models"))[0] == 401
         assert (await here.get("/health"))[0] == 200
         for key, expected in (("wrong", 401), ("sécret", 401), ("secret", 200)):
-            headers = {"Authorization": f"Bearer {key}"}
+            headers = {"Authorization": f"{'bearer' if key == 'secret' else 'Bearer'} {key}"}
             async with here.client.post(here.url + CHAT, json=body(CHAT), headers=headers) as response:
                 assert response.status == expected
 
