@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -25,8 +28,10 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from dynaplan.gateway.engine_answers import Usage, count_tokens
+from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
@@ -227,6 +232,7 @@ class FrontendMetrics:
         self._define_models()
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
         self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        self.history = LoadHistory(self._read_load, now_s)
         self._models: dict[str, _ModelMetrics] = {}
         self._placed: dict[tuple[str, str], Counter] = {}
         self._started: dict[tuple[str, ...], Counter] = {}
@@ -276,6 +282,17 @@ class FrontendMetrics:
         registry.register(RouterNames(collect, _prefix()))
         return generate_latest(registry)
 
+    def render_history(self) -> bytes:
+        """Return the load of the last hours as JSON; that of all frontends that share the directory."""
+        document = self.history.to_json({"ttft": TTFT_S, "itl": ITL_S})
+        return msgspec.json.encode(document)
+
+    def _read_load(self) -> LoadCounts:
+        if self._shared:
+            return _load_in(_DescribedFiles(self._shared, self._about).collect())
+        own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)
+        return _load_in(metric for each in own for metric in each.collect())
+
     def of_model(self, model: str) -> _ModelMetrics:
         """Return the labelled metrics of that model, made at the first call."""
         known = self._models.get(model)
@@ -289,6 +306,7 @@ class FrontendMetrics:
         if child is None:
             child = self._started[labels] = self._started_total.labels(self.namespace, *labels)
         child.inc()
+        self.history.update()
 
     def count_ended(self, labels: tuple[str, str, str], error_type: str) -> None:
         """Count an ended request of (model, endpoint, request type); an empty ``error_type`` is success."""
@@ -298,6 +316,7 @@ class FrontendMetrics:
             status = "error" if error_type else "success"
             child = self._ended[key] = self._total.labels(self.namespace, *labels, status, error_type)
         child.inc()
+        self.history.update()
 
     def _define_requests(self) -> None:
         request = ("model", "endpoint", "request_type")
@@ -373,6 +392,27 @@ class FrontendMetrics:
         return Histogram(
             _name(name), about, ("dynamo_namespace", "model"), registry=self._registry, buckets=buckets
         )
+
+
+def _load_in(metrics: Iterable[Metric]) -> LoadCounts:
+    """Return the load in these metrics, that of all models together."""
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for metric in metrics:
+        for sample in metric.samples:
+            sums[sample.name, sample.labels.get("le", "")] += sample.value
+
+    def latency(name: str, bounds_s: Sequence[float]) -> LatencyCounts:
+        bounds = [floatToGoString(bound) for bound in (*bounds_s, math.inf)]  # type: ignore[no-untyped-call]
+        cumulative = [sums[f"{name}_bucket", bound] for bound in bounds]
+        counts = (now - before for before, now in pairwise((0.0, *cumulative)))
+        return LatencyCounts(tuple(counts), sums[f"{name}_sum", ""])
+
+    return LoadCounts(
+        sums[_name("requests_total"), ""],
+        sums[_name("output_tokens_total"), ""],
+        latency(_name("time_to_first_token_seconds"), TTFT_S),
+        latency(_name("inter_token_latency_seconds"), ITL_S),
+    )
 
 
 class _DescribedFiles(Collector):

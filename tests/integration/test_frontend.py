@@ -283,7 +283,7 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
             assert f"Did you mean '{meant}'?" in json.loads(text)["error"]["message"]
         for other in ("/", "/api/chat"):
             _, text = await here.get(other)
-            assert f"/metrics/all, /pooling, /rerank, /score, /tokenize, {CHAT}, " in text
+            assert f"/metrics/all, /metrics/history, /pooling, /rerank, /score, /tokenize, {CHAT}, " in text
         assert (await here.get("/v1/embeddings"))[0] == 405
 
 

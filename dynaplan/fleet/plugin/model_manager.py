@@ -19,8 +19,7 @@ from dataclasses import replace
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.fleet.gpu_devices import SIMULATED_UUID
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
 from dynaplan.fleet.plugin.shared_memory import ReadHost, SharedDevices, SharedMemory, read_host_memory
