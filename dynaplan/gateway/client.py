@@ -33,6 +33,8 @@ class Client:
     A client that leaves cancels the task of its request, or raises ConnectionError in what sends to it.
     """
 
+    stream_headers: Mapping[str, str] = _STREAM_HEADERS
+
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
         self._is_broken_off = False
@@ -58,8 +60,8 @@ class Client:
         return await receive_body(self._request, share, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def start_stream(self) -> None:
-        """Send the status 200 and the headers of a stream of events."""
-        self._response = response = web.StreamResponse(headers=_STREAM_HEADERS)
+        """Send the status 200 and the headers of a stream."""
+        self._response = response = web.StreamResponse(headers=self.stream_headers)
         if self._request.version >= aiohttp.HttpVersion11:
             response.enable_chunked_encoding()
         await response.prepare(self._request)

@@ -13,6 +13,8 @@ from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.metrics import CONTENT_TYPE
+from dynaplan.gateway.ollama_api import OllamaModel
+from dynaplan.gateway.ollama_routes import OllamaRoutes
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.errors import nearest
@@ -49,6 +51,7 @@ class FrontendRoutes:
             "/live": ("GET", self._check_life),
             "/metrics": ("GET", self._render_metrics),
             ALL_METRICS_PATH: ("GET", self._render_all_metrics),
+            **OllamaRoutes(path, self._ollama_models).handlers(),
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -99,6 +102,16 @@ class FrontendRoutes:
         if chosen:
             return web.json_response(next(each for each in models if each["id"] == chosen))
         return web.json_response({"object": "list", "data": models})
+
+    def _ollama_models(self) -> list[OllamaModel]:
+        """Return the models for Ollama's clients; what workers' cards do not say is not known."""
+        cards = [each.card for each in self._path.router.instances]
+        context = cards[0].get("context_tokens") if cards else 0
+        context_tokens = context if isinstance(context, int) else 0
+        return [
+            OllamaModel(name, context_tokens=context_tokens, is_loaded=bool(cards))
+            for name in sorted(self._path.admission.model_names())
+        ]
 
     async def _check_health(self, request: web.BaseRequest) -> web.Response:
         workers = len(self._path.router.instances)
