@@ -82,8 +82,9 @@ def need(settings: ModelSettings, status: ModelStatus, devices: Iterable[Device]
     """
     base = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
     largest = max((device.total_bytes for device in devices), default=0)
-    proven = int(status.too_little_bytes * MORE_THAN_TOO_LITTLE)
-    if status.too_little_bytes < largest < proven:
+    too_little = status.too_little_bytes
+    proven = max(int(too_little * MORE_THAN_TOO_LITTLE), too_little + 1) if too_little else 0
+    if too_little < largest < proven:
         proven = largest
     return Need(
         status.name,

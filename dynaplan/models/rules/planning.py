@@ -62,6 +62,9 @@ def _obey_owner(draft: Draft, name: str, status: ModelStatus) -> None:
 
 
 def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
+    """Stop a sleeper that kept its memory. A load is looked at again when it has lasted for too long."""
+    if status.state is ModelState.LOADING:
+        draft.plan_again_at(status.since_s + draft.settings(name).load_timeout_s)
     if failure := ladder.failed_sleep(draft.settings(name), status, draft.now_s):
         draft.unload(name, "sleep", failure)
     elif status.state is ModelState.ASLEEP:

@@ -5,9 +5,9 @@ its owner asked for it). It takes its turn in one of three ways, and which one i
 would have to leave:
 
 1. Nobody, or only models with nothing to do: at once.
-2. A model that answers or has requests of its own: when the demand is *overdue*. Until then the loaded model
-   serves everybody who asks for it, so that requests for one model are served together; from then on it
-   admits nobody, finishes what it answers, and leaves.
+2. A model that answers or has requests of its own, or loads for longer than its ``load_timeout_s``: when the
+   demand is *overdue*. Until then the loaded model serves everybody who asks for it, so that requests for one
+   model are served together; from then on it admits nobody, finishes what it answers, and leaves.
 3. A model that is pinned: never. One within its minimum stay, one that loads for somebody, and one that has
    not yet admitted those who waited for its load: when that is over.
 
@@ -86,6 +86,8 @@ def claim_to_stay(settings: ModelSettings, status: ModelStatus, now_s: float) ->
     if settings.is_pinned:
         return Claim(Leave.NEVER, "is pinned")
     if status.state is ModelState.LOADING:
+        if now_s >= status.since_s + settings.load_timeout_s:
+            return Claim(Leave.WHEN_OVERDUE, f"has been loading for {now_s - status.since_s:.0f} s")
         if status.waiting or status.load_asked_s is not None:
             return Claim(Leave.LATER, f"is loading for {count(status.waiting)}")
         return Claim(Leave.AT_ONCE, "is loading, and nobody waits for it")

@@ -143,6 +143,17 @@ def test_a_load_that_nobody_waits_for_is_given_up_for_one_that_is_wanted() -> No
     assert box.actions(abandoned) == []
 
 
+def test_a_load_that_does_not_end_makes_room_for_a_model_that_is_overdue() -> None:
+    box = Box(gpus(16), a=model(10, load_timeout_s=60.0), b=model(10))
+    hung = in_state("a", ModelState.LOADING, since_s=NOW_S - 60, waiting=1, oldest_arrival_s=NOW_S - 1)
+    assert box.plan(hung).next_at_s == NOW_S + 59
+    assert box.actions(hung, wanted("b")) == []
+    assert said(box.actions(hung, wanted("b", for_s=30))) == ["Unload a"]
+    young = in_state("a", ModelState.LOADING, since_s=NOW_S - 59, waiting=1, oldest_arrival_s=NOW_S)
+    planned = box.plan(young, wanted("b", for_s=30))
+    assert (planned.actions, planned.next_at_s) == ((), NOW_S + 1)
+
+
 # Turns
 
 
