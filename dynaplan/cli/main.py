@@ -35,6 +35,11 @@ COMMANDS = {
     "restart": ("restart", "A new worker in the place of an old one, or of each."),
     "reload": ("reload", "Read the YAML again, and apply what has changed."),
     "upgrade": ("upgrade", "Have this version take over a running deployment."),
+    "models": ("models:models", "Show the models that are loaded on request."),
+    "load": ("models:load", "Load a model now."),
+    "unload": ("models:unload", "Put a model away, after its requests."),
+    "pin": ("models:pin", "Load a model, and keep it."),
+    "unpin": ("models:unpin", "Let a pinned model leave again."),
     "wake": ("wake", "Wake workers whose engines sleep."),
     "why": ("why", "Explain the last scaling decisions."),
     "logs": ("logs", "Print or follow the logs."),
@@ -52,7 +57,6 @@ COMMANDS = {
 """Each command in the order of the help page: its place, as ``LazyGroup`` has them, and its purpose."""
 
 HABITS = {
-    "load": "bench",
     "benchmark": "bench",
     "run": "serve",
     "start": "serve",

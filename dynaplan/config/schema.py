@@ -7,7 +7,7 @@ from typing import Any
 
 from dynaplan.config import stock
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS
-from dynaplan.config.settings.fields import Option, Options, options_of
+from dynaplan.config.settings.fields import Duration, Option, Options, Size, options_of
 from dynaplan.config.settings.worker import ModelSettings, Resources, ServiceArgs
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
@@ -32,6 +32,8 @@ _TYPES: Mapping[type, str | Sequence[str]] = {
     str: "string",
     list: ("array", "string"),
     dict: ("object", "string"),
+    Duration: ("number", "string"),
+    Size: ("integer", "string"),
 }
 
 _BOUNDS = {

@@ -94,11 +94,8 @@ class FrontendRoutes:
         admission.check_key(request.headers.get("Authorization", ""))
         chosen = unquote(request.path.removeprefix(MODELS).removeprefix("/"))
         if chosen:
-            admission.check_model(chosen)
-        models = [
-            {"id": name, "object": "model", "created": self._created_s, "owned_by": "dynaplan"}
-            for name in sorted(admission.model_names())
-        ]
+            self._path.models.find(chosen)
+        models = self._path.models.documents(self._created_s)
         if chosen:
             return web.json_response(next(each for each in models if each["id"] == chosen))
         return web.json_response({"object": "list", "data": models})
@@ -114,9 +111,9 @@ class FrontendRoutes:
         ]
 
     async def _check_health(self, request: web.BaseRequest) -> web.Response:
-        workers = len(self._path.router.instances)
-        missing = [] if workers else [self._path.settings.decode_component]
-        is_healthy = workers > 0 and not self.is_draining
+        models, workers = self._path.models, len(self._path.models.instances)
+        missing = [] if workers or models.are_on_demand else [self._path.settings.decode_component]
+        is_healthy = not missing and not self.is_draining
         document = {
             "status": "healthy" if is_healthy else "draining" if self.is_draining else "unhealthy",
             "workers": workers,
@@ -137,7 +134,8 @@ class FrontendRoutes:
     def own_metrics(self) -> bytes:
         """Return the metrics of the frontends on this port, in Prometheus' text format."""
         metrics = self._path.reports.metrics
-        cards = [each.card for each in self._path.router.instances]
-        for name in self._path.admission.model_names():
-            metrics.describe_model(name, bool(cards), cards[0] if cards else {})
+        for model in self._path.models.all:
+            cards = model.cards
+            for name in model.names:
+                metrics.describe_model(name, bool(cards), cards[0] if cards else {})
         return metrics.render()

@@ -26,6 +26,8 @@ from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.gateway.model_queue import DemandPublisher
+from dynaplan.gateway.models import FrontendModel, FrontendModels, on_demand_model, on_demand_settings
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
@@ -137,6 +139,7 @@ class FrontendServer:
             sleeping=self._sleeping,
             reported=self._inputs.reported,
         )
+        self._models = self._new_models()
         self._path = self._new_path()
         self._deployment_metrics = DeploymentMetrics(runtime)
         self._routes = FrontendRoutes(self._path, self._deployment_metrics)
@@ -145,18 +148,31 @@ class FrontendServer:
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None
 
+    def _new_models(self) -> FrontendModels:
+        """Return the models that are loaded on request; without any the one of all workers."""
+        settings, inputs = self._settings, self._inputs
+        only = FrontendModel("", settings, self._router, self.prefill, inputs)
+        on_demand = on_demand_settings(settings)
+        return FrontendModels(
+            [
+                on_demand_model(
+                    each, on_demand, self._runtime.discovery, self.prefill, inputs, self._sleeping
+                )
+                for each in settings.models
+            ]
+            or [only]
+        )
+
     def _new_path(self) -> RequestPath:
         settings = self._settings
         reports = Reports(self._metrics, self._recording, self._tracer, logs_requests=settings.access_log)
         return RequestPath(
             settings,
-            Admission(settings, self._router),
-            self._router,
-            self.prefill,
+            Admission(settings),
+            self._models,
             self._upstream,
             Reservations(self._upstream, self._background),
             self._sleeping,
-            self._inputs,
             reports,
         )
 
@@ -188,7 +204,9 @@ class FrontendServer:
         self._acceptor.start()
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(self._server.watch(), "watch connections")
-        self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
+        self._runtime.describe(**{ROUTES_TO: self._models.routes_to, PUBLIC_URL: self._public_url()})
+        if self._models.are_on_demand:
+            self._runtime.spawn(DemandPublisher(self._runtime, self._models.all).run(), "demand for models")
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
         self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
@@ -250,7 +268,7 @@ class FrontendServer:
             instance_id = int(request.match_info["instance_id"], 16)
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
-        return web.json_response({"in_flight": self._router.stop_routing_to(instance_id)})
+        return web.json_response({"in_flight": self._models.stop_routing_to(instance_id)})
 
     async def _routing(self, request: web.Request) -> web.Response:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
@@ -305,6 +323,7 @@ class FrontendServer:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
         self.fleet.is_worker_starting = _has_starting_decode_workers(fleet)
         self.fleet.absence = read_absence(fleet, self._settings.decode_component)
+        self._models.follow_fleet(fleet)
 
 
 def _has_starting_decode_workers(fleet: str) -> bool:

@@ -212,9 +212,14 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
+    from dynaplan.config.models import components_of
+    from dynaplan.config.overrides import MODELS
+    from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph
 
-    return load_graph(options["graph"], Path.cwd()).service(options["service-name"])
+    models = components_of(ServiceConfig.get_instance().get(MODELS) or {})
+    graph = load_graph(options["graph"], Path.cwd()).with_models(models)
+    return graph.service(options["service-name"])
 
 
 async def _runtime(

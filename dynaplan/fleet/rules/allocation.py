@@ -56,7 +56,7 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int
     """
     if all(worker is not None for _, worker in _first_workers(graph, inventory, unusable)):
         return
-    asking = [service for service in _own_process(graph) if service.gpus > 0]
+    asking = [each for each in _own_process(graph) if each.gpus > 0 and each.first_workers]
     asks = ", ".join(f"{service.name} {service.workers} x {service.gpus:g}" for service in asking)
     taken = "".join(f"; {line}" for line in by_reason(unusable, inventory))
     raise CapacityError(
@@ -159,7 +159,7 @@ def _first_workers(
     fleet: list[Worker] = []
     for service in _own_process(graph):
         check_gpu_request(service.gpus, service.name)
-        for index in range(service.workers):
+        for index in range(service.first_workers):
             name = worker_name(graph.namespace, service.name, index)
             choice = choose_gpus(inventory, fleet, unusable, service.gpus)
             if choice is None:

@@ -165,9 +165,9 @@ def desired_workers(graph: GraphSpec, counts: DesiredCounts | None, workers: Wor
     """Return the number of workers that each service is to have.
 
     A scaled service has the decided number, or its present number until a decision is known. The others have
-    the number in the configuration.
+    the number in the configuration, and those of models that are loaded on request none.
     """
-    desired = {service.name: service.workers for service in graph.services if not service.in_process_of}
+    desired = {each.name: each.first_workers for each in graph.services if not each.in_process_of}
     known = counts or DesiredCounts()
     for service in scaled_services(graph):
         decided = known.of(service.role)

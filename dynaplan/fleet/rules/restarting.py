@@ -142,4 +142,5 @@ def _code_in_words(exit_code: int | None) -> str:
 
 def _ended(worker: Worker, state: WorkerState, now_s: float, why: str) -> Worker:
     free = replace(worker, pid=0, started_at=0, instance_id=0, url="", gpus=(), gpu_share=1.0, retry_at_s=0.0)
+    free = replace(free, memory_bytes=0)
     return free.moved(state, now_s, why)
