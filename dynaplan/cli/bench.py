@@ -32,7 +32,7 @@ from dynaplan.util.errors import ConfigError
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
-    from dynaplan.cli.bench_measurement import FleetMonitor, Measured, MeasuredService, OfferedLoad
+    from dynaplan.cli.bench_measurement import BenchTarget, FleetMonitor, Measurement, OfferedLoad
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.lab.simulate.options import SimulateOptions
     from dynaplan.lab.simulate.simulation import Trace
@@ -149,7 +149,7 @@ def _predict(
 
 
 def _simulate(
-    prediction: Prediction | None, load: OfferedLoad, measured: Measured
+    prediction: Prediction | None, load: OfferedLoad, measured: Measurement
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
     from dynaplan.simulation.run import ClosedLoop
@@ -176,18 +176,16 @@ def _slo(found: RunningDeployment | None, given: Mapping[str, Any]) -> Slo:
     return Slo(*(target_ms(name, given, stated) for name in ("ttft", "itl")))
 
 
-def _service(found: RunningDeployment | None, url: str | None, given: Mapping[str, Any]) -> MeasuredService:
+def _service(found: RunningDeployment | None, url: str | None, given: Mapping[str, Any]) -> BenchTarget:
     """Return what to measure; a deployment of this box brings its own key."""
-    from dynaplan.cli.bench_measurement import MeasuredService
+    from dynaplan.cli.bench_measurement import BenchTarget
     from dynaplan.config import certificates
     from dynaplan.util.tls import trusted
 
     address = (url or (found.frontend_url if found else "")).rstrip("/").removesuffix("/v1")
     tls = trusted(address, certificates.authorities(os.environ))
     key = given["api_key"] or ("" if url else os.environ.get("DYNAPLAN_API_KEY", ""))
-    return MeasuredService(
-        address, key, tls, given["model"], is_text=found is not None and _is_simulated(found)
-    )
+    return BenchTarget(address, key, tls, given["model"], is_text=found is not None and _is_simulated(found))
 
 
 def _is_simulated(found: RunningDeployment) -> bool:
@@ -198,8 +196,8 @@ def _is_simulated(found: RunningDeployment) -> bool:
 
 
 def _measure(
-    service: MeasuredService, load: OfferedLoad, slo: Slo, seed: int, found: RunningDeployment | None
-) -> tuple[Measured, FleetMonitor | None]:
+    service: BenchTarget, load: OfferedLoad, slo: Slo, seed: int, found: RunningDeployment | None
+) -> tuple[Measurement, FleetMonitor | None]:
     import uvloop
 
     from dynaplan.cli.bench_measurement import FleetMonitor, measure
@@ -208,7 +206,9 @@ def _measure(
     return uvloop.run(measure(service, load, slo, seed, fleet)), fleet
 
 
-def table(measured: Measured, fleet: FleetMonitor | None, predicted: Result | None) -> list[dict[str, Any]]:
+def table(
+    measured: Measurement, fleet: FleetMonitor | None, predicted: Result | None
+) -> list[dict[str, Any]]:
     """Return the measured row and the simulated one; None for what cannot be seen from outside."""
     from dynaplan.lab.simulate.table import rows
     from dynaplan.simulation.run import Result
@@ -236,7 +236,7 @@ def table(measured: Measured, fleet: FleetMonitor | None, predicted: Result | No
     ]
 
 
-def notes(measured: Measured, asked: tuple[int, int] | None) -> Iterator[str]:
+def notes(measured: Measurement, asked: tuple[int, int] | None) -> Iterator[str]:
     """Yield a sentence for each thing that a reader of the table must know.
 
     ``asked`` are the tokens of each prompt and answer, None for a trace.
@@ -246,21 +246,23 @@ def notes(measured: Measured, asked: tuple[int, int] | None) -> Iterator[str]:
         yield f"failed: {number} x {kind}: {counters.examples[kind]}"
     if counters.open:
         yield f"{len(counters.open)} requests were open when it was ended, and are not counted."
-    if counters.other_answers:
+    if counters.answers_of_other_length:
+        other = counters.answers_of_other_length
         yield (
-            f"{counters.other_answers} answers had another number of tokens than was asked for: this engine "
+            f"{other} answers had another number of tokens than was asked for: this engine "
             "does not heed ignore_eos, so that they compare badly with the simulation."
         )
-    if counters.other_prompts and asked:
-        yield f"{counters.other_prompts} prompts count as another number of tokens than {asked[0]} there."
+    if counters.prompts_of_other_length and asked:
+        other = counters.prompts_of_other_length
+        yield f"{other} prompts count as another number of tokens than {asked[0]} there."
     if measured.client_load > MAX_CLIENT_LOAD:
         yield (
             f"This client took {measured.client_load:.0%} of a core: its times may be longer than they were. "
             "Send less, or measure from several clients."
         )
-    if counters.late_s > MAX_LATE_S:
+    if counters.max_late_s > MAX_LATE_S:
         yield (
-            f"A request was sent {counters.late_s * 1000:.0f} ms after it was due; its latency counts "
+            f"A request was sent {counters.max_late_s * 1000:.0f} ms after it was due; its latency counts "
             "from when it was due."
         )
 

@@ -71,8 +71,8 @@ class OfferedLoad:
 
 
 @dataclass(frozen=True)
-class MeasuredService:
-    """The service to measure: its base address, the key, what to verify it by, and the model to ask for.
+class BenchTarget:
+    """The service to measure: its base address, the API key, the TLS settings, and the model to ask for.
 
     Without a model it is the first that is served. ``is_text``: prompts are texts, not token ids.
     """
@@ -94,16 +94,16 @@ class RequestCounters:
         self.examples: dict[str, str] = {}
         self.open: set[AnswerStream] = set()
         self.requests_sent = 0
-        self.late_s = 0.0
-        self.other_prompts = self.other_answers = 0
-        self._whole_tokens = 0
+        self.max_late_s = 0.0
+        self.prompts_of_other_length = self.answers_of_other_length = 0
+        self._ended_tokens = 0
         self._recent: deque[tuple[float, int, int]] = deque()
 
     def sent(self, stream: AnswerStream, due_s: float) -> None:
-        """Count a request, and by how much it is late."""
+        """Count a request; ``max_late_s`` is the longest time that any was sent after it was due."""
         self.requests_sent += 1
         self.open.add(stream)
-        self.late_s = max(self.late_s, time.perf_counter() - due_s)
+        self.max_late_s = max(self.max_late_s, time.perf_counter() - due_s)
 
     def answered(self, stream: AnswerStream, due_s: float, answer: Answer, request: TracedRequest) -> None:
         """Count an answer to a request that was due at that time.
@@ -117,8 +117,8 @@ class RequestCounters:
         outcome.add(due_s - self.began_s, ttft_s, answer.itl_s, duration_s, answer.output_tokens)
         if answer.prompt_tokens:
             outcome.note_hits(answer.prompt_tokens, min(answer.cached_tokens, answer.prompt_tokens))
-            self.other_prompts += answer.prompt_tokens != request.prompt_tokens
-        self.other_answers += answer.output_tokens != request.output_tokens
+            self.prompts_of_other_length += answer.prompt_tokens != request.prompt_tokens
+        self.answers_of_other_length += answer.output_tokens != request.output_tokens
 
     def failed(self, stream: AnswerStream, failure: RequestFailed) -> None:
         """Count a request without a whole answer."""
@@ -129,12 +129,12 @@ class RequestCounters:
 
     def _end(self, stream: AnswerStream) -> None:
         self.open.discard(stream)
-        self._whole_tokens += stream.tokens
+        self._ended_tokens += stream.tokens
 
     def line(self, now_s: float, until_s: float | None) -> str:
         """Return the live line; ``until_s`` is the end of the sending, None while answers are waited for."""
         outcome, passed_s = self.outcome, now_s - self.began_s
-        tokens = self._whole_tokens + sum(stream.tokens for stream in self.open)
+        tokens = self._ended_tokens + sum(stream.tokens for stream in self.open)
         self._recent.append((now_s, outcome.requests, tokens))
         while len(self._recent) > 2 and now_s - self._recent[0][0] > RATE_WINDOW_S:
             self._recent.popleft()
@@ -159,7 +159,7 @@ class RequestCounters:
             "failures": dict(self.failures),
             "unfinished": len(self.open),
             "output_tokens": self.outcome.output_tokens,
-            "late_s": round(self.late_s, 6),
+            "late_s": round(self.max_late_s, 6),
         }
 
 
@@ -175,7 +175,7 @@ class FleetMonitor:
         self.is_disaggregated = any(worker.role is Role.PREFILL for worker in found.workers)
 
     def sample(self, now_s: float) -> None:
-        """Read the statefile; a deployment that has ended holds nothing more."""
+        """Add the GPUs held times the time since the last sample; a deployment that has ended holds none."""
         self.gpu_s += self._held * (now_s - self._sampled_s)
         self._sampled_s = now_s
         try:
@@ -203,7 +203,7 @@ def _held_gpus(found: RunningDeployment) -> float:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A measurement that is over. ``sending_s`` is the time in which new requests were sent, in seconds.
 
     ``client_load`` is the part of a core that this client took.
@@ -217,13 +217,13 @@ class Measured:
 
 
 async def measure(
-    service: MeasuredService, load: OfferedLoad, slo: Slo, seed: int, fleet: FleetMonitor | None
-) -> Measured:
+    service: BenchTarget, load: OfferedLoad, slo: Slo, seed: int, fleet: FleetMonitor | None
+) -> Measurement:
     """Send the load and return what came of it; SIGINT and SIGTERM end it with what there is.
 
     Raises DeploymentError when the service does not say which model it has.
     """
-    raise_descriptor_limit()  # a trace has as many requests open as it has
+    raise_descriptor_limit()  # a trace bounds its open requests by nothing
     prompts = PromptPool(is_text=service.is_text, seed=seed)
     async with open_session(service.api_key, service.tls) as session:
         model = service.model or await served_model(session, service.url)
@@ -234,7 +234,7 @@ async def measure(
         is_whole = await _follow(work, generator, counters, load.duration_s, fleet)
         passed_s = time.perf_counter() - began_s
         used_s = time.process_time() - cpu_s
-    return Measured(
+    return Measurement(
         counters,
         model,
         min(passed_s, load.duration_s),

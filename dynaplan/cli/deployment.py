@@ -1,4 +1,4 @@
-"""The running deployment, or the store of one: the first step of all commands but ``serve``."""
+"""Finds the running deployment, or its store, for every command but ``serve``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
 
 
-def settle_paths() -> None:
+def make_paths_absolute() -> None:
     """Make the paths in the environment absolute, before a command changes its directory."""
     for name in PATHS:
         if path := os.environ.get(name):
@@ -61,26 +61,30 @@ def service_config(found: RunningDeployment) -> ServiceConfig:
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:
-    """Set the environment to the deployment's store and servers.
+    """Set the environment to the store and servers of the running deployment, and return that.
 
-    Where the store is named, the environment does: None. Otherwise the running deployment is found as by
-    ``connect``; when there is none, ``--store`` means the store at its usual place: None, too. Raises
-    ConfigError when ``--store`` is another store than the deployment's.
+    None where the environment has the address of a store, which is used then; and where no deployment runs
+    and ``--store`` is given: the store at its usual place. Raises ConfigError when ``--store`` is another
+    store than the deployment's, otherwise as ``connect``.
     """
     asked = store_backend(os.environ)
     source = click.get_current_context().get_parameter_source("store")
     is_asked = source is ParameterSource.COMMANDLINE
-    if has_store_address(os.environ):
+    if has_store_address(os.environ) or (is_asked and not _is_any_running(namespace)):
         return None
-    try:
-        found = connect(namespace)
-    except DeploymentError:
-        if is_asked:
-            return None
-        raise
+    found = connect(namespace)
     if is_asked and store_backend(os.environ) != asked:
         raise ConfigError(
             f"--store {asked}: {found.namespace}, which runs here, uses {store_backend(os.environ)}",
             hint="Leave --store out.",
         )
     return found
+
+
+def _is_any_running(namespace: str | None) -> bool:
+    from dynaplan.fleet.deployments import find_deployments
+
+    try:
+        return bool(find_deployments(namespace))
+    except DeploymentError:
+        return False

@@ -87,7 +87,7 @@ class Finding:
 
 MIN_SHARED_MEMORY_BYTES = 1 << 30
 """Memory in /dev/shm below which engines of several GPUs fail: NCCL and torch keep their buffers there, and a
-container has 64 MiB unless told otherwise."""
+container has 64 MiB by default."""
 
 MIN_OPEN_FILES = 8192
 """Open files that a busy box needs: each stream takes two descriptors of a frontend."""
@@ -156,9 +156,9 @@ def gpus() -> Iterator[Finding]:
 def engines() -> Iterator[Finding]:
     """Check which engines can run here."""
 
-    from dynaplan.engines.requirements import REQUIREMENTS, installed_program
+    from dynaplan.engines.requirements import REQUIREMENTS, find_installation
 
-    found = {name: installed_program(name) for name in REQUIREMENTS}
+    found = {name: find_installation(name) for name in REQUIREMENTS}
     for name, requirement in REQUIREMENTS.items():
         if found[name]:
             yield Finding(Level.OK, f"engine {name}", f"is here: {found[name]}")

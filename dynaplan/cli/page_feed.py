@@ -109,7 +109,7 @@ def _listed(record: Record) -> dict[str, Any]:
 
 
 class PageFeed:
-    """Polls and draws: one process's work."""
+    """Polls the deployment's status and the planner's log, and draws the charts that open pages show."""
 
     def __init__(self, poller: StatusPoller, read: Callable[[int, int], Sequence[Record]]) -> None:
         self._poller = poller
@@ -133,7 +133,7 @@ class PageFeed:
         return found + self._drawn(shown)
 
     def _sampled(self, now_s: float) -> list[tuple[str, str]]:
-        """Take a sample of what was seen, and read the planner's log; return its decisions if any are new."""
+        """Add a sample of the status to the history; return the event with the decisions, if any are new."""
         self._seen = [each for each in self._seen if each.at_s >= now_s - HISTORY_S]
         self._seen.append(sample_of_status(self._document, now_s, DRAW_S))
         if not self._history.poll(now_s):

@@ -195,7 +195,7 @@ def _check_names(options: ProfileOptions) -> None:
 
 
 def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
-    """Return the options, and what measures; raises ConfigError for an option that only an estimate has."""
+    """Return the options, and the stage that measures an engine; ConfigError for ``--gpu-type``."""
     from dynaplan.lab.profiling.stage import run_stage
     from dynaplan.util.errors import ConfigError
 
@@ -205,7 +205,7 @@ def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOp
 
 
 def _estimated(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
-    """Return the options of an estimate, and what stands for starting and measuring an engine."""
+    """Return the options of an estimate, and the stage that estimates instead of measuring an engine."""
     from dynaplan.lab.profiling.estimating import estimated_engine
 
     engine = estimated_engine(options.config, given["gpu_type"], options.max_kv_tokens)
@@ -232,7 +232,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
 
 
 def _next_step(options: ProfileOptions) -> str:
-    """Return the commands that use the result: with the disaggregated graph if the file is for it."""
+    """Return the command that serves the profiled model, on the graph for which the written file is."""
     from dynaplan.config.settings.frontend import PREFILL_COMPONENT
     from dynaplan.lab.profiling.results import CONFIG_FILE
 

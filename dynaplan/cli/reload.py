@@ -133,7 +133,7 @@ def difference(changes: Sequence[SettingChange]) -> str:
 def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, str]:
     """Return the values of the live settings that change, by the names of their keys in the store.
 
-    What the new settings of ``config`` leave out has its usual value.
+    What the new settings of ``config`` leave out has its default.
     """
     from dynaplan.config.settings.fields import options_of
     from dynaplan.config.settings.frontend import DisaggregationSettings

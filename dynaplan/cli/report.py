@@ -25,7 +25,7 @@ DECISIONS = 20
 """The planner's last decisions that are in the report."""
 
 MIN_SECRET_CHARS = 4
-"""The characters from which on a secret's value is looked for in every line: a shorter one is in any text."""
+"""The length from which on a secret's value is searched for in every line: a shorter one is in any text."""
 
 
 @click.command(name="report")
@@ -41,7 +41,7 @@ def command(namespace: str | None, lines: int, output: Path | None) -> None:
     """Write what a bug report needs into one file: box, versions, configuration, state, decisions, logs.
 
     Keys, tokens and passwords are masked. Prompts and answers are not in dynaplan's logs; an engine's own
-    log may have them if it was told to: look through the file before you send it.
+    log may have them if it is configured to: read the file before you send it.
     """
     found, why = _running(namespace)
     path = output or Path(f"dynaplan-report-{datetime.now():%Y%m%d-%H%M%S}.txt")

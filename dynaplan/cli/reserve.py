@@ -21,6 +21,7 @@ from dynaplan.cli.scale_args import describe_hours, new_hold
 from dynaplan.cli.scale_counts import (
     WrittenCounts,
     change_entries,
+    current_entries,
     describe_next_decision,
     expected_times,
     planner_settings,
@@ -30,6 +31,7 @@ from dynaplan.cli.scale_counts import (
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.settings.planner import KUBERNETES
 from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
+from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 GPU = "gpu="
 """The beginning of an argument that names GPUs: ``gpu=7``, ``gpu=6,7``, ``gpu=4-7``."""
+
+NOTHING_HELD = "nothing is held"
 
 _NAMED = re.compile(r"gpu=\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
 
@@ -72,11 +76,9 @@ def reserve(
     found = connect(namespace)
     chosen = sorted({index for text in gpus for index in parse_gpus(text)})
     made = new_hold(duration, hours)
-    from dynaplan.fleet.rules.statefile import inventory_of
-
     inventory = inventory_of(found.document)
-    check_reservation(chosen, inventory, found.workers, yes)
-    asyncio.run(_reserve(found, chosen, made))
+    check_known(chosen, inventory)
+    asyncio.run(_reserve(found, chosen, made, None if yes else len(inventory)))
     for index in chosen:
         click.echo(
             f"GPU {index} is {reserved_words(made)}"
@@ -96,31 +98,39 @@ def parse_gpus(text: str) -> list[int]:
     found: list[int] = []
     for part in text.removeprefix(GPU).split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
+        if not (named := range(int(first), int(last or first) + 1)):
+            raise ConfigError(f"{text}: {part} ends before it begins", hint=f"Expected gpu={last}-{first}.")
+        found += named
     return found
 
 
-def check_reservation(
-    chosen: Sequence[int], inventory: Sequence[Gpu], workers: Sequence[Worker], yes: bool
-) -> None:
-    """Raise ConfigError for a GPU that is not there, or when no decode worker would have one left."""
+def check_known(chosen: Sequence[int], inventory: Sequence[Gpu]) -> None:
+    """Raise ConfigError for a GPU that is not there."""
     known = [gpu.index for gpu in inventory]
     if missing := [index for index in chosen if index not in known]:
         raise ConfigError(
             f"GPU {','.join(map(str, missing))}: the deployment has {', '.join(map(str, known)) or 'no GPU'}",
             hint="`dynaplan status` shows its GPUs.",
         )
+
+
+def check_decode_left(left: int, workers: Sequence[Worker]) -> None:
+    """Raise ConfigError when the GPUs that are left are too few for a decode worker."""
     needed = min((each.gpu_request for each in workers if each.role is Role.DECODE), default=0)
-    left = len(set(known) - set(chosen))
-    if left < needed and not yes:
+    if left < needed:
         raise ConfigError(
             f"that leaves {left} GPUs, and a decode worker takes {needed:g}: no request would be answered",
             hint="Add --yes if that is meant; `dynaplan stop` ends the deployment.",
         )
 
 
-async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) -> None:
-    """Write the reservations; raises ConfigError where somebody else has one."""
+async def _reserve(
+    found: RunningDeployment, chosen: Sequence[int], made: Hold, gpus: int | None = None
+) -> None:
+    """Write the reservations; raises ConfigError where somebody else has one.
+
+    Of the deployment's ``gpus`` those that nobody has reserved must do for a decode worker; None: need not.
+    """
     from dynaplan.fleet.scale_progress import check_alive
     from dynaplan.store import connections
 
@@ -132,6 +142,8 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
                     f"GPU {index} is {reserved_words(other)}",
                     hint=f"`dynaplan release gpu={index}` ends that.",
                 )
+        if gpus is not None:
+            check_decode_left(gpus - len({*chosen, *now.by_gpu}), found.workers)
         return now.with_gpus(dict.fromkeys(chosen, made))
 
     check_alive(found)
@@ -143,7 +155,7 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
 
 
 async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
-    """Return when no worker holds any of the GPUs; raises TemporaryError after the time."""
+    """Return when no worker holds any of the GPUs, nor gets one; raises TemporaryError after the time."""
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.scale_progress import check_alive
 
@@ -153,9 +165,8 @@ async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], time
     )
     deadline_s = time.monotonic() + longest_s
     with ProgressLine() as line:
-        while holders := _holders(find_deployment(found.namespace).workers, chosen):
+        while names := _awaited(find_deployment(found.namespace), chosen):
             check_alive(found)
-            names = ", ".join(f"{each.name} ({each.state.value})" for each in holders)
             if time.monotonic() > deadline_s:
                 raise TemporaryError(
                     f"not free within {longest_s:g} s: {names}",
@@ -165,8 +176,17 @@ async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], time
             await asyncio.sleep(WORKERS_POLL_S)
 
 
-def _holders(workers: Sequence[Worker], gpus: Sequence[int]) -> list[Worker]:
-    return [each for each in workers if each.state in HOLDS_GPUS and set(gpus) & set(each.gpus)]
+def _awaited(now: RunningDeployment, gpus: Sequence[int]) -> str:
+    """Return what is waited for, in words: the workers that hold any of these GPUs; empty for nothing.
+
+    While the statefile lacks the reservation a worker that is not in it yet may still get one of the GPUs.
+    """
+    keys = planner_keys_of(now.document)
+    reserved = current_entries(ReservedGpus.from_text, keys.get(RESERVATIONS, ""))
+    if not set(gpus) <= reserved.by_gpu.keys():
+        return "the fleet plugin (has not read the reservation yet)"
+    holders = [each for each in now.workers if each.state in HOLDS_GPUS and set(gpus) & set(each.gpus)]
+    return ", ".join(f"{each.name} ({each.state.value})" for each in holders)
 
 
 @click.command(name="release")
@@ -183,10 +203,13 @@ def release(chosen: Sequence[str], namespace: str | None, environment: str) -> N
         _release_on_cluster(namespace or DEFAULT_NAMESPACE, roles, gpus)
         return
     found = connect(namespace)
+    is_any = False
     if gpus or not chosen:
-        asyncio.run(_release_gpus(found, gpus))
+        is_any = asyncio.run(_release_gpus(found, gpus))
     if roles or not chosen:
-        _release_roles(found, roles)
+        is_any = _release_roles(found, roles) or is_any
+    if not chosen and not is_any:
+        click.echo(NOTHING_HELD)
 
 
 def parse_release(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
@@ -207,15 +230,20 @@ def _release_on_cluster(namespace: str, roles: Sequence[Role], gpus: frozenset[i
             hint="Its scheduler gives them to pods.",
         )
     chosen = roles or list(SCALED_ROLES)
-    _echo_ended(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)))
+    is_any = _echo_ended(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)))
+    if not roles and not is_any:
+        click.echo(NOTHING_HELD)
 
 
-def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
+def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> bool:
+    """End the holds, print which, and when the planner decides again; return whether there was any."""
     chosen = roles or list(SCALED_ROLES)
     written = asyncio.run(_end_holds(found, chosen))
     settings = planner_settings(found)
-    if _echo_ended(roles, chosen, written) and settings:
+    is_any = _echo_ended(roles, chosen, written)
+    if is_any and settings:
         click.echo(describe_next_decision(found, settings, written.counts, written.holds, is_decision=False))
+    return is_any
 
 
 def _echo_ended(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
@@ -226,13 +254,11 @@ def _echo_ended(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenC
     for role in chosen:
         if roles and role not in ended:
             click.echo(f"{role.value} is not held")
-    if not ended and not roles:
-        click.echo("nothing is held")
     return bool(ended)
 
 
-async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
-    """End the reservations of these GPUs; of all without any."""
+async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
+    """End the reservations of these GPUs, of all without any; return whether there was any."""
     from dynaplan.store import connections
 
     def without(now: ReservedGpus) -> ReservedGpus:
@@ -250,6 +276,7 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
         click.echo(
             f"released GPU {index}: it was {reserved_words(made)}" if made else f"GPU {index} is not reserved"
         )
+    return bool(before.by_gpu)
 
 
 async def _end_holds(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:

@@ -132,7 +132,7 @@ class WorkerRestart:
         )
 
     def _fits_budget(self, found: RunningDeployment) -> bool:
-        """Return whether one more worker is within the planner's budget; beyond it the other role shrinks."""
+        """Return whether the planner's GPU budget allows a second worker beside this one."""
         settings = planner_settings(found)
         own = [each for each in found.workers if each.role in SCALED_ROLES]
         gpus = sum(each.gpu_share * len(each.gpus) for each in (*own, self._worker))

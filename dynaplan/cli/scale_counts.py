@@ -1,10 +1,10 @@
-"""Desired counts and holds in the store: changed by hand in one transaction, waited for, and what follows.
+"""Desired counts and holds in the store: written by a user's command, waited for, and the planner's part.
 
 A start usually takes the time that was learnt of this engine, model and number of GPUs: the median of the
 last five. A cold page cache or a compilation can double it, and a crash on the way starts it anew, so three
 times that is waited for. A draining worker may take its whole drain deadline, and a start may need its GPUs.
 
-The planner decides again after a change by hand; ``describe_next_decision`` previews when, and what.
+The planner decides again after such a change; ``describe_next_decision`` previews when, and what.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class WrittenCounts:
-    """The result of a change by hand: ``counts`` are the desired ones from now on, set or not.
+    """The result of a user's change of counts and holds.
 
-    ``before`` are the holds in force until then.
+    ``asked`` are the counts that were written by it, ``counts`` all desired ones after it; ``before`` are the
+    holds in force until then, ``holds`` those after it.
     """
 
     decision_id: int
@@ -84,7 +85,9 @@ def without_holds(roles: Iterable[Role]) -> Change:
 async def write_counts(
     store: KeyValueStore, namespace: str, change: Change, leave_first: str = ""
 ) -> WrittenCounts:
-    """Write the changed counts and holds; without counts only the holds, without a new decision.
+    """Write the counts and holds that ``change`` makes of the present ones.
+
+    When it asks for no counts, only the holds are written, and no decision is made.
 
     When a worker leaves by the decision, the one named ``leave_first`` does, before any other.
 
@@ -187,8 +190,8 @@ async def _published(store: KeyValueStore, namespace: str) -> dict[str, Any]:
     return parse_object(item.value) if item else {}
 
 
-STARTS_WAITED = 3
-"""Learnt start-up times that are waited for."""
+START_TIME_FACTOR = 3
+"""A start is waited for this many times as long as starts took before."""
 
 MIN_WAIT_S = 120.0
 """Least time that is waited, seconds."""
@@ -209,7 +212,7 @@ class ScaleTimes:
 
     def limit_s(self, *, starts: bool, leaves: bool) -> float:
         """Return the longest time to wait for workers that start, and for others that leave."""
-        start_s = DEFAULT_START_S if self.start_s is None else STARTS_WAITED * self.start_s
+        start_s = DEFAULT_START_S if self.start_s is None else START_TIME_FACTOR * self.start_s
         leave_s = self.leave_s + GPU_RELEASE_S if leaves else 0.0
         return max(MIN_WAIT_S, (start_s if starts else 0.0) + leave_s)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import settle_paths
+from dynaplan.cli.deployment import make_paths_absolute
 from dynaplan.cli.main import OWN_PROCESS
 from dynaplan.cli.options import api_key_option, compat_option, store_option, tls_options, token_file_option
 from dynaplan.cli.service_options import (
@@ -282,7 +282,7 @@ def _enter(directory: Path) -> Path:
     directory = directory.resolve()
     if not directory.is_dir():
         raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
-    settle_paths()
+    make_paths_absolute()
     os.chdir(directory)
     return directory
 

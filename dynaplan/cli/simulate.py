@@ -190,13 +190,13 @@ def compare_models(given: Mapping[str, Any], json_path: str | None) -> None:
 def origins(options: SimulateOptions) -> list[str]:
     """Return a sentence for each estimated profile."""
     from dynaplan.config.settings.worker import SimOptions
-    from dynaplan.engines.sim.profiles import timing_origin
+    from dynaplan.engines.sim.profiles import profile_origin
     from dynaplan.fleet.store_keys import SCALED_ROLES
     from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
-    words = map(timing_origin, engines)
+    words = map(profile_origin, engines)
     return [f"The profile is {each}." for each in dict.fromkeys(words) if each]
 
 

@@ -88,7 +88,7 @@ async def _asked(namespace: str) -> tuple[DeploymentState, dict[str, dict[str, s
 
 
 async def _watch(namespace: str | None, *, as_json: bool) -> None:
-    """Print the render_page again and again, over the last one on a terminal, until Ctrl-C."""
+    """Print the page again and again, over the last one on a terminal, until Ctrl-C."""
     from dynaplan.cli.status_poller import StatusPoller
 
     poller = StatusPoller(namespace)

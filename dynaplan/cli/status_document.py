@@ -58,14 +58,14 @@ class DeploymentState:
 
     @property
     def troubles(self) -> list[str]:
-        """A sentence for each thing that is wrong, by what was answered and what was not."""
+        """A sentence for each thing that is wrong with the store and with the registered instances."""
         if self.is_silent:
             return ["The key-value store does not answer: loads are not known."]
         return unreachable_notes(self.registered)
 
     @property
     def waits(self) -> dict[str, str]:
-        """Why workers wait for GPUs, by the worker's or the service's name."""
+        """Why GPUs are waited for: by the worker's name, or by the service's while the worker has none."""
         waiting = self.fleet.get("waiting")
         return {str(name): str(why) for name, why in waiting.items()} if isinstance(waiting, dict) else {}
 
@@ -411,7 +411,7 @@ def _uptime_of(instance: Instance) -> float | None:
 
 
 async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str]]:
-    """Read from the frontends among these: by worker and frontend, the source of knowledge of its cache.
+    """Ask the frontends among these: worker -> frontend -> the source of what it knows of the worker's cache.
 
     A frontend that does not answer is left out, as is one that does not route by prefix.
     """

@@ -281,7 +281,7 @@ def render_page(view: View, width: int = 0) -> str:
 
 
 def render_lines(lines: Iterable[str], width: int) -> str:
-    """Return the lines below one another, fold."""
+    """Return the lines as one text, each wrapped at ``width`` columns."""
     return "\n".join(fold(line, width, "  ") for line in lines)
 
 

@@ -133,7 +133,7 @@ class LiveScreen:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Look, draw and take keys until `q`. Raises DeploymentError when the deployment ends."""
+        """Poll, draw and handle keys until `q`. Raises DeploymentError when the deployment ends."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._keyboard, self._take_keys)
         try:

@@ -128,7 +128,7 @@ def uses_events(config: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
-    """The settings of this process: its own section first, then those of Router, Processor and the worker."""
+    """Return a frontend's settings: from its own section, else from those of Router, Processor and worker."""
     config = ServiceConfig.get_instance()
     sections = [(name, config.get_parsed_config(name)) for name in SECTIONS[1:]]
     common = {key: value for key, value in (config.get(COMMON) or {}).items() if kebab(key) in NAMES}

@@ -89,7 +89,7 @@ def settings_in_graph(options: Mapping[str, Any], namespace: str) -> PlannerSett
 def in_namespace(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     """The options of a planner of this graph; ConfigError when they name another namespace.
 
-    Statefile, queue and keys of the graph are in its namespace: a planner that looked elsewhere would scale
+    Statefile, queue and keys of the graph are in its namespace: a planner that read another one would scale
     another deployment, or none.
     """
     given = options.get("namespace") or namespace

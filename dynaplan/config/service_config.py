@@ -20,7 +20,7 @@ COMMON_CONFIGS = "common-configs"
 SERVICE_ARGS = "ServiceArgs"
 
 NEGATED_WHEN_FALSE = frozenset({"enable-prefix-caching", "use-tqdm-on-load", "multi-step-stream-outputs"})
-"""Options that are on by default in vLLM: False is said as ``--no-...``."""
+"""Options that are on by default in vLLM: False is written as ``--no-...``."""
 
 
 class MissingOption(ConfigError, ValueError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Write sections such as 'VllmWorker:' with indented 'key: value' lines."
 
 MAX_SHOWN_CHARACTERS = 300
-"""The characters of a line that are looked at and shown."""
+"""The characters of a line that are read and shown."""
 
 ENTRY = re.compile(r"\s*(?P<key>[\w.-]+):\s+(?P<value>.*\S)\s*")
 """A line ``key: value``."""
@@ -148,7 +148,7 @@ def _check_keys(node: yaml.MappingNode, source: str) -> None:
 
 
 def _check_value(node: yaml.Node, source: str) -> None:
-    """Refuse what no process can be told in JSON, at any depth: a date, for one."""
+    """Refuse what JSON cannot hand to a process, at any depth: a date, for one."""
     import yaml
 
     kind = node.tag.rpartition(":")[2]

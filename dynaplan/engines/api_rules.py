@@ -73,7 +73,7 @@ class EngineApi:
 
 
 def any_value() -> FieldRule:
-    """Any value: the engine ignores the field, or checks it."""
+    """Return the rule of a field that may have any value here: the engine ignores or checks it."""
     return FieldRule("anything", lambda value: True)
 
 

@@ -247,7 +247,7 @@ Embeddings need ``embedding: true`` and ``pooling`` for the worker, and rerank `
 LLAMACPP_API = EngineApi(
     _FIELDS,
     is_complete=True,
-    continuation={},  # it takes a last message of the assistant for a beginning without being told
+    continuation={},  # it takes a last message of the assistant for a beginning without any field
     paths=_PATHS,
     streams_lists=False,  # the first event is `data: null`, and ends OpenAI's client
 )

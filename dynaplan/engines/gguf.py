@@ -70,7 +70,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def min_file_bytes(path: Path) -> int:
-    """Return the bytes that the file must have at least to hold its tensors; 0 when that cannot be told.
+    """Return the bytes that the file must have at least to hold its tensors; 0 when that is not known.
 
     A tensor of an unknown type counts as empty.
     """

@@ -11,7 +11,7 @@ A payload is a list of events of one worker, in order, each as Dynamo 1.6 has it
 ``dynaplan.engines.timing_model.kv_blocks``. A worker numbers its events from 0; a number that is skipped
 is an event that was lost.
 
-A worker also tells all its blocks at once: ``GET /kv_blocks`` answers with their chained hashes as
+A worker also reports all its blocks at once: ``GET /kv_blocks`` answers with their chained hashes as
 little-endian 64-bit numbers, and with the number of its last event (-1 before the first) and its instance id
 in headers.
 """

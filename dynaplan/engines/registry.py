@@ -48,7 +48,7 @@ def engine_api(name: str) -> EngineApi:
 def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str]:
     """Raise the ConfigError that making and starting this engine would; nothing is made. The warnings.
 
-    ``gpus`` is the ``resources.gpu`` of one worker. Also looks at the model's files, and whether the engine
+    ``gpus`` is the ``resources.gpu`` of one worker. Also checks the model's files, and whether the engine
     is installed.
     """
     module = _engine_module(name, CHECKS)

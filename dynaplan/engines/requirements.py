@@ -15,7 +15,7 @@ from dynaplan.util.errors import ConfigError
 
 @dataclass(frozen=True)
 class Requirement:
-    """The need of one engine: the Python ``module``, the ``command`` on PATH, or what ``option`` names.
+    """What one engine needs: the Python ``module``, or the ``command`` on PATH, or the one ``option`` names.
 
     ``package`` is what pip installs.
     """
@@ -32,11 +32,11 @@ REQUIREMENTS: Mapping[str, Requirement] = {
     "sglang": Requirement("sglang", "sglang", "sglang-command", "sglang"),
     "trtllm": Requirement("tensorrt_llm", "trtllm-serve", "trtllm-command", "tensorrt-llm"),
 }
-"""The requirement of each engine; an engine that is not named needs nothing."""
+"""The requirement of each engine that has one."""
 
 
-def installed_program(engine: str) -> str:
-    """Return the Python module or the command with which that engine can run here; empty for neither."""
+def find_installation(engine: str) -> str:
+    """Return the module's name or the command's path with which the engine can run; empty for neither."""
     requirement = REQUIREMENTS[engine]
     if importlib.util.find_spec(requirement.module):
         return requirement.module
@@ -44,7 +44,7 @@ def installed_program(engine: str) -> str:
 
 
 def check_installed(engine: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError, with the line that installs it, when this engine cannot run here."""
+    """Raise ConfigError, with what to do, when this engine is not installed; one without a requirement is."""
     requirement = REQUIREMENTS.get(engine)
     if requirement is None:
         return
@@ -64,7 +64,7 @@ def check_installed(engine: str, options: Mapping[str, Any]) -> None:
 
 
 def _program(requirement: Requirement, given: Any) -> str:
-    """Find the program that the option names: a command line, or its words, or true for the usual one."""
+    """Return the program of the option's value: a command line, a list of words, or true; else empty."""
     match given:
         case True:
             return requirement.command

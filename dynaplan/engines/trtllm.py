@@ -117,7 +117,7 @@ class TrtllmKind(EngineKind):
     term_grace_s = 30.0
     prefills = True
     reports_requests = False
-    accepts_any_model = True  # it looks at no request's model
+    accepts_any_model = True  # it ignores a request's model
 
     def check(self, options: Options, gpus: float) -> None:
         check_common(options, "trtllm", SET_HERE)

@@ -67,7 +67,7 @@ class UsualTime:
     deviation_s: float = 0.0
 
     @property
-    def median_startup_s(self) -> float:
+    def usual_s(self) -> float:
         """The time, s, that few prompts exceed; 0 before any was seen."""
         return self.mean_s + DEVIATIONS * self.deviation_s
 
@@ -85,12 +85,12 @@ class UsualTime:
 def deadline_s(arrived_s: float, target_ms: float, rest: UsualTime) -> float:
     """Return the moment by which a prompt is to be handed over; ``rest`` is from there to the first token."""
     target_s = target_ms / 1000
-    return arrived_s + target_s - min(rest.median_startup_s, target_s * MAX_REST_SHARE)
+    return arrived_s + target_s - min(rest.usual_s, target_s * MAX_REST_SHARE)
 
 
 @dataclass(frozen=True)
 class DispatchRule:
-    """The rule of the module. Deadlines and *now* are of one clock, in seconds."""
+    """Chooses the next prompt of the queue, as this module's page says. All times are of one clock, in s."""
 
     late_wait_s: float
 
@@ -99,9 +99,9 @@ class DispatchRule:
         """Return the rule of the settings; None where prompts are computed in the order of arrival."""
         return cls(settings.prefill_late_wait_s) if settings.prefill_deadline_ms else None
 
-    def is_late(self, arrived_s: float, deadline_s: float, now_s: float, median_startup_s: float) -> bool:
+    def is_late(self, arrived_s: float, deadline_s: float, now_s: float, usual_s: float) -> bool:
         """Tell whether a prompt that is taken now misses its deadline."""
-        return now_s + min(median_startup_s, (deadline_s - arrived_s) * MAX_COMPUTING_SHARE) > deadline_s
+        return now_s + min(usual_s, (deadline_s - arrived_s) * MAX_COMPUTING_SHARE) > deadline_s
 
     def owed_share(self, late_s: float) -> float:
         """Return the part of the turns that is due to late prompts, the oldest deadline ``late_s`` ago."""

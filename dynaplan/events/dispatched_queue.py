@@ -107,7 +107,7 @@ class DispatchedQueue:
 
     def _is_late(self, request: RemotePrefillRequest) -> bool:
         times_s = request.arrived_unix_s, request.deadline_unix_s
-        return DispatchRule(0.0).is_late(*times_s, self._wall_s(), self._computing.median_startup_s)
+        return DispatchRule(0.0).is_late(*times_s, self._wall_s(), self._computing.usual_s)
 
     async def _drop_or_move(self, item: WorkItem, request: RemotePrefillRequest, late: WorkQueue) -> None:
         if self._is_wanted(request):

@@ -42,7 +42,7 @@ _DECODER = msgspec.msgpack.Decoder()
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Blocks that follow ``parent`` (None: they begin a prompt) and hold these tokens, all alike many.
+    """Blocks that follow ``parent`` (None: they begin a prompt) and hold these tokens, ``block_tokens`` each.
 
     ``is_plain``: nothing but the tokens decides about them: no adapter, image, salt. ``group`` is the group
     of layers that they are of, ``is_full`` says that its attention is full, as far as the engine reports.

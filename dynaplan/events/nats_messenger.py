@@ -81,12 +81,12 @@ class NatsWorkItem:
 
 
 class JetStreamQueue:
-    """A ``dynaplan.events.port.WorkQueue`` on one stream; made by ``opened``.
+    """A ``dynaplan.events.port.WorkQueue`` on one stream; made by ``open``.
 
-    Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: the names of the
-    original, for its own workers. The lane of a taker is the subject ``{stream}.queue.{taker}`` with a
-    consumer of its own. A delivery whose ``get`` was cancelled goes back at once, and does not wait for its
-    time to run out.
+    Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: the names of
+    Dynamo, whose workers may take from it too. A taker (worker) has a queue of its own besides, its lane: the
+    subject ``{stream}.queue.{taker}`` with a consumer of its own. A delivery whose ``get`` was cancelled goes
+    back at once, and does not wait for its time to run out.
     """
 
     def __init__(self, connection: NatsConnection, stream: str, taker: str = "") -> None:
@@ -368,5 +368,5 @@ class NatsMessenger(NatsConnection):
         await self.add_subscription(subject, handle)
 
     async def queue(self, stream: str, taker: str = "") -> WorkQueue:
-        """The durable work queue of that stream, or a lane in it, made (or adopted) when not ours yet."""
+        """The durable work queue of that stream, or the lane of a taker; made, or made ours, when need be."""
         return await JetStreamQueue.open(self, stream, taker)

@@ -40,7 +40,7 @@ from dynaplan.util.documents import object_field, parse_object, text_field
 log = logging.getLogger(__name__)
 
 CHECK_DELAY_S = 5.0
-"""Time between two looks of circus after its processes, in seconds. SIGCHLD tells of their ends at once."""
+"""Time between two checks by circus of its processes, in seconds. SIGCHLD reports their ends at once."""
 
 COLLISION_DELAY_S = 0.02
 REAP_INTERVAL_S = 0.1

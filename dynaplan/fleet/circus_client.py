@@ -19,10 +19,10 @@ import zmq.asyncio
 from dynaplan.util.errors import ArbiterBusy, PermanentError
 
 SENDER, OURSELVES, A_PERSON = "sender", "dynaplan", "person"
-"""The field of a message, and its values, by which the arbiter tells the fleet plugin from a person."""
+"""The field of a message, and its values, that show the arbiter whether the plugin or a person sent it."""
 
 REPLACE_EVENT = "replace"
-"""The event by which the arbiter tells the fleet plugin that a worker is to be replaced by another."""
+"""The event by which the arbiter informs the fleet plugin that a worker is to be replaced by another."""
 
 RETRY_FROM_S, RETRY_TO_S = 0.02, 0.05
 
@@ -121,7 +121,7 @@ class CircusClient:
 
 
 def _started(answer: dict[str, Any]) -> int:
-    """``add`` and ``start`` say ok even when nothing was started: only the list of pids tells."""
+    """``add`` and ``start`` answer ok even when nothing was started: only the list of pids shows it."""
     info = answer.get("info", answer)
     for each in (info, *(value for value in info.values() if isinstance(value, dict))):
         if each.get("started"):

@@ -41,7 +41,7 @@ MAX_CLAIM_BYTES = 4096
 
 
 class Claims(Protocol):
-    """One arbiter's claims on GPUs of this machine, by UUID. Methods raise DeploymentError."""
+    """The claims of one deployment on GPUs of this machine, by UUID. Methods raise DeploymentError."""
 
     def claim(self, uuids: Iterable[str]) -> set[str]:
         """Claim these GPUs; return the subset that is now ours."""
@@ -106,7 +106,7 @@ class NodeClaims:
         return {uuid: held[uuid] for uuid in uuids if uuid in held}
 
     def _restore_claims(self, directory: int, held: Mapping[str, str]) -> None:
-        """Write claims of ours again that have vanished, and say so."""
+        """Write claims of ours again that have vanished; those that others hold now (``held``) are lost."""
         there = {
             uuid for uuid in self._claimed if self._is_own(_read(directory, _file_name(uuid, os.getuid())))
         }
@@ -180,9 +180,9 @@ def claimants(directory: Path | None = None) -> dict[int, tuple[str, Path | None
     """Return the living arbiters that have claims there: pid -> deployment and user in words, and a path.
 
     A worker that claims for itself is no arbiter. The path is the directory of its statefile; None where the
-    process may not be looked at.
+    process may not be inspected.
 
-    Whatever is in the way, a directory that is not there included, is "none": this is only told.
+    Whatever is in the way, a directory that is not there included, is "none": this is for messages only.
     """
     found: dict[int, tuple[str, Path | None]] = {}
     try:

@@ -61,7 +61,7 @@ def inventory(
 
 
 def available_gpus(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
-    """Return the GPUs that a deployment of this process may use, and whether they are simulated."""
+    """Return ``inventory`` of this machine and process, with that number as ``gpus_option``."""
     return inventory(number, os.environ, busy=busy_now)
 
 
@@ -239,7 +239,7 @@ def _nvml_activity(pynvml: Any, gpu: Gpu) -> GpuActivity:
 
 
 def process_of(pid: int) -> GpuProcess:
-    """Return the process with its name and user, as far as it can be looked at."""
+    """Return the process with its name and user, as far as it can be inspected."""
     import psutil  # much, for a process that may never read a GPU
 
     try:

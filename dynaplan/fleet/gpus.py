@@ -33,7 +33,7 @@ class GpuProcess:
     """A process that holds memory of a GPU.
 
     ``pid`` is 0 where the driver does not tell it, as of other containers' processes; ``name`` is empty and
-    ``uid`` -1 where the process cannot be looked at.
+    ``uid`` -1 where the process cannot be inspected.
     """
 
     pid: int

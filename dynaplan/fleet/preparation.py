@@ -273,7 +273,7 @@ def forget_decisions(namespace: str) -> None:
 
 @contextmanager
 def _usable(runtime_dir: Path) -> Iterator[None]:
-    """Turn an OSError into the user's error, with a hint."""
+    """Raise an OSError of the block as DeploymentError, with what the user can do about the directory."""
     try:
         yield
     except OSError as error:

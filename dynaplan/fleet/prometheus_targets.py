@@ -1,4 +1,4 @@
-"""A file that tells a Prometheus server where the deployment's metrics are, whatever its port.
+"""A file that shows a Prometheus server where the deployment's metrics are, whatever its port.
 
 It is a ``file_sd_configs`` file, whose path stays the same from one ``serve`` to the next: the scrape
 configuration names the path once.

@@ -239,7 +239,7 @@ def scratch_directory(
     memory = Path(environ.get("DYNAPLAN_MEMORY_DIR") or DEFAULT_MEMORY).absolute()
     root = memory / f"dynaplan-{os.getuid()}"
     try:
-        path, held = _held(root, namespace)
+        path, lock = _lock_directory(root, namespace)
     except (OSError, DeploymentError) as error:
         log.warning("no directory in memory, using the runtime directory: %s", error)
         path = runtime_dir / "scratch"
@@ -247,12 +247,12 @@ def scratch_directory(
         yield path
         shutil.rmtree(path, ignore_errors=True)
         return
-    keep(held)
+    keep(lock)
     try:
         yield path
     finally:
         remove_scratch(path)
-        os.close(held)
+        os.close(lock)
 
 
 def remove_scratch(path: Path) -> None:
@@ -276,8 +276,8 @@ def remove_files_of(worker_name: str, directory: Path) -> None:
                 os.unlink(entry.path)
 
 
-def _held(root: Path, namespace: str) -> tuple[Path, int]:
-    """A directory that no living ``serve`` has, emptied, and the descriptor whose lock makes it ours."""
+def _lock_directory(root: Path, namespace: str) -> tuple[Path, int]:
+    """Lock and empty a directory that no other ``serve`` uses; return it and the lock's descriptor."""
     if not os.access(root.parent, os.W_OK | os.X_OK):
         raise DeploymentError(f"{root.parent} cannot be used")
     for number in range(MAX_NAMESAKES):

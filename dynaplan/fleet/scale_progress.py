@@ -104,7 +104,7 @@ async def wait_carried_out(
 ) -> None:
     """Return when the request is carried out: the numbers are ready, and no drained worker holds a GPU.
 
-    ``watch`` is told the progress at every look.
+    ``watch`` gets the progress at every poll.
 
     Raises DecisionSuperseded when another decision has taken its place, PermanentError when workers have
     failed, or ``serve`` or its fleet plugin does not answer; TemporaryError, with what is missing, after

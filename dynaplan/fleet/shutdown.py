@@ -50,7 +50,7 @@ PLUGIN_S = 0.5
 """Longest time for the fleet plugin to end, in seconds; all it knows is on the disk."""
 
 RESERVED_S = 2.0
-"""Time before the deadline, in seconds, at which the workers are told even if a Frontend is not done."""
+"""Time before the deadline, in seconds, at which the workers are signalled even if a Frontend is not done."""
 
 AFTER_KILL_S = 1.0
 
@@ -163,7 +163,7 @@ class Shutdown:
         return {service.name for service in self.graph.services}
 
     def _watchers_of(self, services: Collection[str]) -> list[str]:
-        """The watchers of these services' workers, by the command line that they were started with."""
+        """Return the watchers of these services' workers; the service is in a watcher's command line."""
         return [watcher.name for watcher in self.arbiter.watchers if service_of(watcher.args) in services]
 
     def _pids(self, names: Iterable[str]) -> dict[int, str]:

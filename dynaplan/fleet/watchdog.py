@@ -126,7 +126,10 @@ that starts again by itself makes it."""
 
 
 class DirectoryWatch:
-    """Watches the link, the runtime directory and the sockets. ``report(line)`` shows the user a line."""
+    """Makes the runtime directory, the link to it, its files and its sockets again when they have vanished.
+
+    ``report(line)`` shows the user a line.
+    """
 
     def __init__(
         self,

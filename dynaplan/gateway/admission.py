@@ -60,7 +60,7 @@ class WaitingRoom:
         self.waiting = 0
 
     def check(self) -> None:
-        """Raise ApiError (429) when the room is full."""
+        """Raise ApiError (429) when as many requests wait as may."""
         if self.waiting >= self._max_waiting:
             raise ApiError(
                 429,
@@ -98,7 +98,7 @@ class ApiKey:
         self._expected = f"Bearer {key}".encode() if key else b""
 
     def check(self, authorization: str) -> None:
-        """Raise ApiError (401), which tells a missing key from a wrong one, unless the header bears the key.
+        """Raise ApiError (401), one for a missing key and one for a wrong one, unless the header has the key.
 
         The comparison takes the same time wherever the first difference lies, so that response times do not
         tell how much of a guessed key is right.

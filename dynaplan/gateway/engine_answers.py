@@ -34,7 +34,7 @@ _PLAIN_TOKEN = b'"delta":{"content":"'
 _MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
 """Marks of the events without a token: a stream's first and last ones, and its usage, for all engines.
 
-An event with such a mark may hold a token all the same; ``_TEXT`` tells.
+An event with such a mark may hold a token all the same; ``_TEXT`` finds it.
 """
 
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"[^"]|"tool_calls":\[\{')

@@ -37,8 +37,8 @@ from dynaplan.gateway.openai_api import Call
 class MigratableStream:
     """The one stream to a client, whatever number of workers it takes to write it.
 
-    ``asked`` is the client's request, and ``limit`` the number of times that it may migrate. Nothing is kept
-    of a stream that can migrate nowhere; ``pages`` is the room for what is kept of the others.
+    ``asked`` is the client's request, ``limit`` the number of times that it may migrate. The answer so far is
+    kept for that, in ``pages`` that all streams share; not of a stream that cannot migrate.
     """
 
     def __init__(self, client: Client, asked: Call, api: EngineApi, limit: int, pages: UnreadPages) -> None:
@@ -163,7 +163,7 @@ class UnreadPages:
         return False
 
     def give_back(self, pages: int) -> None:
-        """Have that number of pages for others again."""
+        """Return that number of pages, for other streams."""
         self._left += pages
 
 
@@ -447,7 +447,7 @@ def _find_obstacle_in_prompt(document: Mapping[str, Any], call: Call) -> str:
 class Splice:
     """Rewrites a continuation's events.
 
-    Its usage counts the first part of the answer as prompt, as the engine saw it; the client is told what
+    Its usage counts the first part of the answer as prompt, as the engine saw it; the client gets what
     an uncut answer would have had. The two may differ by a token, where one spans the seam.
     """
 

@@ -61,14 +61,14 @@ class TracedRequest:
 
         A longer block of the trace becomes several, which are shared whenever it is. Several shorter ones
         become one, which is shared when all of them are. Prefixes are taken to be shared in whole blocks of
-        the trace's length, since the trace tells nothing finer.
+        the trace's length, since the trace has nothing finer.
         """
         if not self.block_hashes or self.block_tokens == block_tokens:
             return self
         number = self.prompt_tokens // block_tokens
         hashes = []
         for block in range(number):
-            # A chained hash tells everything before it, so that of the block in which ours ends will do.
+            # A chained hash covers everything before it, so that of the block in which ours ends will do.
             source, offset = divmod((block + 1) * block_tokens - 1, self.block_tokens)
             if source >= len(self.block_hashes):
                 break

@@ -56,7 +56,7 @@ class RequestTrace:
 
 
 class TraceStep:
-    """One step, inside a ``with`` block; an exception is its error."""
+    """A step (span) of a trace, as long as its ``with`` block; an exception of the block is its error."""
 
     def __init__(self, trace: RequestTrace, name: str, attributes: Attributes) -> None:
         self._trace = trace

@@ -45,8 +45,8 @@ class WorkerRefused(Exception):
 class WorkerDied(Exception):
     """The worker failed in the middle of the request, before the client got anything of its answer.
 
-    ``is_connection_lost`` tells a connection that broke off, as a dying process leaves it, from an answer
-    that says that the engine has failed.
+    ``is_connection_lost`` distinguishes a connection that broke off, as a dying process leaves it, from an
+    answer that says that the engine has failed.
     """
 
     def __init__(self, reason: str, *, is_connection_lost: bool = False) -> None:

@@ -34,7 +34,7 @@ class WorkerState(Enum):
     BACKOFF = "backoff"
     """Crashed; restarted when its delay is over. Keeps its GPUs."""
     FAILED = "failed"
-    """Crashed too often, or can never start. Holds no GPU; its entry tells the reason."""
+    """Crashed too often, or can never start. Holds no GPU; its entry has the reason."""
     STOPPED = "stopped"
     """Gone, with all processes of its session. Its entry is removed, its GPUs are free."""
 

@@ -102,7 +102,7 @@ def _extend_package_path(module_name: str, working_dir: Path) -> None:
     name, _, rest = module_name.partition(".")
     if rest and (working_dir / name / "__init__.py").is_file():
         package = importlib.import_module(name)
-        # In place: the package's specification, which tells Python's searches, holds the same list.
+        # In place: the package's specification, which Python searches by, holds the same list.
         package.__path__[:] = pkgutil.extend_path(package.__path__, name)
 
 
@@ -261,7 +261,7 @@ def load_graph(identifier: str, working_dir: Path) -> Graph:
     """Import the graph's module and follow its edges.
 
     ``identifier`` is ``module:Class``, ``module:Class.dependency.dependency`` or ``path.py:Class``;
-    ``module`` alone stands for its one service on which no other depends. ``Service.link`` tells which
+    ``module`` alone stands for its one service on which no other depends. ``Service.link`` says which
     edges count. A service that occurs in no counted edge keeps all its dependencies; any other keeps its
     linked ones only. Raises GraphError.
     """

@@ -110,7 +110,7 @@ class DuplicateSubComponentError(ComponentError):
 
 
 class ModelNameNotFoundError(PlannerError):
-    """No component tells which model it serves."""
+    """No component says which model it serves."""
 
     def __init__(self) -> None:
         super().__init__("no component says which model it serves", hint="Set served-model-name.")

@@ -190,7 +190,7 @@ class Sizing:
 class Load:
     """The pulls of one interval, averaged. Numbers of workers are those at the last pull.
 
-    They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` tells how
+    They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` says how
     the numbers of workers changed in the interval; "" when they did not.
     """
 
@@ -306,7 +306,7 @@ class PlannerState:
     """All memory between two decisions.
 
     ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
-    ``pending_id`` is the decision that was not acknowledged at the last look, -1 for none, and
+    ``pending_id`` is the decision that was not acknowledged in the last interval, -1 for none, and
     ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
     profile. ``error_budget`` is what may still miss. ``wanted`` are the numbers of workers that the targets
     asked for in the last intervals, the newest last.

@@ -34,7 +34,7 @@ class Registrations(Protocol):
     """The workers of a deployment as they are registered."""
 
     def registered(self) -> FleetCounts:
-        """Return the registered workers as a fleet without any others."""
+        """Return the numbers of registered workers; those that start or drain are not known here."""
         ...
 
     def components(self) -> Sequence[ScaledComponent]:
@@ -77,10 +77,10 @@ class ClusterConnector(Connector, Closable, Protocol):
     """A connector to a cluster, with connections and background work of its own."""
 
     async def ask(self, change: CountsChange) -> int:
-        """Write down the numbers and holds that a person asks for; return the id of the newest decision.
+        """Write the counts and holds that a person asks for; return the id of the newest decision.
 
-        ``change`` returns them, made of the counts and the holds of now; without numbers there is no new
-        decision. Raises TemporaryError, and asks for nothing, when somebody else decided meanwhile.
+        ``change`` makes them of the present ones; without counts there is no new decision. Raises
+        TemporaryError, and asks for nothing, when somebody else decided meanwhile.
         """
         ...
 
@@ -124,7 +124,7 @@ class Recorder(Protocol):
     """Writes down the planner's pulls and decisions. Never raises: a failure to write is logged once."""
 
     def record_sample(self, sample: Sample) -> None:
-        """Write down one metric pull; never raises OSError."""
+        """Write down one metric pull."""
         ...
 
     def record_decision(self, record: DecisionRecord) -> None:
@@ -167,7 +167,7 @@ class TrafficSource(Closable, Protocol):
         ...
 
     async def traffic(self, interval_s: float) -> Traffic:
-        """Return the traffic since the last call, ``interval_s`` seconds ago.
+        """Return the traffic since the last call, which was ``interval_s`` seconds ago.
 
         Never raises: without data the Traffic has no number of requests and says why; no request is 0.
         """

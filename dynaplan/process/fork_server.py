@@ -27,7 +27,7 @@ import sys
 import time
 
 from dynaplan.process.kernel import die_with_parent, start_session
-from dynaplan.process.packets import END, PacketSocket, is_readable, read_text
+from dynaplan.process.packets import END, PacketSocket, is_readable, read_marshalled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def main(package: str, modules: str, holder_pid: str) -> int:
         message, descriptors = link.receive(waits=True) or (END, [])
         if not message:
             return 0
-        argv, cwd, environment = read_text(descriptors[0])
+        argv, cwd, environment = read_marshalled(descriptors[0])
         gc.freeze()
         if _is_child(link, cwd):
             _become(argv, environment, descriptors[1:])
@@ -184,7 +184,7 @@ def _is_child(link: PacketSocket, cwd: str) -> bool:
 
 
 def _become(argv: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
-    """Take on what an exec would have given to the process."""
+    """Set streams, environment and arguments of this forked process as an exec would have."""
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.set_inheritable(target, True)

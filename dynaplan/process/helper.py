@@ -56,7 +56,10 @@ class HelperTooSlow(HelperFailed):
 
 @dataclass(frozen=True)
 class HelperLimits:
-    """The bounds of a helper: seconds, and bytes of address space, 0 for no bound."""
+    """The bounds of a helper: ``answer_s`` for one answer, ``memory_bytes`` of address space (0: no bound),
+    ``idle_s`` without a question after which it is ended (0: never), and ``restart_s`` to wait before each
+    further start, the last one repeated.
+    """
 
     answer_s: float
     memory_bytes: int = 0
@@ -65,7 +68,10 @@ class HelperLimits:
 
 
 def helper_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of Python and its coverage; the helper finds this dynaplan, installed or not."""
+    """Return a helper's whole environment: of ours only the variables of Python and of coverage.py.
+
+    On its PYTHONPATH is this dynaplan, installed or not.
+    """
     environment = {name: value for name, value in environ.items() if name.startswith(PASSED_ON)}
     paths = [environment.get("PYTHONPATH", ""), str(Path(dynaplan.__file__).resolve().parents[1])]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -246,7 +252,7 @@ async def _end_of(process: Process) -> int:
 
 
 def _kill_group(process: Process) -> None:
-    """Kill it and what it has started, unless its end is noted: until then its number is its own.
+    """Kill it and what it has started, unless its end has been noted: after that another may have its pid.
 
     Not by ``Process.kill``: that takes the exit status of a process that has just ended, and asyncio, which
     waits for it, then warns of an unknown child.

@@ -1,14 +1,14 @@
 """The holder: one small process above a program, which is the parent of everything that the program starts.
 
-Linux only. ``holding.held`` forks the program off and becomes a Python that calls ``main`` with the words
-``PROGRAM_PID SOCKET GRACE_S DRAIN_S -- COMMAND [ARG]...``. The pid stays, so the process that has started the
-program waits for the holder. A program that a signal has killed is started again, as COMMAND, and finds at
-its end of a socket what it had started and what it had given to keep.
+Linux only. ``holder_link.fork_below_holder`` forks the program off and becomes a Python that calls ``main``
+with the words ``PROGRAM_PID SOCKET GRACE_S DRAIN_S -- COMMAND [ARG]...``. The pid stays, so the process that
+has started the program waits for the holder. A program that a signal has killed is started again, as COMMAND,
+and finds at its end of a socket what it had started and what it had given to keep.
 
 - The program exits: the holder ends what is left, and ends with the same code.
 - SIGINT and SIGTERM are passed on. SIGHUP does nothing.
-- A program that has not come back for GRACE_S seconds, or was killed after it was told to end: the holder
-  ends everything in order, in DRAIN_S seconds at most, and removes the files that it was told of.
+- A program that has not come back for GRACE_S seconds, or was killed after a signal to end: the holder
+  ends everything in order, in DRAIN_S seconds at most, and removes the files that it was given.
 - The holder is killed: its children end by the parent-death signals that they have asked for. The files stay
   until the next start of the program.
 
@@ -31,7 +31,7 @@ answered at once:
 - ``("fork server",)``, with a file that describes one: workers are forked from now on, as
   ``fork_server.py`` says, until another program is started; answer ``("ok",)``.
 
-and is told ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
+and gets ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
 ``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first; those of the
 stage OF_THE_PROGRAM end with each program.
 """
@@ -54,7 +54,7 @@ from dynaplan.process.kernel import (
     runs_isolated,
     start_session,
 )
-from dynaplan.process.packets import PacketSocket, read_text
+from dynaplan.process.packets import PacketSocket, read_marshalled
 from dynaplan.util.terminal import try_write_line
 
 TYPE_CHECKING = False
@@ -69,7 +69,7 @@ STEADY_S = 1.0
 """A program that was there for as long is started again at once."""
 
 RESERVED_S = 2.0
-"""Time before the deadline at which the next stage is told to end; as in ``fleet/shutdown.py``."""
+"""Time before the deadline at which the next stage is signalled to end; as in ``fleet/shutdown.py``."""
 
 TRIAL_S = 60.0
 """Longest time for another program to be here, at most half of the grace; then the one before is started."""
@@ -79,10 +79,10 @@ AFTER_KILL_S, SPARED_S = 5.0, 3.0
 """Time to wait for killed processes, and the first part of it, in which those are spared that clean up."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.02
-"""Time between two looks at processes that were killed."""
+"""Time between two checks of processes that were killed."""
 
 DRAINED = (0, 1)
-"""The stages whose processes are told to end; those of later ones are killed when the others are gone."""
+"""The stages whose processes get SIGTERM; those of later ones are killed when the others are gone."""
 
 OF_THE_PROGRAM = -1
 """The stage of processes that are killed whenever the program has ended."""
@@ -371,7 +371,7 @@ class Holder:
 
     def _start(self, text: int, streams: Sequence[int]) -> int:
         """Start the command that a file describes, by a fork where that does; return its pid."""
-        argv, cwd, environment = read_text(text)
+        argv, cwd, environment = read_marshalled(text)
         if self._fork_server and self._fork_server.can_become(argv, environment):
             if pid := self._fork_server.fork(text, streams):
                 return pid
@@ -381,7 +381,7 @@ class Holder:
     def _have_fork_server(self, text: int) -> None:
         """Start the fork server that a file describes, unless it runs. Without one nothing is forked."""
         try:
-            description = read_text(text)
+            description = read_marshalled(text)
             if self._fork_server and self._fork_server.description == description and self._fork_server.runs:
                 return
             self._end_fork_server()

@@ -58,7 +58,7 @@ def fork_below_holder(command: Sequence[str], grace_s: float, drain_s: float) ->
 
 
 def inherited_link(environ: MutableMapping[str, str]) -> HolderLink | None:
-    """Take the link to the holder that has started this program again out of the environment, if it has."""
+    """Return the link to the holder that has restarted this program, if so; removes its variable."""
     descriptor, *words = environ.pop(HOLDER_VARIABLE, "").split(":")
     if not words:
         return None

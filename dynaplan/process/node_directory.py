@@ -21,9 +21,10 @@ HINT = "Set DYNAPLAN_NODE_DIR to a directory that all users of the GPUs share, m
 
 
 def open_node_directory(path: Path) -> int:
-    """Open it, make it if need be; never one that a link leads to, or where anybody may remove our files.
+    """Return a descriptor of the directory of machine-wide locks (GPUs, ports), which is made if need be.
 
-    A descriptor that is not inherited. Raises DeploymentError for an unsafe one, OSError for an unusable one.
+    It is not inherited. Raises DeploymentError for a symbolic link and for a directory from which other users
+    may remove our files, OSError when it cannot be opened or made.
     """
     try:
         os.mkdir(path, 0o700)

@@ -1,4 +1,4 @@
-"""Messages between two processes of ours: marshalled tuples, one a packet, with descriptors beside them."""
+"""Messages between two processes of ours: marshalled tuples, one a packet, with file descriptors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 1 << 17
 MAX_DESCRIPTORS = 16
+"""What one message may have. A longer text travels as a file in memory: ``read_marshalled``."""
 
 END: tuple[Any, ...] = ()
-"""The message that the other end will never send: it has closed its socket."""
+"""What ``receive`` returns when the other end has closed its socket; nobody sends it."""
 
 
 class PacketSocket:
@@ -34,7 +35,8 @@ class PacketSocket:
         return int(self._socket.fileno())
 
     def close(self) -> None:
-        """Close the socket; the other end then receives END."""
+        """Close the socket, and drop what waits; the other end then receives END."""
+        self._drop_unsent()
         self._socket.close()
 
     @property
@@ -43,31 +45,33 @@ class PacketSocket:
         return bool(self._unsent)
 
     def post(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
-        """Send a message, now or as soon as there is room for it."""
-        self._unsent.append((marshal.dumps(message), list(descriptors)))
+        """Send a message, now or by a later ``flush``; the caller may close the descriptors at once.
+
+        Raises ValueError for one that is too long. When the other end is gone the message is dropped.
+        """
+        self._queue(message, descriptors)
         self.flush()
 
     def flush(self) -> None:
         """Send what there is room for; nobody waits for an end that stands still."""
-        while self._unsent:
-            try:
-                self._transmit(*self._unsent[0], _socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:  # the other end is gone: ``receive`` reports it
-                self._unsent.clear()
-                return
-            self._unsent.pop(0)
+        try:
+            self._send_queued(_socket.MSG_DONTWAIT)
+        except OSError:
+            return  # there is no room yet; or the other end is gone, which ``receive`` reports
 
     def send(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
-        """Send a message, and wait until there is room for it; raises OSError when the other end is gone."""
-        self._transmit(marshal.dumps(message), list(descriptors), 0)
+        """Send a message, after those that wait, and wait until there is room for it.
+
+        Raises ValueError for one that is too long, OSError when the other end is gone.
+        """
+        self._queue(message, descriptors)
+        self._send_queued(0)
 
     def receive(self, *, waits: bool = False) -> tuple[tuple[Any, ...], list[int]] | None:
-        """Return the next message with its descriptors; None when there is none yet, END at the end."""
+        """Return the next message with its descriptors; None when there is none yet, (END, []) at the end."""
         room = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
         try:
-            data, beside, _, _ = self._socket.recvmsg(
+            data, ancillary, _, _ = self._socket.recvmsg(
                 MAX_MESSAGE_BYTES, room, 0 if waits else _socket.MSG_DONTWAIT
             )
         except BlockingIOError:
@@ -76,7 +80,7 @@ class PacketSocket:
             return END, []
         descriptors = [
             int.from_bytes(numbers[at : at + 4], sys.byteorder)
-            for level, kind, numbers in beside
+            for level, kind, numbers in ancillary
             if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
             for at in range(0, len(numbers), 4)
         ]
@@ -84,13 +88,37 @@ class PacketSocket:
             os.set_inheritable(each, False)
         return (marshal.loads(data) if data else END), descriptors
 
-    def _transmit(self, data: bytes, descriptors: list[int], flags: int) -> None:
-        numbers = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
-        beside = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if descriptors else []
-        self._socket.sendmsg([data], beside, flags)
+    def _queue(self, message: tuple[Any, ...], descriptors: Iterable[int]) -> None:
+        data, numbers = marshal.dumps(message), list(descriptors)
+        if len(data) > MAX_MESSAGE_BYTES or len(numbers) > MAX_DESCRIPTORS:
+            raise ValueError(f"a message of {len(data)} bytes and {len(numbers)} descriptors is too long")
+        self._unsent.append((data, list(map(os.dup, numbers))))
+
+    def _send_queued(self, flags: int) -> None:
+        """Send what waits, in its order; raises BlockingIOError, or OSError when the other end is gone."""
+        while self._unsent:
+            data, descriptors = self._unsent[0]
+            numbers = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
+            ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if descriptors else []
+            try:
+                self._socket.sendmsg([data], ancillary, flags)
+            except BlockingIOError:
+                raise
+            except OSError:
+                self._drop_unsent()
+                raise
+            self._drop_first()
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        for each in self._unsent.pop(0)[1]:
+            os.close(each)
 
 
-def read_text(descriptor: int) -> Any:
+def read_marshalled(descriptor: int) -> Any:
     """Return what was marshalled into a file, from its beginning."""
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(0)

@@ -1,6 +1,6 @@
 """The process that listens on a TCP port of this machine, in words.
 
-Linux tells every listener's user in ``/proc/net/tcp``, and the process only to its own user and to root.
+Linux shows every listener's user in ``/proc/net/tcp``, and the process only to its own user and to root.
 """
 
 from __future__ import annotations

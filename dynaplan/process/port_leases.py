@@ -1,6 +1,6 @@
 """Port leases: loopback ports with one owner each on the whole machine, before a server listens on them.
 
-An engine is told its ports on its command line and binds them seconds or minutes later; until then nothing
+An engine gets its ports on its command line and binds them seconds or minutes later; until then nothing
 keeps two engines off each other but these leases.
 """
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Processes(Protocol):
-    """The processes of this machine, each told from its successors by its start time."""
+    """The processes of this machine, each distinguished from its successors by its start time."""
 
     def identify(self, pid: int) -> int | None:
         """Return the process's start, in clock ticks since boot; None without a process, or for a zombie."""
@@ -43,9 +43,9 @@ class ProcessWatch(Protocol):
     """Processes that are watched for their end."""
 
     def follow(self, owners: Collection[LeaseOwner]) -> None:
-        """Watch exactly these from now on; one that cannot be seen from here is never told of."""
+        """Watch exactly these from now on; of one that cannot be seen from here nothing is reported."""
         ...
 
     def close(self) -> None:
-        """Stop watching, and give back what the watch held; no end is told afterwards."""
+        """Stop watching, and give back what the watch held; no end is reported afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart by pid, start time and boot, and ended with their whole session."""
+"""Processes of this machine, identified by pid, start time and boot, and ended with their whole session."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def identity_of(pid: int) -> ProcessIdentity:
 def is_alive(process: ProcessIdentity) -> bool:
     """Tell whether this very process still runs, and not a later one with its pid.
 
-    A process of another user that /proc hides (hidepid) cannot be told from its successor: it counts as
-    alive.
+    A process of another user that /proc hides (hidepid) cannot be distinguished from its successor: it counts
+    as alive.
     """
     if process.boot_id != boot_id() or process.pid <= 0:
         return False

@@ -55,7 +55,7 @@ AWAITED = (*PASSED_ON, _signal.SIGCHLD, END_SIGNAL)
 KEPT_VARIABLE = "DYNAPLAN_WORKER_NAME"
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
-"""Time between two looks at processes that were killed: a GPU's memory may take seconds to be freed."""
+"""Time between two checks of processes that were killed: a GPU's memory may take seconds to be freed."""
 
 
 def shim_command(command: Sequence[str], parent_pid: int) -> list[str]:

@@ -85,7 +85,7 @@ class Interruption:
             signal.signal(signal.SIGINT, self._interrupt)
 
     def leave_to_check(self) -> None:
-        """Have a signal raise nothing any more but by ``check``, as while an event loop is made."""
+        """From now on raise in ``check`` alone, not where a signal arrives; for making an event loop."""
         self._is_raised = False
 
     def check(self) -> None:

@@ -150,7 +150,7 @@ class Outcome:
 
     A request of one output token has no ITL and meets that target. ``lost`` is the number never answered: no
     engine could serve them, the frontends refused them, or they were left at the end. ``hashed_tokens`` are
-    those of answered prompts whose prefixes the trace tells, ``cached_tokens`` the part of them that no
+    those of answered prompts whose prefixes the trace has, ``cached_tokens`` the part of them that no
     engine computed. ``by_worker`` counts the answers of each decode worker, ``given_up_prefills`` the
     prompts that waited too long for a prefill worker.
     """
@@ -201,7 +201,7 @@ class Outcome:
 
     @property
     def hit_rate(self) -> float | None:
-        """The part of the prompts' tokens that came out of a cache; None where no trace tells prefixes."""
+        """The part of the prompts' tokens that came out of a cache; None where no trace has prefixes."""
         return self.cached_tokens / self.hashed_tokens if self.hashed_tokens else None
 
     @property

@@ -23,7 +23,7 @@ OnRequest = Callable[[str, float], None]
 
 
 class CacheChanges:
-    """The changes of one engine's cache that nobody has been told of yet; its model's ``BlockListener``.
+    """The changes of one engine's cache that have not been published yet; its model's ``BlockListener``.
 
     A router hears of them at the end of their step, as a live engine publishes them.
     """
@@ -191,7 +191,7 @@ class Pools:
         self._reconcile(at_s)
 
     def ready(self, worker: SimulatedWorker, at_s: float) -> None:
-        """Note that the worker has started, unless it was told to leave meanwhile."""
+        """Note that the worker has started, unless it was drained meanwhile."""
         if worker.record.state is WorkerState.STARTING:
             worker.record = worker.record.moved(WorkerState.READY, at_s, "started")
             worker.engine.now_s = at_s
@@ -276,7 +276,7 @@ def _do_nothing(at_s: float) -> None:
 
 
 def _no_cache_worth(at_s: float) -> Mapping[int, int]:
-    """Stand for a ``cache_worth`` that is not set."""
+    """The default ``cache_worth``: of no worker anything is known."""
     return {}
 
 

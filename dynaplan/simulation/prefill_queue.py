@@ -102,11 +102,11 @@ class SimulatedPrefillQueue:
             yield worker, self._next(now_s)
 
     def _next(self, now_s: float) -> str:
-        """Take the next prompt out of the shared queue, which has one."""
+        """Take the next prompt out of the shared queue, which is not empty; return its request's key."""
         rule, waiting, late, times_s = self._rule, self._waiting, self._late, self._times_s
         if rule is None:
             return waiting.popleft()
-        while waiting and rule.is_late(*times_s[waiting[0]], now_s, self._computing.median_startup_s):
+        while waiting and rule.is_late(*times_s[waiting[0]], now_s, self._computing.usual_s):
             late.append(waiting.popleft())
         oldest_s = times_s[late[0]][1] if late else None
         any_in_time = bool(waiting)
@@ -128,7 +128,7 @@ class SimulatedPrefillQueue:
             yield worker, key
 
     def _directed_to(self, worker: SimulatedWorker) -> int:
-        """Count the directed prompts that the worker holds."""
+        """Count the prompts out of the worker's own lane that it holds."""
         return sum(number == worker.number for number in self._directed.values())
 
     def acknowledge(self, worker: SimulatedWorker, key: str) -> None:

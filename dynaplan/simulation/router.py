@@ -97,7 +97,7 @@ class ReportedCaches:
         return index.overlaps(hashes)
 
     def sent(self, hashes: Sequence[int], worker: int, now_s: float) -> None:
-        """Do nothing: the engine reports it."""
+        """Do nothing: which blocks a worker holds is reported by its engine."""
 
     def _forget_others(self, workers: Sequence[SimulatedWorker]) -> None:
         """Forget the workers that get no requests any more."""

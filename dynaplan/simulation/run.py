@@ -26,7 +26,7 @@ MAX_ITEMS = 2000
 
 @dataclass(frozen=True)
 class Moment:
-    """The service when the policy looked, ``at_s`` seconds; ``arrived`` counts all requests until then."""
+    """The service as the policy saw it, at ``at_s`` seconds; ``arrived`` counts all requests until then."""
 
     at_s: float
     in_service: int

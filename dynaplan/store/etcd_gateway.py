@@ -234,23 +234,26 @@ def _normalize_endpoint(endpoint: str) -> str:
 async def _documents(
     response: aiohttp.ClientResponse, first_s: float, silence_s: float
 ) -> AsyncGenerator[Document]:
-    """One document per line; the first must come within ``first_s``."""
+    """Yield one document per line; ends when none has come for ``silence_s``.
+
+    Raises TimeoutError when the first does not come within ``first_s``, ServerDisconnectedError at the end.
+    """
     pending = b""
-    patience_s = first_s
+    has_begun = False
     while True:
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(silence_s if has_begun else first_s):
                 chunk = await response.content.readany()
         except TimeoutError:
-            if patience_s is first_s:
-                raise
-            return
+            if has_begun:
+                return
+            raise
         if not chunk:
             raise aiohttp.ServerDisconnectedError("the stream ended")
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
             yield _unwrap(json.loads(line))
-            patience_s = silence_s
+            has_begun = True
 
 
 def _abort(response: aiohttp.ClientResponse) -> None:

@@ -15,9 +15,9 @@
 Every change of a key has a *position*, the bytes of all changes up to it. A watch that knows all up to a
 position reads on from there, unless changes after it have been deleted (``forgotten``): then it starts over.
 
-Renewals are apart since they are not changes: they wake no watch, and a full disk does not end leases, as
-each overwrites the last one. Their times are of the machine's monotonic clock, which all processes share,
-and which stands still while the machine is suspended.
+Renewals have a file of their own: they are no changes that wake watches, and each overwrites the last one, so
+that a full disk does not end leases. Their times are of the machine's monotonic clock, which all processes
+share, and which stands still while the machine is suspended.
 
 The directory is private, on this machine's own disk or memory, and not behind a link.
 """
@@ -95,27 +95,28 @@ class Lease:
 class StoreDatabase:
     """One connection, which is opened when needed, and again when the directory was replaced.
 
-    No method waits for another writer. Each raises sqlite3.Error, OSError, or ConfigError for a directory
-    that is not safe. Each that writes does so as a whole or not at all.
+    No method waits for another writer: sqlite3.OperationalError then, and the caller tries again. Each raises
+    sqlite3.Error, OSError, or ConfigError for a directory that is not safe. Each that writes does so as a
+    whole or not at all.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.path = directory / "sqlite"
-        self.changed = self.path / "changed"
-        self._path = str(self.path / "store.db")
+        self.sqlite_dir = directory / "sqlite"
+        self.changed_file = self.sqlite_dir / "changed"
+        self._database_path = str(self.sqlite_dir / "store.db")
         self._sql: sqlite3.Connection | None = None
-        self._file: os.stat_result | None = None
+        self._stat: os.stat_result | None = None
         self._is_read_only = False
 
     @property
     def file_id(self) -> tuple[int, int] | None:
         """The device and inode of the database that was opened last; None before."""
-        return (self._file.st_dev, self._file.st_ino) if self._file else None
+        return (self._stat.st_dev, self._stat.st_ino) if self._stat else None
 
     def is_removed(self) -> bool:
         """Tell whether the store has been there, and is not any more."""
-        return self._file is not None and not os.path.lexists(self._path)
+        return self._stat is not None and not os.path.lexists(self._database_path)
 
     def identity(self) -> str:
         """Return the random mark that was made with the database."""
@@ -208,10 +209,10 @@ class StoreDatabase:
 
     def quarantine(self) -> None:
         """Move a database away that is damaged: the next call makes another one."""
-        if self._file is None or not self._is_in_place():
+        if self._stat is None or not self._is_in_place():
             return
         kept = self.directory / f"damaged-{secrets.token_hex(4)}"
-        os.rename(self.path, kept)
+        os.rename(self.sqlite_dir, kept)
         log.error(
             "the store in %s was damaged: it starts empty, and the damaged one is kept in %s",
             self.directory,
@@ -237,28 +238,28 @@ class StoreDatabase:
         return sql
 
     def _is_in_place(self) -> bool:
-        assert self._file is not None
+        assert self._stat is not None
         try:
-            return os.path.samestat(os.stat(self._path, follow_symlinks=False), self._file)
+            return os.path.samestat(os.stat(self._database_path, follow_symlinks=False), self._stat)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _open(self) -> sqlite3.Connection:
-        root = open_store_directory(self.directory, makes_parents=self._file is None)
+        root = open_store_directory(self.directory, makes_parents=self._stat is None)
         try:
             reject_old_layout(self.directory)
             self._is_read_only = bool(os.fstatvfs(root).f_flag & os.ST_RDONLY)
         finally:
             os.close(root)
         if not self._is_read_only:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            _make_file(self.changed)
-            _make_file(self._path)
-        self._file = os.stat(self._path, follow_symlinks=False)
+            self.sqlite_dir.mkdir(mode=0o700, exist_ok=True)
+            _make_file(self.changed_file)
+            _make_file(self._database_path)
+        self._stat = os.stat(self._database_path, follow_symlinks=False)
         # SQLite reads a WAL on a read-only disk only where its other files are there, which the last to close
         # has removed.
         how = "immutable=1" if self._is_read_only else "mode=rw"
-        address = f"file:{quote(self._path)}?{how}"
+        address = f"file:{quote(self._database_path)}?{how}"
         return sqlite3.connect(address, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
 
     def _prepare(self, sql: sqlite3.Connection) -> None:
@@ -297,7 +298,7 @@ class StoreDatabase:
     def _notify(self) -> None:
         """Report the commit. Its write to the WAL would not do: that comes before others can see it."""
         try:
-            os.utime(self.changed)
+            os.utime(self.changed_file)
         except OSError as error:
             log.debug("a change is not reported: %s", error)
 
@@ -349,7 +350,7 @@ class StoreDatabase:
             self._write(sql, {}, keys)
 
     def _renew(self, slot: int, lease: int, ttl_s: int) -> float:
-        """Set the end of a lease; return it."""
+        """Write the lease's end, ``ttl_s`` from now, to its slot of the renewals; return it."""
         ends_s = time.monotonic() + ttl_s
         with self._renewals_file(os.O_WRONLY | os.O_CREAT) as fd:
             os.pwrite(fd, _RENEWAL.pack(lease, ends_s), slot * _RENEWAL.size)
@@ -366,7 +367,7 @@ class StoreDatabase:
 
     @contextmanager
     def _renewals_file(self, flags: int) -> Iterator[int]:
-        fd = os.open(self.path / "renewals", flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.sqlite_dir / "renewals", flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             yield fd
         finally:
@@ -423,7 +424,10 @@ def _count_lease_change(sql: sqlite3.Connection) -> None:
 
 
 def _find_expired(leases: Iterable[Lease]) -> dict[int, str]:
-    """Lease -> why it has ended, of those that have; one that ends too late is of another boot's clock."""
+    """Lease -> why it has ended, of those that have.
+
+    One that ends later than a ttl from now was written by another boot's clock, and has expired, too.
+    """
     dead = {owner for owner in {lease.owner for lease in leases} if owner and is_dead(owner)}
     now_s = time.monotonic()
     return {

@@ -315,7 +315,7 @@ class FileWatcher:
                 self._hub.replace(found.items, found.position)
 
     async def _read_leases(self) -> None:
-        """End expired leases, if they are due; watch the owners of the others."""
+        """When the next lease may have expired: end those that have, and watch the owners of the others."""
         if time.monotonic() < self._read_leases_at_s:
             return
         leases = await self._call(self._database.expire_leases)
@@ -345,7 +345,7 @@ class FileWatcher:
         inotify = None
         try:
             inotify = Inotify()
-            inotify.follow(self._database.directory, self._database.changed)
+            inotify.follow(self._database.directory, self._database.changed_file)
         except OSError as error:
             log.warning(
                 "changes in %s are polled every %g s, since the kernel does not report them: %s",

@@ -161,7 +161,7 @@ class Entry:
 
     @property
     def item(self) -> KeyValue | None:
-        """The key with its value; None for what no key has written, or what is gone."""
+        """The key with its value; None for a deletion, and for a name that is no key's."""
         key = None if self.is_gone else decode_key(self.name)
         if key is None:
             return None

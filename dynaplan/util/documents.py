@@ -118,7 +118,7 @@ def check_types(value: Any) -> None:
     """Raise TypeError for the first field, at any depth, whose value is not of its annotated type.
 
     A whole number counts as a number, a truth value as neither; whole numbers are those of 64 bits, and no
-    number is NaN. Of a mapping only the kind is looked at. Unions, tuples and ``Any`` are known.
+    number is NaN. Of a mapping only the kind is checked. Unions, tuples and ``Any`` are known.
     """
     kind: Any = type(value)
     for name, annotation in _fields_of(kind):

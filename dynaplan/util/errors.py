@@ -111,7 +111,7 @@ class StatefileUnwritable(TemporaryError):
 
 
 class ClusterUnavailable(TemporaryError):
-    """The Kubernetes API server did not answer, or said that it cannot now."""
+    """The Kubernetes API server did not answer, or answered that it cannot now."""
 
 
 class ClusterConflict(TemporaryError):

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 ROUTING_PATH = "/routing"
-"""The route of a frontend's own server that tells, by worker, the source of what is known of its cache."""
+"""The route of a frontend's own server that returns, by worker, the source of what is known of its cache."""
 
 ALL_METRICS_PATH = "/metrics/all"
 """The route of a frontend's public port with the metrics of the whole deployment."""
 
 EVENTS = "events"
-"""The source where a worker's engine tells; any other begins with "prediction" and says why."""
+"""The source where a worker's engine reports its blocks; any other begins with "prediction" and says why."""
 
 TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
 """The headers of a trace, by the W3C's recommendation."""
@@ -28,7 +28,7 @@ REQUEST_ID = "X-Request-Id"
 """The header with the id of a request, of requests and of responses."""
 
 ATTEMPT_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,160}", re.ASCII)
-"""The form of an id that an engine gets: the client's, and what tells its attempts apart."""
+"""The form of an id that an engine gets: the client's, and what distinguishes its attempts."""
 
 MAX_TRACE_STATE = 512
 """Characters of ``tracestate`` that are passed on at most."""

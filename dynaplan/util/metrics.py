@@ -92,7 +92,7 @@ _DYNAPLAN = {
     "kv_hand_offs_expired_total": "Hand-offs that nobody took in time",
     "kv_slots_reserved": "Slots of llama.cpp reserved for requests on their way",
     "kv_slots_taken_back_total": "Reserved slots whose request did not come in time",
-    "kv_blocks_cached": "KV blocks that the engine holds, as it told",
+    "kv_blocks_cached": "KV blocks that the engine holds, as it reported",
     "kv_block_events_total": "Events about KV blocks sent to frontends",
     "kv_engine_messages_total": "Messages about KV blocks received from the engine",
     "kv_engine_messages_lost_total": "Messages about KV blocks that the engine sent and that did not arrive",

@@ -1,7 +1,7 @@
 """A question for a server's health over a bare socket, without an HTTP client.
 
 A process that asks little should not import one: aiohttp costs 14 MiB. Only servers of this host are asked,
-so that certificates are not looked at.
+so that certificates are not checked.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def state_coloured(text: str) -> str:
 
 
 def good(text: str) -> str:
-    """Colour a text that tells of something that went well."""
+    """Colour a text about something that went well."""
     return click.style(text, fg=GOOD)
 
 
@@ -72,5 +72,5 @@ def warning(text: str) -> str:
 
 
 def error(text: str) -> str:
-    """Colour a text that tells of something that went wrong."""
+    """Colour a text about something that went wrong."""
     return click.style(text, fg=BAD, bold=True)

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -26,7 +25,7 @@ from dynaplan.fleet.page_access import (
 )
 
 KEY_HEADER = "X-Dynaplan-Key"
-"""The header with the session's key. No other site can send it: a browser asks the server first."""
+"""The header with the session's key. No other site can send it: a browser asks the server first (CORS)."""
 
 SIGN_IN = "Open the address that `dynaplan ui` prints: this browser is not signed in, or no longer."
 
@@ -49,31 +48,31 @@ class OpenedSession:
 
 
 class PageGuard:
-    """Refuses what is not a user's own. ``host`` is the name that the frontend listens on.
+    """Raises PageRefusal for requests that are not from a user's own browser and page.
 
-    ``now_s`` is the time in seconds since the epoch.
+    ``host`` is the name that the frontend listens on; ``now_s`` the time in seconds since the epoch.
     """
 
     def __init__(
         self, secret: str, host: str, *, is_tls: bool = False, now_s: Callable[[], float] = time.time
     ) -> None:
         self._secret = secret
-        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self._names = {"localhost", host.lower(), socket.gethostname().lower()} - {""}
         self._is_tls = is_tls
         self._now_s = now_s
 
     def check_host(self, request: web.BaseRequest) -> None:
         """Refuse a name that is not this machine's.
 
-        A site whose name leads here for a moment ("DNS rebinding") is of one origin with us to a browser. An
-        address in numbers cannot be that.
+        A browser takes a site whose name resolves to this machine for a moment ("DNS rebinding") for the
+        origin of this page. A numeric address cannot be rebound.
         """
         given = request.headers.getall("Host", [])
         name = _host_name(given[0]) if len(given) == 1 else ""
         if not (name in self._names or name.endswith(".localhost") or _is_address(name)):
             raise PageRefusal(421, "This name is not this machine's: use its address, or localhost.")
 
-    def opened(self, request: web.BaseRequest) -> OpenedSession | None:
+    def open_session(self, request: web.BaseRequest) -> OpenedSession | None:
         """Return a new session when the address bears the token, None without one; refuse a wrong one."""
         given = request.query.get(TOKEN_FIELD)
         if given is None:
@@ -89,14 +88,17 @@ class PageGuard:
         )
 
     def check_cookie(self, request: web.BaseRequest) -> str:
-        """Return the session's cookie; refuse a request without one."""
-        try:
-            morsel = SimpleCookie(request.headers.get("Cookie", "")).get(cookie_name(self._secret))
-        except CookieError:
-            morsel = None
-        if morsel is None or not is_session(self._secret, morsel.value, self._now_s()):
+        """Return the session's cookie; refuse a request without one.
+
+        Not by ``SimpleCookie``, which reads nothing behind a cookie that it cannot read: those of other
+        programs on this host come in the same header.
+        """
+        cookies = (each.strip().partition("=") for each in request.headers.get("Cookie", "").split(";"))
+        own = (value for name, _, value in cookies if name == cookie_name(self._secret))
+        session = next((each for each in own if is_session(self._secret, each, self._now_s())), None)
+        if session is None:
             raise PageRefusal(401, SIGN_IN)
-        return morsel.value
+        return session
 
     def check_key(self, request: web.BaseRequest) -> None:
         """Refuse a request without session or without its key."""

@@ -137,7 +137,7 @@ class PageRoutes:
 
         The session's key goes behind a ``#``: a browser sends that part to nobody.
         """
-        opened = self._guard.opened(request)
+        opened = self._guard.open_session(request)
         if opened is None:
             self._guard.check_cookie(request)
             return web.Response(body=_read("ui.html"), content_type="text/html", charset="utf-8")

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 LINGER_S = 20.0
 """Seconds for which the process runs on after the last page was closed."""
 
-RESTART_S = 3.0
-"""Seconds after which a process that ended by itself is started again."""
+RETRY_S = 3.0
+"""Seconds after which a process that ended, or could not read the deployment, is started again."""
 
 FEED_POLL_S = 3.0
 """Seconds between two questions."""
@@ -50,19 +50,19 @@ class Feed(Protocol):
 class SseClients:
     """All open pages of one frontend; ``close`` ends them and the process."""
 
-    def __init__(self, feed: Feed, linger_s: float = LINGER_S, again_s: float = RESTART_S) -> None:
+    def __init__(self, feed: Feed, linger_s: float = LINGER_S, retry_s: float = RETRY_S) -> None:
         self._feed = feed
-        self._linger_s, self._again_s = linger_s, again_s
+        self._linger_s, self._retry_s = linger_s, retry_s
         self._clients: dict[_SseClient, ChartsRequest] = {}
         self._newest: dict[str, str] = {}
         self._polling: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
-        self._leaving: asyncio.TimerHandle | None = None
+        self._charts_changed = asyncio.Event()
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     @property
     def is_full(self) -> bool:
-        """True while the page is open as often as it may be."""
+        """True when no further page may be opened."""
         return len(self._clients) >= MAX_CLIENTS
 
     async def watch(self, asked: ChartsRequest) -> AsyncGenerator[tuple[str, str]]:
@@ -87,8 +87,8 @@ class SseClients:
         self._is_closed = True
         for client in self._clients:
             client.wake()
-        if self._leaving:
-            self._leaving.cancel()
+        if self._linger_timer:
+            self._linger_timer.cancel()
         self._stop()
         if self._polling:
             await asyncio.gather(self._polling, return_exceptions=True)
@@ -97,17 +97,23 @@ class SseClients:
 
     def _update_polling(self) -> None:
         """Poll from the first page on, at once when other charts are shown; stop after the last page."""
-        if self._leaving:
-            self._leaving.cancel()
-            self._leaving = None
+        if self._linger_timer:
+            self._linger_timer.cancel()
+            self._linger_timer = None
         if self._is_closed:
             return
         if self._clients and (self._polling is None or self._polling.done()):
             self._polling = asyncio.create_task(self._poll(), name="page feed")
+            self._polling.add_done_callback(lambda _: self._resume_polling())
         if self._clients:
-            self._changed.set()
+            self._charts_changed.set()
         else:
-            self._leaving = asyncio.get_running_loop().call_later(self._linger_s, self._stop)
+            self._linger_timer = asyncio.get_running_loop().call_later(self._linger_s, self._stop)
+
+    def _resume_polling(self) -> None:
+        """Poll for a page that was opened while the last poll was being cancelled."""
+        if self._clients and not self._is_closed:
+            self._update_polling()
 
     def _stop(self) -> None:
         if self._polling:
@@ -117,16 +123,18 @@ class SseClients:
         """Ask, and pass the events on, until this is cancelled."""
         try:
             while True:
-                self._changed.clear()
+                self._charts_changed.clear()
                 trouble = await self._ask()
                 if trouble:
                     self._publish(TROUBLE, json.dumps(trouble))
                     await self._feed.end()
-                    await asyncio.sleep(self._again_s)
+                    await asyncio.sleep(self._retry_s)
                     continue
+                if self._newest.get(TROUBLE, '""') != '""':
+                    self._publish(TROUBLE, '""')
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FEED_POLL_S):  # wait_for may lose a cancellation
-                        await self._changed.wait()
+                        await self._charts_changed.wait()
         finally:
             self._newest.clear()
             await self._feed.end()
@@ -137,9 +145,9 @@ class SseClients:
         try:
             answer, _ = await self._feed.ask({"charts": shown})
         except HelperTooSlow:
-            return "The process that looks at the deployment does not answer."
+            return "The process that polls the deployment does not answer."
         except HelperFailed:
-            return "The process that looks at the deployment has ended."
+            return "The process that polls the deployment has ended."
         for name, text in answer.get("events", ()):
             self._publish(name, text)
         return str(answer.get("error", ""))

@@ -42,7 +42,7 @@ def timeout_headers(deadline_s: float) -> dict[str, str]:
 
 
 def parse_deadline(headers: Mapping[str, str]) -> float:
-    """Return the deadline that a request came with; raises UserError when it is not a number."""
+    """Return the deadline that a request came with; raises UserError unless it is in whole milliseconds."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return NEVER
@@ -53,7 +53,7 @@ def parse_deadline(headers: Mapping[str, str]) -> float:
 
 @contextmanager
 def deadline_scope(deadline_s: float) -> Iterator[None]:
-    """Make this the deadline of every call that is made inside the block."""
+    """Let no call that is made inside the block outlast this deadline, or that of an outer block."""
     token = _deadline_s.set(min(deadline_s, _deadline_s.get()))
     try:
         yield
@@ -61,21 +61,23 @@ def deadline_scope(deadline_s: float) -> Iterator[None]:
         _deadline_s.reset(token)
 
 
-async def until(deadline_s: float, items: AsyncGenerator[Any, None], what: str) -> AsyncGenerator[Any, None]:
+async def iterate_until(
+    deadline_s: float, items: AsyncGenerator[Any, None], subject: str
+) -> AsyncGenerator[Any, None]:
     """Yield the items; raise DeadlineExceeded, and end them, when the next is not there at the deadline.
 
-    The time between two items, which the reader takes, is not interrupted.
+    ``subject`` begins the error's sentence. While the consumer handles an item nothing is interrupted.
     """
     async with aclosing(items):
         while True:
             try:
-                item = await _next(deadline_s, items, what)
+                item = await _next(deadline_s, items, subject)
             except StopAsyncIteration:
                 return
             yield item
 
 
-async def _next(deadline_s: float, items: AsyncIterator[Any], what: str) -> Any:
+async def _next(deadline_s: float, items: AsyncIterator[Any], subject: str) -> Any:
     try:
         async with asyncio.timeout_at(None if deadline_s == NEVER else deadline_s) as limit:
             return await anext(items)
@@ -83,5 +85,5 @@ async def _next(deadline_s: float, items: AsyncIterator[Any], what: str) -> Any:
         if not limit.expired():
             raise
         raise DeadlineExceeded(
-            f"{what} has not answered in time", hint="Another try may be faster; or allow more time."
+            f"{subject} has not answered in time", hint="Another try may be faster; or allow more time."
         ) from error

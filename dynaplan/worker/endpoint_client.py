@@ -21,7 +21,7 @@ from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import DeadlineExceeded, PermanentError, RequestRefused, TemporaryError, UserError
 from dynaplan.util.tls import ClientTls
-from dynaplan.worker.deadlines import deadline_after, timeout_headers, until
+from dynaplan.worker.deadlines import deadline_after, iterate_until, timeout_headers
 from dynaplan.worker.endpoints import to_plain
 from dynaplan.worker.timing import (
     CONNECT_TIMEOUT_S,
@@ -139,7 +139,7 @@ class EndpointClient:
     ) -> Items:
         deadline_s = deadline_after(timeout_s)
         items = self._call_any(choose, _body(request), deadline_s, is_direct)
-        async with aclosing(until(deadline_s, items, self._name)) as timely:
+        async with aclosing(iterate_until(deadline_s, items, self._name)) as timely:
             async for item in timely:
                 yield item
 

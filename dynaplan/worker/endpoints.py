@@ -16,7 +16,7 @@ from aiohttp import web
 
 from dynaplan.util.errors import DeadlineExceeded, RequestRefused, TemporaryError, UserError
 from dynaplan.util.http_routes import Route
-from dynaplan.worker.deadlines import deadline_scope, parse_deadline, until
+from dynaplan.worker.deadlines import deadline_scope, iterate_until, parse_deadline
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ServedEndpoint:
     """One endpoint, bound to the service's instance.
 
-    ``request_type``, when it is a dataclass or has pydantic's ``model_validate``, is what the request is
-    made into. A public one is served to users, as text; every one to the other services, as JSON lines.
+    The request's JSON is made into ``request_type`` when that is a dataclass or has pydantic's
+    ``model_validate``; else the method gets it as parsed. Other services are answered with one JSON line per
+    item. A public endpoint has a route for users besides, on which an item that is a string is sent as it is.
     """
 
     name: str
@@ -103,7 +104,7 @@ def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], 
         try:
             deadline_s = parse_deadline(request.headers)
             body = await request.json() if request.can_read_body else None
-            items = until(deadline_s, call_endpoint(endpoint, body), endpoint.name)
+            items = iterate_until(deadline_s, call_endpoint(endpoint, body), endpoint.name)
             with deadline_scope(deadline_s):
                 first = await _first(items)
         except json.JSONDecodeError as error:

@@ -134,7 +134,7 @@ class Acceptor:
         self._loop.add_reader(self._socket, self._accept)
 
     async def stop(self) -> None:
-        """Accept what waits already, and close this process's copy of the socket. Twice is once.
+        """Accept what waits already, and close this process's copy of the socket. Idempotent.
 
         Returns when what these connections have brought has been read.
         """
@@ -455,7 +455,7 @@ class LimitedServer(web.Server):
             self._refused = 0
 
     def _stalled(self, now_s: float) -> Iterator[ClientConnection]:
-        """Yield the connections whose client has not gone on for its time."""
+        """Yield the connections on which a client has sent no head, or taken no answer, for its timeout."""
         times_s = {"head_timeout": self._limits.head_s, "write_timeout": self._limits.write_s}
         for connection in self.connections:
             assert isinstance(connection, ClientConnection)

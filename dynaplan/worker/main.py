@@ -79,15 +79,15 @@ class Standalone:
 
     ``public_socket`` is bound to the public port, for a service that listens on it; ``gpus`` are the indices
     of the GPUs that it has claimed for itself. ``internal_socket`` is bound to an address that other hosts
-    reach, ``advertised`` is the name by which they do; None: loopback. ``check_claims`` makes those claims
-    again that a cleaner of temporary files has taken away.
+    reach, and ``advertised`` is the name by which they do; without it the worker listens on loopback.
+    ``renew_claims`` makes the claims on the GPUs again where a cleaner of temporary files has removed them.
     """
 
     public_socket: socket.socket | None = None
     gpus: tuple[int, ...] = ()
     internal_socket: socket.socket | None = None
     advertised: str = ""
-    check_claims: Callable[[], object] = object
+    renew_claims: Callable[[], object] = object
 
 
 def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
@@ -146,8 +146,8 @@ async def _run_worker(
     if inherited and not _is_public(service):
         inherited.close()
         inherited = None
-    is_reached = _is_public(service) or (alone is not None and alone.internal_socket is not None)
-    tls = certificates.own_certificate(os.environ) if is_reached else None
+    is_remote = _is_public(service) or (alone is not None and alone.internal_socket is not None)
+    tls = certificates.own_certificate(os.environ) if is_remote else None
     server = _internal_server(alone, environment.worker_token, tls)
     store = connections.connect_store()
     runtime = await _runtime(service, environment, server.url, store)
@@ -190,10 +190,10 @@ def _internal_server(alone: Standalone | None, token: str, tls: ServerTls | None
 def _mark_unmanaged(runtime: WorkerRuntime, alone: Standalone, service: Service[Any]) -> None:
     runtime.is_managed = False
     runtime.describe(role=service.role.value, gpus=list(alone.gpus))
-    runtime.spawn(_check_claims(runtime, alone), "GPU claims")
+    runtime.spawn(_renew_claims(runtime, alone), "GPU claims")
 
 
-async def _check_claims(runtime: WorkerRuntime, alone: Standalone) -> None:
+async def _renew_claims(runtime: WorkerRuntime, alone: Standalone) -> None:
     """Check the claims from time to time, as the fleet plugin does those of its workers."""
     import asyncio
     import logging
@@ -201,7 +201,7 @@ async def _check_claims(runtime: WorkerRuntime, alone: Standalone) -> None:
     while alone.gpus:
         await runtime.clock.sleep(CLAIMS_POLL_S)
         try:
-            await asyncio.to_thread(alone.check_claims)
+            await asyncio.to_thread(alone.renew_claims)
         except DeploymentError as error:
             logging.getLogger(__name__).warning("%s", error)
 
@@ -290,7 +290,7 @@ def _number(values: Mapping[str, Any], key: str, default: float) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ConfigError(f"{key}: {value!r} is not a number", hint="Expected seconds, as in 30.") from None
+        raise ConfigError(f"{key}: {value!r} is not a number", hint="Expected a number, as in 30.") from None
 
 
 def _run(worker: Coroutine[Any, Any, int]) -> int:

@@ -42,7 +42,7 @@ class PrefillPuller:
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
     read is acknowledged at once: another delivery would not help. An engine that ``waits_for_release`` is
-    told when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
+    informed when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
 
     With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
     queue, of which it takes no more while it holds as many directed prompts as it may. The shared queue is
@@ -175,7 +175,7 @@ class PrefillPuller:
             slots.release()
 
     def _count_directed(self, slots: asyncio.Semaphore, change: int) -> None:
-        """Count a prompt of the lane; while there are too many nothing is taken of the shared queue."""
+        """Count a prompt of the own lane in (1) or out (-1); at the limit the shared queue waits."""
         if slots is self._lane_slots:
             self._directed += change
             if self._directed < self._max_concurrent:

@@ -143,7 +143,7 @@ class RoutedRequests:
         self._report = await self._ask_all()
 
     async def wait_gone(self) -> None:
-        """Return when no request is here and none can come any more. After the deregistration."""
+        """Return when no request is here and no router can send another. For after the deregistration."""
         if not self._runtime.instance_id:
             return  # it has never been registered
         clock = self._runtime.clock

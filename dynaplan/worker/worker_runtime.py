@@ -187,7 +187,7 @@ class WorkerRuntime:
 
     @property
     def is_forced(self) -> bool:
-        """True after a second signal at a terminal."""
+        """True after a second signal at a terminal: the worker stops without waiting for its requests."""
         return self.failed.done() and isinstance(self.failed.result(), StopForced)
 
     @property

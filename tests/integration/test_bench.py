@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from dynaplan.cli.bench_measurement import MeasuredService, OfferedLoad, measure
+from dynaplan.cli.bench_measurement import BenchTarget, OfferedLoad, measure
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Slo
 from tests.fakes.frontend_runtime import stage
@@ -23,25 +23,25 @@ def load(clients: int = 2, duration_s: float = 0.3) -> OfferedLoad:
 async def test_whole_answers_are_counted_with_their_tokens() -> None:
     async with stage() as here:
         await here.worker()
-        service = MeasuredService(here.url, "", False, is_text=True)
+        service = BenchTarget(here.url, "", False, is_text=True)
         measured = await measure(service, load(), Slo(), 1, None)
     counters = measured.counters
     assert counters.outcome.requests == counters.requests_sent > 2
     assert counters.outcome.output_tokens == 5 * counters.requests_sent
-    assert (counters.outcome.lost, counters.other_answers, measured.is_interrupted) == (0, 0, False)
+    assert (counters.outcome.lost, counters.answers_of_other_length, measured.is_interrupted) == (0, 0, False)
 
 
 async def test_a_trace_is_sent_whole() -> None:
     async with stage() as here:
         await here.worker()
-        measured = await measure(MeasuredService(here.url, "", False, is_text=True), load(0), Slo(), 1, None)
+        measured = await measure(BenchTarget(here.url, "", False, is_text=True), load(0), Slo(), 1, None)
     assert measured.counters.outcome.requests == 3
 
 
 async def test_an_answer_that_breaks_off_is_a_failure_with_a_name() -> None:
     async with stage() as here:
         await here.worker("die_within")
-        measured = await measure(MeasuredService(here.url, "", False, is_text=True), load(0), Slo(), 1, None)
+        measured = await measure(BenchTarget(here.url, "", False, is_text=True), load(0), Slo(), 1, None)
     (kind,) = measured.counters.failures
     assert kind.startswith("broke off")
     assert measured.counters.outcome.lost == 3
@@ -50,7 +50,7 @@ async def test_an_answer_that_breaks_off_is_a_failure_with_a_name() -> None:
 async def test_ctrl_c_ends_with_what_there_is() -> None:
     async with stage() as here:
         worker = await here.worker("hold_within")
-        service = MeasuredService(here.url, "", False, is_text=True)
+        service = BenchTarget(here.url, "", False, is_text=True)
         task = asyncio.create_task(measure(service, load(2, 3600.0), Slo(), 1, None))
         await eventually(lambda: worker.in_flight == 2)
         os.kill(os.getpid(), signal.SIGINT)

@@ -180,7 +180,7 @@ async def test_a_process_that_ends_is_said_and_started_again(
 ) -> None:
     async with page(monkeypatch, tmp_path, SILENT) as here:
         await here.sign_in()
-        here.here.frontend._page._clients._again_s = 0.0
+        here.here.frontend._page._clients._retry_s = 0.0
         response = await here.get("/ui/events")
         assert "has ended" in await until(response, "event: trouble")
         assert "has ended" in await until(response, "event: trouble")

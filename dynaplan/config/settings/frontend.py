@@ -26,7 +26,7 @@ class RoutingSettings(Settings):
     ``overlap_weight`` is what a block of the prompt that is not in a worker's cache costs in the mode ``kv``,
     in blocks that the worker already computes for others. ``router_temperature`` 0 always takes the cheapest
     worker. The last three bound what is remembered of prompts that were sent, where that has to stand for the
-    blocks that an engine tells of itself.
+    blocks that an engine reports of itself.
     """
 
     router: str = option("round-robin", "How the Frontend chooses a worker", choices=ROUTERS)

@@ -59,7 +59,7 @@ class LlamaCppEngine(ServerEngine):
         await super().start()
 
     def routes(self) -> Sequence[Route]:
-        """The slots of a decode worker that takes hand-offs; the API is the engine's own."""
+        """Routes to reserve and restore slots, where this worker takes hand-offs."""
         return self._allocator.routes() if self._takes_hand_offs else ()
 
     def card(self) -> Mapping[str, Any]:
@@ -136,7 +136,7 @@ class LlamaCppEngine(ServerEngine):
         return tokens
 
     async def _end(self, grace_s: float) -> None:
-        """Let go of everything; the files last, when no engine can read or write them any more."""
+        """Release everything; the files last, when no engine can read or write them any more."""
         await self._allocator.close()
         try:
             await super()._end(grace_s)

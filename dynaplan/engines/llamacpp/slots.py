@@ -165,7 +165,7 @@ class SlotFiles:
     def __init__(self, directory: str, worker_name: str, hold_s: float = HOLD_S) -> None:
         self._directory = Path(directory) if directory else None
         self._worker_name = worker_name
-        # The random part tells them from files of the worker's last life, whose names may still be under way.
+        # The random part: names of files of the worker's last process may still be under way.
         self._names = (f"{worker_name}.{secrets.token_hex(4)}.{number}.kv" for number in itertools.count(1))
         self._of_request: dict[str, list[str]] = {}
         self.holds = Holds(self._delete_for_request, hold_s)
@@ -198,7 +198,7 @@ class SlotFiles:
                 self.delete(path.name)
 
     def find(self, name: object) -> str:
-        """Return the name if it is that of a file here, else ""; it comes from another process."""
+        """Return the name if a slot file here has it, else "". Another process sends it: not trusted."""
         if self._directory is None or not isinstance(name, str) or name != Path(name).name:
             return ""
         path = self._directory / name
@@ -316,7 +316,7 @@ class SlotAllocator:
         return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
 
     async def _take_and_restore(self, request_id: str, hand_off: object) -> int:
-        """Take a slot and restore the prompt into it; TemporaryError when it is released meanwhile."""
+        """Return the slot into which the prompt is restored; TemporaryError when it is released meanwhile."""
         slot = await self._pool.take(request_id)
         try:
             await self._restore(slot, hand_off)

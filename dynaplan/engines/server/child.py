@@ -43,13 +43,13 @@ MAX_LINE_BYTES = 65536
 """A line without an end is passed on when it is longer than this."""
 
 KILL_POLL_S = 0.02
-"""Seconds between two looks at whether a killed group is gone."""
+"""Seconds between two checks whether a killed group is gone."""
 
 READY_POLL_S = 0.1
 """Seconds between two questions to a starting server whether it is ready."""
 
 SHIM_TIMEOUT_S = TRACKERS_TIMEOUT_S + 1.0
-"""Seconds after which a shim that was told to end the engine is not waited for any more."""
+"""Seconds after which a shim that was signalled to end the engine is not waited for any more."""
 
 KILL_TIMEOUT_S = 10.0
 """Seconds that the kernel may take to end killed processes: freeing a GPU's memory takes a while."""

@@ -158,7 +158,7 @@ class ServerEngine:
         """Raise PermanentError once the engine has ended unasked or is hung; its remains are killed."""
         child = self._require_child()
         way = await first_of(child.wait(), self._wait_until_hung(), self._wait_for_lost_part(child))
-        if self._is_stopping:  # it was told to end
+        if self._is_stopping:  # it was asked to end
             await asyncio.Event().wait()
         why = describe_exit(way) if isinstance(way, int) else way
         child.kill()

@@ -26,7 +26,7 @@ class FlagStyle:
 
     ``handled`` are options that the adapter itself turns into flags. ``renamed`` gives an option the engine's
     name for it. ``removed`` are options of older versions that the engine takes no more, and what came of
-    them: they are left out. ``false`` is said as ``--no-option`` for those in ``negatable``, else it is
+    them: they are left out. ``false`` is written as ``--no-option`` for those in ``negatable``, else it is
     left out. ``word`` joins the words of a flag's name.
     """
 
@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def check_common(options: Options, engine: str, set_here: frozenset[str]) -> None:
-    """Raise ConfigError for no model, for an option that dynaplan sets, and for times that are no times."""
+    """Raise ConfigError without a model, for an option that dynaplan sets, and for timeouts that are none."""
     if not isinstance(options.get("model"), str) or not options["model"].strip():
         raise ConfigError(
             f"model is {options.get('model')!r}", hint=f"Expected the model that {engine} serves."

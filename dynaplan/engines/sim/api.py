@@ -97,7 +97,7 @@ class RemoteKv:
 class CompletionRequest:
     """One OpenAI request, checked. ``ends_with`` is the answer's finish reason.
 
-    ``stop`` are the texts at which the answer ends, which ``is_stop_included`` leaves in it; none is looked
+    ``stop`` are the texts at which the answer ends, which ``is_stop_included`` leaves in it; none is searched
     for in the first ``min_tokens``. ``characters`` is the length of an answer that ends so, else None. A
     ``prompt`` that ends with the beginning of its answer is a ``question`` and that number of characters,
     ``begun``; all other lengths are then those of the rest.
@@ -224,7 +224,7 @@ class AnswerText:
     def apply_stops(self, asked: CompletionRequest) -> CompletionRequest:
         """Return the request as it is to be answered: no further than to the first of its stop texts.
 
-        As in vLLM, stop texts are looked for after each token, in their order: one may begin in a token and
+        As in vLLM, stop texts are searched for after each token, in their order: one may begin in a token and
         end in another, its tokens are computed and counted, and the text ends before it.
         """
         if not asked.stop:

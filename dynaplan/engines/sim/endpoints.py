@@ -246,7 +246,7 @@ async def _whole(parts: Sequence[_Part]) -> web.Response:
 async def _stream(http: web.Request, parts: Sequence[_Part]) -> web.StreamResponse:
     """Write the tokens as they come, one prompt's after another's.
 
-    A failure cuts the connection: nobody takes that for an end.
+    On a failure the connection is cut, so that no client takes the stream for complete.
     """
     response = web.StreamResponse(headers=STREAM_HEADERS)
     try:

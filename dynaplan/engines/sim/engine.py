@@ -115,7 +115,7 @@ CLIENT_CHECK_S = 0.25
 class SimEngine:
     """An ``Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
 
-    Others take its hand-offs at the worker's own HTTP server; the role is only told in the card. Raises
+    Others take its hand-offs at the worker's own HTTP server; the role is only in the card. Raises
     ConfigError for a wrong option.
     """
 

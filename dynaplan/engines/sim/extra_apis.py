@@ -52,7 +52,7 @@ class ResponseRendering(Rendering):
     """Events that were rendered."""
 
     def events(self, start: int, stop: int, *, is_last: bool) -> bytes:
-        """Render the tokens as events, the first of all after the events that begin a message."""
+        """Render the tokens ``start`` to ``stop`` as events; before token 0 those that begin a message."""
         begin = b""
         if start == 0:
             created = self._response("in_progress", [], None)

@@ -60,23 +60,23 @@ def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
     return profile.timing(), profile.max_kv_tokens
 
 
-def timing_origin(options: SimOptions) -> str:
-    """The words that go with an estimated profile; empty for a measured one. Raises ConfigError."""
+def profile_origin(options: SimOptions) -> str:
+    """Return the source of an estimated profile's times, in words; empty for a measured one. ConfigError."""
     name = profile_name(options)
     formula = name == "mocker" or name in FITTED
     return "" if formula else load_profile(name, options.tensor_parallel_size).origin
 
 
 def profile_name(options: SimOptions) -> str:
-    """The profile that the options name, or else the one that is nearest to their model."""
+    """Return the profile that the options name; by default that of the 8B model, or of the 70B for such."""
     return options.profile or (DEFAULT_70B_PROFILE if "70b" in options.model.lower() else DEFAULT_PROFILE)
 
 
-def measured_size(options: SimOptions) -> int:
-    """Return the tensor parallel size whose times the options get.
+def profile_tp_size(options: SimOptions) -> int:
+    """Return the tensor parallel size that the times of the options' profile are of.
 
-    A profile with a file per size, or one of one's own, is taken to have the size that was asked for; a
-    polynomial has 1, and a shipped file the one in its name, or 1.
+    1 for a polynomial; for a shipped file the size in its name, or 1; for a shipped profile with a file per
+    size, and for a user's own, the size that is asked for.
     """
     name = profile_name(options)
     if name == "mocker" or name in FITTED:
@@ -127,7 +127,7 @@ def _read_directory(directory: Path, tensor_parallel_size: int) -> dict[str, Any
             document |= _read_npz(archive, keys, tensor_parallel_size)
         elif (directory / f"{part}_raw_data.json").is_file():
             document |= _read_json(directory / f"{part}_raw_data.json")
-        elif early := early_half(directory, part, tensor_parallel_size):
+        elif early := first_version_part(directory, part, tensor_parallel_size):
             document |= early
         else:
             raise ConfigError(
@@ -172,15 +172,17 @@ UNREADABLE_ARCHIVE = (
 GENAI_PERF_RESULT = "profile_export_genai_perf.json"
 
 
-def early_half(directory: Path, half: str, tensor_parallel_size: int) -> dict[str, Any] | None:
-    """One half, ``prefill`` or ``decode``, with the keys of a measured profile; None when it is not there.
+def first_version_part(directory: Path, part: str, tensor_parallel_size: int) -> dict[str, Any] | None:
+    """Read the ``prefill`` or ``decode`` part of a directory that the first version of the profiler wrote.
+
+    Returns it with the keys of a measured profile; None when there is none.
 
     Raises ConfigError when it is there, but for other tensor parallel sizes only, or cannot be read.
     """
     by_size = {
         int(found[1]): path
-        for path in sorted(directory.glob(f"{half}_tp*_interpolation"))
-        if (found := re.fullmatch(rf"{half}_tp(\d+)_interpolation", path.name))
+        for path in sorted(directory.glob(f"{part}_tp*_interpolation"))
+        if (found := re.fullmatch(rf"{part}_tp(\d+)_interpolation", path.name))
     }
     if not by_size:
         return None
@@ -190,7 +192,7 @@ def early_half(directory: Path, half: str, tensor_parallel_size: int) -> dict[st
             hint=f"Expected one of: {', '.join(map(str, sorted(by_size)))}.",
         )
     size = tensor_parallel_size if tensor_parallel_size in by_size else min(by_size)
-    read = _early_prefill if half == "prefill" else _early_decode
+    read = _first_version_prefill if part == "prefill" else _first_version_decode
     try:
         return read(by_size[size], size)
     except UNREADABLE_ARCHIVE as error:
@@ -200,8 +202,8 @@ def early_half(directory: Path, half: str, tensor_parallel_size: int) -> dict[st
         ) from error
 
 
-def _early_decode(directory: Path, tensor_parallel_size: int) -> dict[str, Any]:
-    arrays = _early_arrays(directory)
+def _first_version_decode(directory: Path, tensor_parallel_size: int) -> dict[str, Any]:
+    arrays = _first_version_arrays(directory)
     usages, contexts, itls_ms = (arrays[key] for key in ("x_kv_usage", "y_context_length", "z_itl"))
     by_point = list(zip(usages, contexts, itls_ms, strict=True))
     kv_tokens = round(max(context / usage for usage, context, _ in by_point))
@@ -212,7 +214,7 @@ def _early_decode(directory: Path, tensor_parallel_size: int) -> dict[str, Any]:
     return {"z_thpt_per_gpu": tokens_per_s_per_gpu, "max_kv_tokens": kv_tokens, **arrays}
 
 
-def _early_prefill(directory: Path, tensor_parallel_size: int) -> dict[str, Any]:
+def _first_version_prefill(directory: Path, tensor_parallel_size: int) -> dict[str, Any]:
     lengths, ttfts_ms = [], []
     for result in directory.glob(f"gap_isl*/**/{GENAI_PERF_RESULT}"):
         folder = result.relative_to(directory).parts[0]
@@ -228,7 +230,7 @@ def _early_prefill(directory: Path, tensor_parallel_size: int) -> dict[str, Any]
     }
 
 
-def _early_arrays(directory: Path) -> dict[str, list[float]]:
+def _first_version_arrays(directory: Path) -> dict[str, list[float]]:
     import numpy  # only for archives: it costs 30 MiB and 0.1 s
 
     archives = sorted(directory.glob("*_data.npz"))
@@ -239,7 +241,7 @@ def _early_arrays(directory: Path) -> dict[str, list[float]]:
 
 
 def check(options: Mapping[str, Any], gpus: float) -> None:
-    """Raise the ConfigError that making this engine would; any number of GPUs will do."""
+    """Raise the ConfigError that making this engine would; ``gpus`` is other engines' to check."""
     known = SimOptions.from_options(options)
     _, profile_kv_tokens = timing_for(known)
     EngineSettings.of(known, profile_kv_tokens)

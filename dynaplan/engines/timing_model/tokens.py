@@ -1,4 +1,4 @@
-"""The simulated engine's tokenizer, also for routers and planners that count or hash its prompts.
+"""The simulated engine's tokenizer, also for routers and planners that count or hash the engine's prompts.
 
 One token is four bytes of UTF-8, about what a trained tokenizer makes of English. Appending to a text
 leaves all its tokens but the last as they were: equal beginnings give equal tokens, as prefix caching needs.
@@ -26,7 +26,7 @@ TEXT_PARTS: Mapping[str, str] = {
     "thinking": "thinking",
     "refusal": "refusal",
 }
-"""The types of a message's parts that are text, and the field that has it. vLLM has the same."""
+"""The types of a message's parts that are text -> the field with the text. vLLM takes the same types."""
 
 
 def tokenize(text: str) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ def count_tokens(text: str) -> int:
 
 
 def chat_text(messages: object) -> str:
-    """Return a chat as one text that ends with the assistant's turn; raises UserError for anything else."""
+    """Return a chat as one text that ends with the assistant's turn; UserError for what is no chat."""
     if not isinstance(messages, list) or not messages:
         raise UserError("'messages' must be a non-empty list of messages")
     turns = [f"<|{_role(message)}|>\n{_content(message)}\n" for message in messages]
@@ -70,7 +70,7 @@ def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, .
         return prompt
     if isinstance(prompt, list) and prompt and all(map(_is_token, prompt)):
         return tuple(prompt)
-    raise UserError("'prompt' must be a text, a list of token ids, or a list of these, none of them empty")
+    raise UserError("'prompt' must be a text, a list of token ids, or a list with one of these; not empty")
 
 
 def is_continuation(body: Mapping[str, Any]) -> bool:
@@ -118,6 +118,6 @@ def _part_text(part: object) -> str:
 
 
 def _media_marker(part: Mapping[str, Any]) -> str:
-    """Return what stands for an image or a sound: a mark that tells it from others, and none of its bytes."""
+    """Return what stands for an image or a sound: a short hash of the part in place of its data."""
     document = json.dumps(part, sort_keys=True, default=str).encode("utf-8", "replace")
     return f"<|{part['type'][:20]} {blake2b(document, digest_size=8).hexdigest()}|>"

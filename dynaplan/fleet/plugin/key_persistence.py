@@ -31,7 +31,10 @@ RESYNC_S = 5.0
 
 
 class KeyPersistence:
-    """Keeps keys in statefile and store alike, and ends holds and reservations whose deadline has passed."""
+    """Copies counts, holds, reservations and live settings from store to statefile, and back when lost.
+
+    Also ends holds and reservations whose deadline has passed.
+    """
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class KeyPersistence:
     def _end(self, name: str, text: str) -> bool:
         """Release holds or reservations that are over: a clock which is set back does not revive them.
 
-        Return whether the clock has to be looked at again.
+        Return whether the clock has to be checked again.
         """
         now_s = self._unix_time_s()
         try:

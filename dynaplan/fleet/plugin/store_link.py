@@ -180,7 +180,7 @@ class StoreLink:
         self._tasks.spawn(self._replace(planner_prefix(self._namespace) + name, before, after), name)
 
     def decide_first(self, keys: dict[str, str]) -> None:
-        """Write the first decision, unless another writer is faster."""
+        """Write the first decision, these keys and values, unless somebody else has written one meanwhile."""
         known = self._keys
         if self._is_deciding or known is None:
             return

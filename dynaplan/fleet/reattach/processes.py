@@ -44,7 +44,7 @@ class RetryingWatcher(Watcher):
 
     @gen.coroutine
     def _start(self) -> Generator[Any, Any, None]:
-        """Start the first process; circus gives a watcher up that has none then."""
+        """Start the process; a refused start leaves the watcher active, which circus would stop."""
         yield super()._start()
         if self._is_refused and self._status == "stopped":
             self._status = "active"
@@ -62,7 +62,7 @@ EXIT_CODE_TIMEOUT_S = 1.0
 
 
 class HolderProcess(Process):
-    """A process that the holder has started; the one of before, if that still runs."""
+    """A process of circus that is the holder's child: started by it, or adopted after a restart of serve."""
 
     wait_status: int | None = None
 
@@ -76,7 +76,7 @@ class HolderProcess(Process):
         if not pid:
             fleet.check_not_lost(self.name, self.watcher)
             pid = self._started(fleet)
-        # A process's end is told, and its pid is its own until that is noted: so it is there, maybe a zombie.
+        # The holder reaps it only when its end is noted: until then it is there, maybe as a zombie.
         worker: Any = psutil.Process(pid)
         worker.stdout = worker.stderr = None
         # circus would wait for a start that lies ahead, as one does whose clock was set back meanwhile.
@@ -106,12 +106,12 @@ class HolderProcess(Process):
         return self.poll()
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the end was not told."""
+        """Return the exit code; None until the holder has reported the end."""
         return None if self.wait_status is None else os.waitstatus_to_exitcode(self.wait_status)
 
     @property
     def status(self) -> int:
-        """Return circus' word for its state: dead from the moment on at which its end was told."""
+        """Return circus' word for its state: dead as soon as the holder has reported the end."""
         return int(RUNNING if self.wait_status is None else DEAD_OR_ZOMBIE)
 
 

@@ -32,7 +32,7 @@ class Absence:
     retry_unix_s: int | None = 0
 
     def retry_s(self, unix_time_s: float) -> float:
-        """Return the seconds until a worker is started; infinite when none is without a person."""
+        """Return the seconds until a worker is started; infinite when only a person can have one started."""
         return math.inf if self.retry_unix_s is None else max(0.0, self.retry_unix_s - unix_time_s)
 
     def retry_after_s(self, unix_time_s: float) -> int:

@@ -46,7 +46,7 @@ class TimedEntries(Protocol):
 
     @property
     def sentences(self) -> Mapping[str, Hold]:
-        """The entries, by a sentence in the past tense that tells them apart."""
+        """The entries, by a sentence in the past tense about each."""
         ...
 
     def to_text(self) -> str:
@@ -67,7 +67,7 @@ PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
     STORE_ID: bool,
     MODEL_ORDERS: _is_read(ModelOrders.from_text),
 }
-"""The planner's keys that are kept, by name, and what tells a value that is worth it."""
+"""The planner's keys that are kept, by name, and the test of a value that is worth it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class PersistedKeys:
 class Comparison:
     """The keys to keep from now on, and those of them that the store lacks.
 
-    ``is_new_store`` tells that it has lost everything.
+    ``is_new_store``: it has lost everything.
     """
 
     kept: PersistedKeys

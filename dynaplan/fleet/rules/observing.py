@@ -129,7 +129,7 @@ def _registered(worker: Worker, world: World) -> Worker:
 def suspects(workers: Workers, hang_timeout_s: Callable[[str], float]) -> dict[str, str]:
     """Return the workers that may stand still, with their addresses: they lost their registration unasked.
 
-    A worker that an outsider told to leave is among them, and answers. A worker that was never registered is
+    A worker that an outsider has drained is among them, and answers. A worker that was never registered is
     not: its engine judges its start-up time. ``hang_timeout_s`` is in seconds by component; 0 is "never".
     """
     return {

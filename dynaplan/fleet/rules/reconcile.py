@@ -1,6 +1,6 @@
 """Reconciling: from the fleet that is to the fleet that is wanted.
 
-Level-triggered: it looks at the whole fleet each time, never at what happened before, so it may be called at
+Level-triggered: it reads the whole fleet each time, never what happened before, so it may be called at
 any moment, any number of times, and after any crash. Reconciling its own result changes nothing.
 
 The result is written down before anything is done about it. After a crash in between, the states of the
@@ -172,7 +172,10 @@ def _leaves_at_once(worker: Worker, vacating: Mapping[str, str]) -> bool:
 
 
 def _vacated(fleet: Fleet, started: Fleet, vacating: Mapping[str, str], now_s: float) -> Fleet:
-    """The fleet in which ready workers leave reserved GPUs, unless others are about to take their places."""
+    """Return the fleet with ready workers on reserved GPUs draining, but not while their substitutes start.
+
+    ``vacating`` is name of worker -> why.
+    """
     others = [each for each in (*fleet, *started) if each.name not in vacating]
     coming = {each.component for each in others if each.state is WorkerState.STARTING}
     return tuple(
@@ -356,7 +359,7 @@ MAX_REMOVALS = 8
 
 @dataclass(frozen=True)
 class Removal:
-    """One worker that was told to leave, at ``at_unix_s`` on the wall clock, and why."""
+    """One worker that was drained, at ``at_unix_s`` on the wall clock, and why."""
 
     worker: str
     at_unix_s: float

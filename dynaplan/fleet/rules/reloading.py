@@ -43,7 +43,7 @@ class Taking(Enum):
 
 @dataclass(frozen=True)
 class SettingChange:
-    """One setting of one service, before and after, and what it takes.
+    """One setting of one service, before and after, and what it takes to apply it.
 
     ``restarts`` are the services whose processes are replaced; ``why`` explains what cannot be done, or need
     not be.
@@ -73,13 +73,15 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class ReloadRules:
-    """Keys that are not read by the processes of their own section alone.
+    """Keys whose change takes something else than a restart of the processes of their own section.
 
-    ``live`` ones change while requests flow. Of a decode worker's section the frontends read those
-    ``of_frontends`` alone, and those ``of_both`` as its workers do. ``agreed`` ones must be equal in prefill
-    and decode workers. ``gpus`` are the GPUs of one worker with the new settings, by service.
-    Of the Planner's section the frontends read those ``of_planner``, too. ``learnt`` are the settings of
-    other services, each with its service's name, from which the Planner learns what it has to know of them.
+    - ``live``: keys that take effect without a restart
+    - ``of_frontends``: of a decode worker's section, read by the frontends instead of its workers
+    - ``of_both``: of a decode worker's section, read by the frontends and its workers
+    - ``of_planner``: of the Planner's section, read by the frontends and the Planner
+    - ``agreed``: must be equal in prefill and decode workers
+    - ``gpus``: the GPUs of one worker with the new settings, by service
+    - ``learnt``: (service, key) of other services' sections that the Planner reads, too
     """
 
     live: Collection[str] = ()

@@ -64,7 +64,7 @@ def after_exit(
     for, a clean exit included (its lease may have been revoked from outside), is a crash: it waits for
     its restart and keeps its name and GPUs, or has failed when it crashed too often, until a replacement is
     tried at ``retry_at_s``. A worker that
-    had no process to lose is returned as it is, so that an exit told twice counts once.
+    had no process to lose is returned as it is, so that an exit reported twice counts once.
     """
     if worker.state is WorkerState.DRAINING:
         return _ended(worker, WorkerState.STOPPED, now_s, f"drained, {exit_reason(exit_code, killer)}")

@@ -2,7 +2,7 @@
 
 The keys are the original's (Dynamo 0.3.2), so that its tools read our documents and we read its; it ignores
 our additions. ``statefiles/`` holds the schema and one document per step of its life. The base entry of a
-component, ``{namespace}_{component}``, stays when its worker goes, because it tells the command of the
+component, ``{namespace}_{component}``, stays when its worker goes, because it has the command of the
 next one. No secret and nothing of the inherited environment is in it.
 """
 
@@ -37,7 +37,7 @@ _ORIGINAL_ROLES = {
     DECODE_COMPONENT: Role.DECODE,
     PREFILL_COMPONENT: Role.PREFILL,
 }
-"""The roles of the original's stock services, whose entries do not tell theirs."""
+"""The roles of the original's stock services, whose entries do not have theirs."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def _filled(entry: Document, worker: Worker, inventory: Sequence[Gpu]) -> Docume
 
 
 def _base_entries(document: Document) -> dict[str, Document]:
-    """Name -> entry of every component's base, with its component and role told."""
+    """Name -> entry of every component's base, with its component and role."""
     namespace, components = document["namespace"], document["components"]
     bases = {}
     for name, entry in components.items():
@@ -353,7 +353,7 @@ def _worker(namespace: str, name: str, entry: Mapping[str, Any]) -> Worker:
 
 
 def _original_state(entry: Mapping[str, Any]) -> str:
-    """The original tells no states: an entry is a worker that runs, unless GPUs and lease were taken away."""
+    """The original has no states: an entry is a worker that runs, unless GPUs and lease were taken away."""
     is_emptied = "lease" in entry and entry["lease"] is None and not entry["resources"]
     return WorkerState.STOPPED.value if is_emptied else WorkerState.READY.value
 

@@ -25,6 +25,7 @@ from dynaplan.engines.kv_events import (
     read_kv_payload,
 )
 from dynaplan.events.component_events import ComponentEvents
+from dynaplan.events.port import EventSubscription
 from dynaplan.events.subjects import Event
 from dynaplan.events.wire_formats import payload_reader
 from dynaplan.gateway import timing
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 BLOCKS_AT_ONCE = 4096
-"""Blocks of events that are taken over before the event loop gets its turn."""
+"""Blocks of events that are applied before the event loop gets its turn."""
 
 MAX_WARNINGS = 100
 
@@ -93,13 +94,12 @@ class KvCacheFollower:
         namespace: str,
         connect: Connect,
         snapshots: Snapshots,
-        index: KvIndex | None = None,
     ) -> None:
         self._discovery = discovery
         self._namespace = namespace
         self._connect = connect
-        self._source = snapshots
-        self._index = index or KvIndex()
+        self._snapshot_source = snapshots
+        self._index = KvIndex()
         self._sync = IndexSync(self._index)
         self._read = payload_reader(object)
         self._tasks = BackgroundTasks()
@@ -111,7 +111,7 @@ class KvCacheFollower:
         self._warned: set[str] = set()
         self._applied = 0
         self._unreadable = 0
-        self._snapshots = 0
+        self._snapshots_loaded = 0
         self._stop_following: Callable[[], None] = lambda: None
 
     @classmethod
@@ -147,7 +147,7 @@ class KvCacheFollower:
             "dynaplan:kv_index_events_total": self._applied,
             "dynaplan:kv_index_events_unreadable_total": self._unreadable,
             "dynaplan:kv_index_gaps_total": self._sync.gaps,
-            "dynaplan:kv_index_snapshots_total": self._snapshots,
+            "dynaplan:kv_index_snapshots_total": self._snapshots_loaded,
         }
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class KvCacheFollower:
     async def close(self) -> None:
         self._stop_following()
         await self._tasks.cancel()
-        await self._source.close()
+        await self._snapshot_source.close()
 
     async def _run(self) -> None:
         backoff = Backoff(0.1, timing.EVENT_PLANE_MAX_BACKOFF_S)
@@ -167,28 +167,31 @@ class KvCacheFollower:
             try:
                 events = await self._connect()
                 subscription = await events.subscribe(f"{self._namespace}.*.{TOPIC}")
+                backoff.reset()
+                await self._follow(events, subscription)
             except QueueUnavailable as error:
                 if backoff.is_first:
                     log.warning("prefixes are predicted until the event plane answers: %s", error)
-                await backoff.pause()
-                continue
             except (PermanentError, ConfigError) as error:
                 log.error("KV events cannot be received, so that prefixes are predicted: %s", error)
                 return
-            backoff.reset()
-            watching = self._tasks.spawn(self._watch_continuity(events), "watch the event plane")
-            try:
-                blocks = 0
-                async for event in subscription:
-                    blocks += self._receive(event)
-                    if blocks > BLOCKS_AT_ONCE:
-                        blocks = 0
-                        await asyncio.sleep(0)
-            finally:
-                watching.cancel()
-                self._events = None
-                await subscription.close()
             await backoff.pause()
+
+    async def _follow(self, events: ComponentEvents, subscription: EventSubscription) -> None:
+        """Apply events until the subscription ends; raises QueueUnavailable then."""
+        watching = self._tasks.spawn(self._watch_continuity(events), "watch the event plane")
+        try:
+            blocks = 0
+            async for event in subscription:
+                blocks += self._receive(event)
+                if blocks > BLOCKS_AT_ONCE:
+                    blocks = 0
+                    await asyncio.sleep(0)
+        finally:
+            watching.cancel()
+            self._events = None
+            await subscription.close()
+        raise QueueUnavailable("the subscription has ended")
 
     async def _watch_continuity(self, events: ComponentEvents) -> None:
         """Ask every worker again whenever events may have been lost with a connection."""
@@ -202,7 +205,7 @@ class KvCacheFollower:
             await asyncio.sleep(timing.EVENT_PLANE_POLL_S)
 
     def _receive(self, event: Event) -> int:
-        """Take one message over; return the number of its blocks."""
+        """Apply one message; return the number of its blocks."""
         try:
             changes = read_kv_payload(self._read(event.payload))
         except ValueError as error:
@@ -226,7 +229,7 @@ class KvCacheFollower:
         self._request_snapshots()
 
     def _request_snapshots(self) -> None:
-        """Ask the workers whose snapshots are needed, once events can follow it."""
+        """Fetch the snapshots that are needed, but only while the events after them are received."""
         if self._events is None or self._continuity is None:
             return
         for worker in self._sync.missing_snapshots():
@@ -234,7 +237,7 @@ class KvCacheFollower:
             self._tasks.spawn(self._load_snapshot(worker, ticket), f"load the KV blocks of {worker:x}")
 
     async def _load_snapshot(self, worker: int, ticket: int) -> None:
-        """Take the worker's snapshot over, however often it has to be asked, while it is wanted."""
+        """Fetch the worker's snapshot and apply it, with retries while it is wanted."""
         now_s = asyncio.get_running_loop().time
         backoff = Backoff(timing.SNAPSHOT_RETRY_S, timing.EVENT_PLANE_MAX_BACKOFF_S)
         await asyncio.sleep(
@@ -244,9 +247,11 @@ class KvCacheFollower:
             instance = self._instances[worker]
             self._requested_s[worker] = now_s()
             try:
-                for _ in self._sync.load_snapshot(worker, ticket, await self._source.fetch(instance)):
+                for _ in self._sync.load_snapshot(
+                    worker, ticket, await self._snapshot_source.fetch(instance)
+                ):
                     await asyncio.sleep(0)
-                self._snapshots += 1
+                self._snapshots_loaded += 1
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 self._warn_once(f"{instance.worker} does not report its KV blocks: {error or 'no answer'}")
                 await backoff.pause()

@@ -37,7 +37,7 @@ EVICTED_SHARE = 16
 """A sixteenth of all blocks is dropped at once, so that looking for the oldest ones costs little."""
 
 SWEEP_BLOCKS = 4096
-"""Blocks that one call of ``sweep`` looks at: about 0.5 ms."""
+"""Blocks that one call of ``sweep`` checks: about 0.5 ms."""
 
 
 class KvIndex:

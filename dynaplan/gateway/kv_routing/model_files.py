@@ -32,7 +32,7 @@ class ChatFiles:
 def model_directory(model: str, environment: Mapping[str, str]) -> Path | None:
     """Return the directory with the tokenizer of a model, named by its path or its name on the hub.
 
-    A name is looked for where Hugging Face's library keeps what it has downloaded; None when there is none.
+    A name is searched for where Hugging Face's library keeps what it has downloaded; None when there is none.
     """
     try:
         for directory in (Path(model).expanduser(), *_snapshots(model, environment)):

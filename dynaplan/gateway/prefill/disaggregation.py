@@ -93,5 +93,5 @@ class QueueReading:
     own: int = 0
 
     def estimate(self, own_now: int) -> int:
-        """Estimate the depth now: the others' part at the reading, plus the reader's part now."""
+        """Estimate the queue's depth: what others had in it at the last reading, plus what we have now."""
         return max(0, self.depth - self.own) + own_now

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class HandOff:
     """A computed prompt: ``fields`` go to the top level of the decode request's body and name the KV entries.
 
-    ``release`` tells the prefill worker that the entries are not needed any more; only the first call counts.
+    ``release`` has the prefill worker free the entries; only the first call counts.
     ``cached_tokens`` of the prompt were in the prefill worker's cache; None where it does not report them.
     ``instance_id`` is that worker's, 0 where it is not known. ``on_first_token`` is called with a
     stream's first token.

@@ -33,7 +33,7 @@ EVENTS_OFF = "prediction: kv-events is off"
 
 @dataclass(slots=True)
 class _Book(WorkerBook):
-    """One worker's book of this frontend, and until when it gets no request."""
+    """What this frontend has in flight at one worker, and until when the worker gets no request."""
 
     avoid_until_s: float = 0.0
 

@@ -64,7 +64,7 @@ def plot_svg(plot: Plot) -> str:
     if plot.chosen:
         points.append(plot.chosen)
     xs = [x for x, _ in points] + ([plot.limit[0]] if plot.limit else [])
-    area = _Area(Scale.spanning(xs), Scale.spanning([0.0, *(y for _, y in points)]))
+    area = _Area(Scale.spanning(xs, PARTS), Scale.spanning([0.0, *(y for _, y in points)], PARTS))
     parts = [*_axes(plot, area)]
     for index, curve in enumerate(plot.curves):
         parts += _curve(curve, index, area)

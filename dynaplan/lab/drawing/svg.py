@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from html import escape
 
 LOGARITHMIC_RATIO = 8.0
-"""An adaptive scale is logarithmic when one line reaches this many times as high as another, or the limit."""
+"""An adaptive scale is logarithmic when one line reaches this many times as high as another, or the limit.
+
+What is lower than 1 counts as 1: up to there the logarithm of value + 1 is almost a straight line.
+"""
 
 MAX_TICKS = 5
 """The largest number of values written beside a logarithmic axis."""
@@ -24,7 +27,7 @@ _ROUND_DIGITS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to 0 (bottom or left) until 1 (top or right), linearly or by the logarithm of value + 1."""
+    """Maps values to 0 (bottom or left) ... 1 (top or right), linearly or by the logarithm of value + 1."""
 
     low: float
     high: float
@@ -41,29 +44,34 @@ class Scale:
     ) -> Scale:
         """Return the scale from 0 on that shows these lines and the limit.
 
-        ``is_adaptive`` allows a logarithmic one, which begins at the lowest value from 1 on. ``is_counted``
-        says that the values are whole numbers.
+        ``is_adaptive`` allows a logarithmic one, which begins at the lowest value, unless that is below 1.
+        ``is_counted``: the values are whole numbers.
         """
         reached = [max(filter(None, values), default=0.0) for values in lines]
         limits = [limit] if limit else []
         high = max([*reached, *limits], default=0.0)
         lowest = min((top for top in [*reached, *limits] if top > 0), default=0.0)
-        if is_adaptive and max(reached, default=0.0) > LOGARITHMIC_RATIO * lowest > 0:
-            low = min((value for values in lines for value in values if value is not None), default=0.0)
+        if is_adaptive and max(reached, default=0.0) > LOGARITHMIC_RATIO * max(lowest, 1.0):
+            shown = [*limits, *(value for values in lines for value in values if value is not None)]
+            low = min(shown)
             return cls(low if low >= 1 else 0.0, high * 1.1, is_log=True)
         if is_counted:
             return cls(0.0, max(2.0, 2 * math.ceil(high / 2)))
         return cls(0.0, 4 * round_up(high / 4) if high else 1.0)
 
     @classmethod
-    def spanning(cls, values: Sequence[float]) -> Scale:
-        """Return the linear scale between round numbers around these values, from 0 on if that is near."""
+    def spanning(cls, values: Sequence[float], parts: int) -> Scale:
+        """Return the linear scale around these values, from 0 on if that is near.
+
+        It has that number of parts, each of a round number, and begins at a multiple of that number.
+        """
         low, high = min(values, default=0.0), max(values, default=1.0)
         if 0 <= low <= high / 2:
             low = 0.0
-        step = round_up((high - low) / 5 or abs(high) or 1.0)
-        low = math.floor(low / step + 1e-9) * step
-        return cls(low, low + step * max(1, math.ceil((high - low) / step - 1e-9)))
+        step = round_up((high - low or abs(high) or 1.0) / parts)
+        while (begin := math.floor(low / step + 1e-9)) * step + parts * step < high * (1 - 1e-9):
+            step = round_up(1.01 * step)
+        return cls(begin * step, (begin + parts) * step)
 
     def place(self, value: float) -> float:
         """Return the value's place, from 0 for ``low`` until 1 for ``high``."""
@@ -73,12 +81,16 @@ class Scale:
         return (math.log1p(value) - bottom) / (math.log1p(self.high) - bottom)
 
     def ticks(self, parts: int = 2) -> list[float]:
-        """Return round values from ``low`` to ``high``: the ends of ``parts`` equal parts, or decades."""
+        """Return the values to write from ``low`` to ``high``: the ends of ``parts`` equal parts, or decades.
+
+        There are values between decades, or decades are left out, as ``MAX_TICKS`` has it.
+        """
         if not self.is_log:
             return [self.low + (self.high - self.low) * part / parts for part in range(parts + 1)]
         decades = range(math.floor(math.log10(max(self.low, 1.0))), math.ceil(math.log10(self.high)) + 1)
-        for digits in ((1, 2, 5), (1, 3), (1,)):
-            ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        whole_decades = [((1,), every) for every in range(1, len(decades) + 1)]
+        for digits, every in (((1, 2, 5), 1), ((1, 3), 1), *whole_decades):
+            ticks = [digit * 10.0**decade for decade in decades[::every] for digit in digits]
             ticks = [tick for tick in ticks if self.low <= tick <= self.high]
             if len(ticks) <= MAX_TICKS:
                 break
@@ -139,7 +151,7 @@ svg .tick, svg .time { fill: var(--muted); font-size: 11px }
 .ring { fill: none; stroke: var(--text); stroke-width: 1.4 }
 .decision { stroke: currentColor; stroke-width: 2.5 }
 """
-"""The look of each class, by the names of the colours."""
+"""The style of each class, by the names of the colours."""
 
 STYLE = THEME + RULES
 """The style sheet of every picture, as CSS."""
@@ -147,7 +159,7 @@ STYLE = THEME + RULES
 _LIGHT = dict(re.findall(r"(--\w+): (#\w+)", THEME.partition("@media")[0]))
 
 _WITHOUT_VARIABLES = re.sub(r"var\((--\w+)\)", lambda found: _LIGHT[found[1]], RULES)
-"""The same look in light colours: where variables are not known, the style sheet after it changes nothing."""
+"""The same rules in light colours, for viewers that know no CSS variables: they ignore the sheet after it."""
 
 
 def colour_class(index: int) -> str:

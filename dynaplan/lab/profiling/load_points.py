@@ -78,10 +78,11 @@ def decode_points(
     """Return a grid of loads: up to ``granularity + 1`` prompt lengths with as many concurrencies each.
 
     Concurrencies go from 1 to the number that the KV cache holds, and never beyond ``request_slots``. Unlike
-    in the original, where both are spread evenly, lengths grow by a constant factor and concurrencies with
-    the square: at a given KV usage the batch is inverse to the context, and ITL bends at small batches.
-    Answers have a quarter of their prompts' length, or 128 tokens, and at most ``osl_tokens`` and half of the
-    room: prompts fill the KV cache from the first token on, so that high usages are measured too. Raises
+    in Dynamo's profiler, where both are spread evenly, lengths grow by a constant factor and concurrencies
+    with the square: at a given KV usage the batch is inverse to the context, and ITL bends at small batches.
+    Answers have a quarter of their prompts' length, or 128 tokens, and at most ``osl_tokens`` and half of
+    what one request may hold: prompts fill the KV cache from the first token on, so that high usages are
+    measured too. Raises
     ConfigError when the engine holds no request.
     """
     if granularity < 1:

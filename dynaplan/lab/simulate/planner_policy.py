@@ -118,7 +118,7 @@ class PlannerPolicy:
             self._on_decision(before, observation, decision, after)
 
     async def apply(self, decision: Decision) -> bool:
-        """Ask the service for the desired counts."""
+        """Have the simulated service scale to the desired counts; it refuses none: True."""
         desired, last = decision.desired, self._desired
         self._desired = replace(
             last,

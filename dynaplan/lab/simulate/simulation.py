@@ -21,7 +21,7 @@ from dynaplan.config.service_config import kebab_keys
 from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
-from dynaplan.engines.sim.profiles import measured_size, profile_name, timing_for
+from dynaplan.engines.sim.profiles import profile_name, profile_tp_size, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
@@ -161,7 +161,7 @@ def _simulate_served(name: str, options: SimulateOptions, watch: ProgressCallbac
 
 
 def _report_progress(trace: Trace, name: str, length_s: float, watch: ProgressCallback) -> Trace:
-    """Return the same trace, whose reader's progress is told."""
+    """Return the same trace, which reports how far it has been read."""
     passes = itertools.count(1)
 
     def requests() -> Iterator[TracedRequest]:
@@ -273,7 +273,7 @@ def warnings(options: SimulateOptions) -> list[str]:
     for role in SCALED_ROLES if options.is_disaggregated else (Role.DECODE,):
         checked = SimOptions.from_options(options.engine_of(role))
         size = checked.tensor_parallel_size
-        measured = measured_size(checked)
+        measured = profile_tp_size(checked)
         if size != measured:
             name = profile_name(checked)
             found[name, size] = (

@@ -31,7 +31,7 @@ COLUMNS: Columns = {
     "flaps": ("FLAPS", "{}"),
     "lost": ("LOST", "{}"),
 }
-"""All columns; ``hit_rate`` is there when the trace tells prefixes."""
+"""All columns; ``hit_rate`` is there when the trace has prefixes."""
 
 OPTIONAL_COLUMNS = (
     *("queued_p95_ms", "itl_p50_ms", "ttft_p50_ms", "flaps", "goodput_per_s", "scale_events"),

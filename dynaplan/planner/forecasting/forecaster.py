@@ -85,7 +85,7 @@ def choose_method(
     made = {name: run_method(name, series, steps, settings) for name in METHODS}
     if not is_count:
         return choose(made, series, steps)
-    early = series[: first_choice(series, steps)]  # later ones are never looked at, and trend is slow
+    early = series[: first_choice(series, steps)]  # later ones are never read, and trend is slow
     return choose(made, series, steps, beginning=("trend", _clean(trend(early, steps), early)), is_count=True)
 
 

@@ -19,7 +19,7 @@ from dynaplan.config.settings.planner import (
 )
 from dynaplan.engines.server.child import SECRET_PREFIXES
 from dynaplan.planner.forecasting.forecaster import CoreForecaster, forecast_last_value
-from dynaplan.planner.forecasting.library_process import MODULES
+from dynaplan.planner.forecasting.library_process import LIBRARIES
 from dynaplan.planner.forecasting.series import Series, clean_history
 from dynaplan.planner.ports import Forecaster
 from dynaplan.planner.timing import LIBRARY_LOAD_S
@@ -43,11 +43,11 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXP
 
 def check_installed(method: str) -> None:
     """Raise ConfigError, with the line that installs it, when the method's library is missing."""
-    for module in MODULES[method]:
+    for module in LIBRARIES[method]:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
                 f"load-predictor is {method!r}, but the Python module {module} is not installed",
-                hint=f"Run: pip install {MODULES[method][-1]}. Or choose auto, kalman or constant.",
+                hint=f"Run: pip install {LIBRARIES[method][-1]}. Or choose auto, kalman or constant.",
             )
 
 
@@ -177,6 +177,6 @@ class _Library:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment, with one thread and without secrets."""
+    """Return our environment without secrets, and with one thread for the numeric libraries."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRET_PREFIXES)}
     return environment | helper_environment() | dict.fromkeys(THREADS, "1")

@@ -28,7 +28,7 @@ Series = Sequence[float | None]
 """Measurements of one curve, the newest last; None for a gap."""
 
 EPOCH = datetime(2024, 1, 1)
-"""The time of the first measurement that Prophet is told, as in the original."""
+"""The time that Prophet gets for the first measurement, as in the original."""
 
 
 def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
@@ -43,8 +43,9 @@ def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
     if order[0] == order[2] == 0:
         model = _auto_arima(tuple(math.log1p(each) for each in values))
         in_logarithms = tuple(int(each) for each in model.order)
-        return math.expm1(_ahead(model, steps)), f"arima{in_logarithms} of the logarithm"
-    return _ahead(model, steps), f"arima{order}"
+        logarithm = min(_predict_last(model, steps), MAX_LOG)
+        return math.expm1(logarithm), f"arima{in_logarithms} of the logarithm"
+    return _predict_last(model, steps), f"arima{order}"
 
 
 @lru_cache(maxsize=2)  # a curve is asked for several numbers of steps in a row
@@ -53,7 +54,7 @@ def _auto_arima(values: tuple[float, ...]) -> Any:
     return pmdarima.auto_arima(numpy.asarray(values), suppress_warnings=True, error_action="ignore")
 
 
-def _ahead(model: Any, steps: int) -> float:
+def _predict_last(model: Any, steps: int) -> float:
     return float(list(model.predict(n_periods=steps))[-1])
 
 
@@ -62,15 +63,15 @@ def prophet(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
     pandas, library = importlib.import_module("pandas"), importlib.import_module("prophet")
     known = [(index, value) for index, value in enumerate(series) if value is not None]
     frame = pandas.DataFrame(
-        {"ds": [_moment(index, interval_s) for index, _ in known], "y": [value for _, value in known]}
+        {"ds": [_time_of(index, interval_s) for index, _ in known], "y": [value for _, value in known]}
     )
     model = library.Prophet()
     model.fit(frame)
-    target = pandas.DataFrame({"ds": [_moment(len(series) - 1 + steps, interval_s)]})
+    target = pandas.DataFrame({"ds": [_time_of(len(series) - 1 + steps, interval_s)]})
     return float(list(model.predict(target)["yhat"])[-1]), "prophet"
 
 
-def _moment(index: int, interval_s: float) -> datetime:
+def _time_of(index: int, interval_s: float) -> datetime:
     return EPOCH + timedelta(seconds=index * interval_s)
 
 
@@ -78,17 +79,17 @@ def load(method: str) -> None:
     """Import the method's modules: that takes seconds, and the first forecast should not pay for it."""
     for noisy in ("cmdstanpy", "prophet", "prophet.plot"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    for module in MODULES[method]:
+    for module in LIBRARIES[method]:
         importlib.import_module(module)
 
 
-LIBRARIES: Mapping[str, Callable[[Series, int, float], tuple[float, str]]] = {
+FORECASTERS: Mapping[str, Callable[[Series, int, float], tuple[float, str]]] = {
     "arima": arima,
     "prophet": prophet,
 }
 """The function of each method."""
 
-MODULES: Mapping[str, Sequence[str]] = {
+LIBRARIES: Mapping[str, Sequence[str]] = {
     "arima": ("numpy", "pmdarima"),
     "prophet": ("pandas", "prophet"),
 }
@@ -116,7 +117,7 @@ def answer(method: str, question: Mapping[str, Any]) -> dict[str, Any]:
     series, is_log1p = question["series"], question["log1p"]
     if is_log1p:
         series = [None if value is None else math.log1p(value) for value in series]
-    value, note = LIBRARIES[method](series, question["steps"], question["interval_s"])
+    value, note = FORECASTERS[method](series, question["steps"], question["interval_s"])
     if is_log1p:
         value, note = math.expm1(min(value, MAX_LOG)), f"{note}, log1p"
     if not math.isfinite(value):

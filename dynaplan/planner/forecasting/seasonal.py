@@ -19,10 +19,10 @@ from dynaplan.planner.forecasting.series import Series, fill_gaps
 from dynaplan.planner.forecasting.smoothing import level
 
 MIN_PERIOD = 4
-"""Shortest period that is looked for, intervals."""
+"""Shortest period that is searched for, intervals."""
 
 MAX_PERIOD = 100
-"""Longest period that is looked for, intervals."""
+"""Longest period that is searched for, intervals."""
 
 PERIODS_AVERAGED = 3
 """Number of earlier periods in the mean."""

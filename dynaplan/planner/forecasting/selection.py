@@ -44,7 +44,7 @@ def loss(forecast: float, actual: float) -> float:
 
 @dataclass(frozen=True)
 class Score:
-    """Means over ``count`` forecasts, in the curve's unit: absolute error, loss, and the actual values."""
+    """Means over ``count`` forecasts, in the curve's unit: absolute error, ``loss``, and actual value."""
 
     count: int
     mean_error: float

@@ -133,7 +133,7 @@ SIGNIFICANT_DEVIATIONS_OF_TWO = 3.0
 """The same for a slope that two intervals make."""
 
 NOISE_DIFFERENCES = 10
-"""Second differences that the noise is told from."""
+"""Second differences that the noise is estimated from."""
 
 QUARTILE_TO_DEVIATION = 1 / 0.3186
 """Standard deviation of a normal variable over the lower quartile of its absolute values."""
@@ -182,7 +182,10 @@ def _variance(recent: list[float]) -> float:
 
 
 def _line(recent: list[float], variance: float) -> tuple[int, float, float]:
-    """Return the widest straight line: the number of its intervals, their mean, and its slope."""
+    """Return the line through as many of the last intervals as lie on one, but for noise of that variance.
+
+    The number of these intervals, their mean, and the slope.
+    """
     best = (MIN_LINE_INTERVALS, sum(recent[-2:]) / 2, recent[-1] - recent[-2])
     for width in range(MIN_LINE_INTERVALS + 1, len(recent) + 1):
         values, middle = recent[-width:], (width - 1) / 2

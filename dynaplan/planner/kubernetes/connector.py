@@ -1,6 +1,6 @@
 """The connector for a cluster: decisions become numbers of replicas.
 
-What is asked for is written down first, whole and guard_command (``intent.py``), and carried out
+A decision is written down first, in one ConfigMap under optimistic locking (``intent.py``), and carried out
 in the background (``executor.py``). Numbers that somebody else sets meanwhile, such as
 ``kubectl scale``, are the numbers asked for from then on: the last writer is right.
 """
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 async def _ignore(workload: Workload) -> None:
-    """Let the controller pick any pod."""
+    """Do nothing before a removal: the controller picks any pod."""
 
 
 class KubernetesConnector:
@@ -79,9 +79,9 @@ class KubernetesConnector:
         self._ignored = ""
 
     async def fleet(self) -> FleetCounts:
-        """The workers by state; raises TemporaryError while the deployment is not ready for other reasons.
+        """Return the workers by state; raises TemporaryError while the deployment is not ready.
 
-        A decision that is being carried out is such a reason of our own: planning goes on meanwhile.
+        While a decision is carried out it need not be ready. What an earlier planner began is carried on.
         """
         view = await self._workloads.read()
         if view.not_ready and not (await self._intents.read()).is_open:
@@ -90,7 +90,7 @@ class KubernetesConnector:
         return _fleet(view)
 
     async def desired(self) -> DesiredCounts:
-        """The numbers of replicas asked for; of a role that is still to be scaled the decision's."""
+        """Return the replicas asked for, with the changes of the decision that are still to be made."""
         view, intent = await self._workloads.read(), await self._intents.read()
         self._start_executor()
         return _counts(view, intent)
@@ -100,7 +100,7 @@ class KubernetesConnector:
         return self._holds(await self._intents.read())
 
     async def apply(self, decision: Decision) -> int:
-        """Write the decision down, over the version of it that was read, and have it carried out."""
+        """Write the planner's decision, unless somebody wrote since it was read, and have it carried out."""
         intent = await self._intents.read()
         view = await self._workloads.read()
         now = _counts(view, intent)
@@ -110,9 +110,9 @@ class KubernetesConnector:
         return await self._write_decision(intent, view, {r: n for r, n in wanted.items() if n or view.of(r)})
 
     async def ask(self, change: CountsChange) -> int:
-        """Write down what a person asks for, over the version of it that was read, and have it carried out.
+        """Write what a person asks for, unless somebody wrote since it was read, and have it carried out.
 
-        More GPUs than the budget has are not refused: the planner that carries it out keeps to its own.
+        More GPUs than the budget are not refused here: the planner that carries it out keeps to its budget.
         """
         intent, view = await self._intents.read(), await self._workloads.read()
         now, before = _counts(view, intent), self._holds(intent)
@@ -231,7 +231,7 @@ def _fleet(view: WorkloadView) -> FleetCounts:
 
 
 def _counts(view: WorkloadView, intent: Intent) -> DesiredCounts:
-    """Return the numbers asked for: of the objects, but for the changes that are still to be made."""
+    """Return the replicas of the workloads, with the changes that are still to be made."""
     asked = {each.role: each.replicas for each in view.workloads}
     for role, change in intent.unfinished.items():
         if role in asked and change.includes(asked[role]):

@@ -84,7 +84,7 @@ class Budget:
 class Executor:
     """Carries out the decisions in ``intents`` on ``workloads``.
 
-    ``before_removal`` is told of a workload that is about to lose workers.
+    ``before_removal`` is awaited with a workload that is about to lose workers.
     """
 
     def __init__(

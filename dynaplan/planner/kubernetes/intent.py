@@ -1,8 +1,8 @@
 """The newest decision, in a ConfigMap: numbers by the names of the virtual connector's keys, and the holds.
 
-It outlives the planner. A decision is written whole, in one guard_command write, before anything is scaled;
-the changes that are still to be made are under ``unfinished``, so that the next planner finishes what was
-begun.
+It outlives the planner. A decision is written whole, in one write that fails when somebody else wrote
+meanwhile, before anything is scaled; the changes that are still to be made are under ``unfinished``, so that
+the next planner finishes what was begun.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Intent:
-    """The newest decision; ``version`` is the ConfigMap's, "" without one. ``holds`` are text."""
+    """The newest decision, its changes of workloads that are still to be made, and the holds as text.
+
+    ``version`` is the ConfigMap's, "" without one: a write fails when it has another by then.
+    """
 
     counts: DesiredCounts = field(default_factory=DesiredCounts)
     unfinished: Mapping[Role, Change] = field(default_factory=dict)

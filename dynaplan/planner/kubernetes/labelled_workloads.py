@@ -107,7 +107,7 @@ class LabelledWorkloads:
 
 
 async def set_scale(client: KubernetesClient, resource: Resource, name: str, replicas: int) -> None:
-    """Set the number in an object's ``scale`` subresource, over the version of it that was just read."""
+    """Set the replicas in an object's ``scale`` subresource; ClusterConflict when it changes meanwhile."""
     found = await client.get(resource, name, "scale")
     changes = {
         "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
@@ -117,7 +117,7 @@ async def set_scale(client: KubernetesClient, resource: Resource, name: str, rep
 
 
 def _templates(kind: Resource, document: Object) -> tuple[Mapping[str, Any], int, float]:
-    """Return the pod template that tells the model, and the pods and GPUs of one worker."""
+    """Return the pod template that names the model, and the pods and GPUs of one worker."""
     if kind is not LEADER_WORKER_SETS:
         template = value_at(document, "spec", "template") or {}
         return template, 1, gpus_of_pod(template)

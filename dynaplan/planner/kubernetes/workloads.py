@@ -47,7 +47,7 @@ class Workload:
 
     @property
     def terminating(self) -> int:
-        """Workers whose pods are told to end, and have not ended."""
+        """Workers whose pods are terminating."""
         return self._workers(sum(is_terminating(pod) for pod in self.pods))
 
     @property
@@ -148,7 +148,7 @@ def model_of_command(words: Sequence[Any]) -> str:
 
 
 def is_terminating(pod: Mapping[str, Any]) -> bool:
-    """Tell whether a pod is told to end."""
+    """Tell whether a pod is terminating."""
     return bool(value_at(pod, "metadata", "deletionTimestamp"))
 
 

@@ -37,7 +37,7 @@ STARTED = "requests_started_total"
 """The counter of accepted requests."""
 
 ENDED = "requests_total"
-"""The counter of ended and of refused requests, told apart by labels."""
+"""The counter of ended and of refused requests, distinguished by labels."""
 
 OVER_TTFT, OVER_ITL = "requests_over_ttft_total", "requests_over_itl_total"
 """The counters of requests that missed a promised time; only our frontends have them."""

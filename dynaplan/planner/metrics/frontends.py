@@ -107,7 +107,10 @@ class FrontendsTraffic:
             self._end_window(at_s)
 
     async def traffic(self, interval_s: float) -> Traffic:
-        """Return the growth from the last pull before the last call to the newest pull, and that time."""
+        """Return what was counted between the newest pulls of the previous call and of this one.
+
+        With the seconds between these two pulls; ``interval_s`` stands in where there are not two.
+        """
         seen = self._growth(interval_s)
         # Without a pull in this interval nothing is known of it, and what comes later is not of it.
         was_pulled = self._pulled_s > self._began_s

@@ -40,7 +40,7 @@ MAX_COUNT = 1e15
 """The largest growth of a counter in an interval, in requests, tokens or seconds, that is believed."""
 
 PRESENCE_GAUGE = "model_ready"
-"""A gauge that a frontend has before its first request: it tells a quiet one from one that is not scraped."""
+"""A gauge that a frontend has before its first request: without it the frontend is not scraped."""
 
 REFUSED, SAMPLES = "refused", "samples"
 """Two parts of the answer: the refused requests, and the number of scrapes of a frontend."""

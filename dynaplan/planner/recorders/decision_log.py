@@ -76,7 +76,7 @@ POINTER_NAME = "current"
 """The file, beside the log directories, that holds the path of the newest one."""
 
 TAIL_BYTES = 1 << 20
-"""The bytes at a file's end that the last records are usually looked for in."""
+"""The bytes at a file's end that the last records are usually found in."""
 
 
 BEFORE, AFTER = "state", "next_state"
@@ -183,7 +183,7 @@ def recent_records(planner_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -
 
     They are the newest planner's, and when these are too few, those of the planners before it.
     ``planner_dir`` holds the pointer file, and a directory for each start of a planner. Of each file the
-    last ``tail_bytes`` are looked through.
+    last ``tail_bytes`` are searched.
     """
     records: list[dict[str, Any]] = []
     for log_dir in _newest_first(planner_dir):

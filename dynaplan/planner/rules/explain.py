@@ -11,7 +11,7 @@ from dynaplan.util.errors import UserError
 
 
 def explain(document: Mapping[str, Any]) -> str:
-    """Return one line of ``decisions.jsonl`` in words; a line that cannot be read is said to be so.
+    """Return one line of ``decisions.jsonl`` in words; one that cannot be read is named as such.
 
     Tells the observation, each step with its reason, the decision, and what would have changed it.
     """

@@ -25,7 +25,7 @@ from dynaplan.planner.rules import guards
 def average_load(samples: Sequence[Sample]) -> Load:
     """Return the pulls of one interval as one load: the mean over pulls, each a mean over workers already.
 
-    The original pools workers and pulls, so moments with more workers weigh more.
+    Dynamo takes one mean over all workers of all pulls, so that pulls with more workers weigh more there.
     """
     if not samples:
         return Load(kv_missing="nothing was measured", queue_missing="nothing was measured")

@@ -99,7 +99,7 @@ def _count_kept(
 
 
 def _is_falling(observation: Observation) -> bool:
-    """Tell whether the forecast falls clearly, the further ahead the more."""
+    """Tell whether the forecast never rises, and ends below ``FALLING_RATIO`` of its beginning."""
     assert observation.foresight
     forecasts = observation.foresight.expected
     requests = [expected.requests for expected in forecasts if expected.requests is not None]

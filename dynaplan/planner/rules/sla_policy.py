@@ -193,7 +193,7 @@ def _plan(
     limits: WorkerLimits,
     current: Targets,
 ) -> Sizing:
-    """Size by the queueing model: demands, backlog and promises."""
+    """Size by the queueing model: for the forecast demands and the backlog, by the SLA's latency targets."""
     demands = [
         demand_of(settings, foresight, expected)
         for expected in foresight.expected

@@ -131,7 +131,11 @@ def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expecte
 
 
 def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
-    """Return the lengths scaled to a mean, by 0.5 to 2; ``unseen_tokens`` where none have been seen."""
+    """Return the lengths scaled so that their mean is ``mean_tokens``, by a factor of 0.5 to 2 at most.
+
+    Without a mean they are as they were seen. Where none were seen, every length is the mean, or else
+    ``unseen_tokens``.
+    """
     if lengths is None or not lengths.total or not lengths.mean_tokens:
         return Lengths.fixed(mean_tokens or unseen_tokens)
     if not mean_tokens:

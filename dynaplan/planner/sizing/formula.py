@@ -1,7 +1,7 @@
 """Size pools by the formulas of Dynamo's SLA planner, versions 0.7 to 0.9 (``sizing: formula``).
 
 Source: Dynamo's "SLA Planner" guide and "Planner Design", section "Scaling Algorithm". Everything is a mean
-over one adjustment interval; nothing queues, and the TTFT target is not looked at.
+over one adjustment interval; nothing queues, and the TTFT target is ignored.
 
 Symbols: ``rate`` in requests/s; ISL and OSL, mean prompt and answer in tokens; P(ISL) and D(itl, context),
 the profile's prefill and decode throughput in tokens/s per GPU (not the D of ``decode_model.py``, which
@@ -305,7 +305,10 @@ class Formula:
         return workers, f"{why}, {share:.0%} of the time; {decode}"
 
     def _fullest_point(self, load: _MeanLoad, prefill_share: float) -> DecodePoint:
-        """Return the fullest point of the profile that keeps the ITL beside so large a share of prefill."""
+        """Return the point of the profile with most throughput that keeps the ITL target.
+
+        The ITL grows by the share of its time (0 to 1) in which the worker computes prompts.
+        """
         itl_ms = (1 - prefill_share) * load.itl_ms
         return self.decode.find_best_throughput_per_gpu(itl_ms, load.context_tokens)
 

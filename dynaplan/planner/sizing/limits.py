@@ -30,7 +30,7 @@ GROWTH = 2
 def find_smallest(is_enough: Callable[[int], bool], least: int) -> int:
     """Find the smallest number of workers from ``least`` to ``MAX_WORKERS`` that is enough.
 
-    Goes up in steps of 1, 2, 4, ... until a number is enough, then halves the last step.
+    ``MAX_WORKERS`` when none of them is. Doubles its steps until one is, then halves the last one.
     """
     low, high = least - 1, least
     while high < MAX_WORKERS and not is_enough(high):
@@ -50,7 +50,7 @@ UNBOUNDED_GPUS = 10**9
 
 
 def fit_budget(wanted: Targets, limits: WorkerLimits) -> Targets | None:
-    """Return the largest part of ``wanted`` that the budget allows, within the minimums and maximums.
+    """Return the fairest part of ``wanted`` that the budget allows, within the minimums and maximums.
 
     None when not even the minimums fit the budget.
     """
@@ -78,27 +78,31 @@ def raise_to(wanted: Targets, least: Targets) -> Targets:
 
 
 def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Targets, list[Step]]:
-    """Return what is allowed of ``wanted``, with the steps of the trail.
+    """Return what is allowed of ``wanted``, with the steps of the decision's trail.
 
     That is ``current`` when minimums and budget exclude each other: nothing is changed then.
     """
-    enough = raise_to(wanted, limits.least)
+    bounded = raise_to(wanted, limits.least)
     steps = []
-    if enough != wanted:
-        steps.append(Step("minimum", wanted, enough, f"at least {limits.least}"))
-    if limits.cap(enough) != enough:
-        capped = limits.cap(enough)
-        steps.append(Step("maximum", enough, capped, f"held to {capped}: the budget is for the others"))
-        enough = capped
-    allowed, gpus = fit_budget(enough, limits), limits.gpus(enough)
+    if bounded != wanted:
+        steps.append(Step("minimum", wanted, bounded, f"at least {limits.least}"))
+    if limits.cap(bounded) != bounded:
+        capped = limits.cap(bounded)
+        steps.append(
+            Step(
+                "maximum", bounded, capped, f"held to {capped}: the rest of the budget is for the other role"
+            )
+        )
+        bounded = capped
+    allowed, gpus = fit_budget(bounded, limits), limits.gpus(bounded)
     if allowed is None:
-        needed = limits.gpus(limits.least)
+        needed = limits.gpus(limits.cap(limits.least))
         why = f"the minimums need {needed} GPUs, the budget has {limits.max_gpus}: change nothing"
-        return current, [*steps, Step("budget", enough, current, why)]
+        return current, [*steps, Step("budget", bounded, current, why)]
     if limits.max_gpus >= UNBOUNDED_GPUS:
         return allowed, steps
-    if allowed == enough:
+    if allowed == bounded:
         why = f"{gpus} GPUs are within the budget of {limits.max_gpus}"
     else:
         why = f"{gpus} GPUs are over the budget of {limits.max_gpus}: {limits.gpus(allowed)} can be used"
-    return allowed, [*steps, Step("budget", enough, allowed, why)]
+    return allowed, [*steps, Step("budget", bounded, allowed, why)]

@@ -20,7 +20,7 @@ next decision serves (``error_budget.py``). Without it a worker at the edge betw
 go in turns; and a forecast of less load is no reason to remove a worker that is needed now. A demand whose
 size is not known needs the current number.
 
-**Over the GPU budget** the demand that needs most GPUs is sized within it; *kept* is not looked at then, so
+**Over the GPU budget** the demand that needs most GPUs is sized within it; *kept* is ignored then, so
 one role may lose workers to the other.
 
 Wrong where the load changes within an interval: a demand is a mean over one.
@@ -146,10 +146,10 @@ def backlog_demand(
     observation: Observation,
     interval_s: float,
 ) -> Demand | None:
-    """Return the largest demand with the backlog added, or None where nothing will wait.
+    """Return the largest forecast demand plus the rate at which the backlog of prompts has to be computed.
 
-    ``demands`` are the forecast ones, the soonest first; ``now`` is the demand of the interval that is
-    over.
+    None where no prompt will wait in the queue when the workers asked for now are ready. ``demands`` are the
+    forecast ones, the soonest first; ``now`` is the demand of the interval that is over.
     """
     soonest = demands[0]
     if now and exceeds_chance(now.requests_per_s * interval_s, soonest.requests_per_s * interval_s):

@@ -98,7 +98,7 @@ class VirtualConnectorClient:
         await self._runtime.store.put(fleet_key(self._namespace), document, lease.number)
 
     async def close(self) -> None:
-        """Take back what ``publish_fleet`` has told."""
+        """Take back what ``publish_fleet`` has published."""
         if self._lease:
             await self._lease.end()
             self._lease = None

@@ -77,7 +77,7 @@ class VirtualConnector:
         return self._holds(await self._read())
 
     async def apply(self, decision: Decision) -> int:
-        """Write the desired counts as one transaction, guard_command by the revisions of what was read."""
+        """Write the desired counts in one transaction, which fails when what was read has changed."""
         items = await self._read()
         now = self._counts(items)
         refuse_when_changed(decision, now, self._holds(items))
@@ -87,8 +87,8 @@ class VirtualConnector:
             # An aggregated graph has no prefill workers to ask for.
             puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
         puts[prefix + "decision_id"] = str(now.next_decision_id)
-        guard_command = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS), 0)
-        expected = guard_command | {item.key: item.revision for item in items}
+        unset = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS), 0)
+        expected = unset | {item.key: item.revision for item in items}
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
         return now.next_decision_id

@@ -1,4 +1,4 @@
-"""The formats of trace files. A file's first line tells its format, never its name."""
+"""The formats of trace files. A file's first line shows its format, never its name."""
 
 from __future__ import annotations
 

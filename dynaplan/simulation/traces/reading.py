@@ -94,7 +94,7 @@ def read_trace(path: Path) -> Iterator[TracedRequest]:
     """Yield the requests of a trace in the order in which they arrived; the first arrives at 0 s.
 
     A trace is a file, or a directory of files that count from the same moment (``SHARDS``): Azure CSV,
-    Mooncake JSON lines, Dynamo's request traces or our own recordings, plain or gzip; the content tells
+    Mooncake JSON lines, Dynamo's request traces or our own recordings, plain or gzip; the content shows
     which. Rows that are out of order are put in order, within ``REORDERED_REQUESTS``. Raises ConfigError
     naming the file, the line and what was expected, as soon as the reading comes to it.
     """

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dynaplan.cli import bench
 from dynaplan.cli.bench import notes, predict, table
-from dynaplan.cli.bench_measurement import Measured, RequestCounters
+from dynaplan.cli.bench_measurement import Measurement, RequestCounters
 from dynaplan.cli.simulate import text_table
 from dynaplan.fleet import deployments
 from dynaplan.fleet.counts import Targets
@@ -62,10 +62,10 @@ def test_a_service_that_does_not_answer_is_named() -> None:
     assert "http://127.0.0.1:9 does not answer" in str(error)
 
 
-def measured(**changes: Any) -> Measured:
+def measured(**changes: Any) -> Measurement:
     counters = RequestCounters(Slo(500.0, 50.0), 0.0)
     counters.answered(AnswerStream(), 1.0, Answer(1.0, (1.2, 2.2), 30, 101), TracedRequest(0.0, 30, 101))
-    return Measured(counters, "m", 10.0, **{"client_load": 0.1, "is_interrupted": False, **changes})
+    return Measurement(counters, "m", 10.0, **{"client_load": 0.1, "is_interrupted": False, **changes})
 
 
 def test_the_measured_row_stands_above_the_simulated_one_and_leaves_out_what_nobody_saw() -> None:
@@ -88,8 +88,8 @@ def test_failures_other_lengths_and_a_busy_client_are_noted() -> None:
     busy = measured(client_load=0.9)
     busy.counters.failed(AnswerStream(), RequestFailed("503 no_worker", "none is there"))
     busy.counters.open.add(AnswerStream())
-    busy.counters.other_answers = busy.counters.other_prompts = 2
-    busy.counters.late_s = 0.5
+    busy.counters.answers_of_other_length = busy.counters.prompts_of_other_length = 2
+    busy.counters.max_late_s = 0.5
     lines = list(notes(busy, (30, 101)))
     assert lines[0] == "failed: 1 x 503 no_worker: none is there"
     assert [

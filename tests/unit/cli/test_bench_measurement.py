@@ -40,7 +40,7 @@ def test_a_latency_counts_from_when_the_request_was_due() -> None:
 def test_lengths_that_were_not_asked_for_are_counted() -> None:
     counted = counters()
     counted.answered(AnswerStream(), 100.8, ANSWER, TracedRequest(0.0, 31, 12))
-    assert (counted.other_prompts, counted.other_answers) == (1, 1)
+    assert (counted.prompts_of_other_length, counted.answers_of_other_length) == (1, 1)
     assert counted.outcome.hit_rate == 1.0
 
 
@@ -70,7 +70,7 @@ def test_the_live_line_has_rates_of_the_last_seconds() -> None:
 def test_a_request_that_is_sent_late_is_counted_with_its_delay() -> None:
     counted = counters()
     counted.sent(AnswerStream(), time.perf_counter() - 7.0)
-    assert 7.0 <= counted.late_s < 60.0
+    assert 7.0 <= counted.max_late_s < 60.0
     assert counted.requests_sent == 1
 
 

@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dynaplan.cli import deployment
-from dynaplan.cli.deployment import find_store, settle_paths
+from dynaplan.cli.deployment import find_store, make_paths_absolute
 from dynaplan.cli.main import main
 from dynaplan.cli.options import store_option
 from dynaplan.config.settings.servers import BACKEND_VARIABLE
+from dynaplan.fleet import deployments
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 
@@ -49,13 +50,14 @@ def running(monkeypatch: pytest.MonkeyPatch, store: str) -> None:
         return SimpleNamespace(namespace=namespace)
 
     monkeypatch.setattr(deployment, "connect", connect)
+    monkeypatch.setattr(deployments, "find_deployments", lambda _: [SimpleNamespace(namespace="ns")])
 
 
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(namespace: str) -> Any:
+    def find_deployments(namespace: str) -> Any:
         raise DeploymentError("no deployment is running here")
 
-    monkeypatch.setattr(deployment, "connect", connect)
+    monkeypatch.setattr(deployments, "find_deployments", find_deployments)
 
 
 def test_the_running_deployment_is_found_when_no_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +86,14 @@ def test_where_nothing_runs_the_option_means_the_stores_usual_place(monkeypatch:
         run()
 
 
+def test_the_option_chooses_none_of_several_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [SimpleNamespace(namespace=name) for name in ("a", "b")]
+    monkeypatch.setattr(deployments, "find_deployments", lambda _: both)
+    for arguments in ([], ["--store", "file"]):
+        with pytest.raises(DeploymentError, match="several deployments are running: a, b"):
+            run(*arguments)
+
+
 def test_another_store_than_the_deployments_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     running(monkeypatch, "etcd")
     with pytest.raises(ConfigError, match=r"--store file: ns.* uses etcd"):
@@ -110,7 +120,7 @@ def test_paths_in_the_environment_survive_a_change_of_the_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.environ.update({"DYN_FILE_KV": "kv", "ETCD_AUTH_CA": "/etc/ca.pem", "ETCD_AUTH_CLIENT_KEY": "~/key"})
-    settle_paths()
+    make_paths_absolute()
     assert os.environ["DYN_FILE_KV"] == str(tmp_path / "kv")
     assert os.environ["ETCD_AUTH_CA"] == "/etc/ca.pem"
     assert os.environ["ETCD_AUTH_CLIENT_KEY"] == os.path.expanduser("~/key")

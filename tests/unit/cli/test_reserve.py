@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dynaplan.cli import reserve
-from dynaplan.cli.reserve import check_reservation, parse_gpus, parse_release
+from dynaplan.cli.reserve import check_known, parse_gpus, parse_release
 from dynaplan.fleet import deployments, scale_progress
 from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus
+from dynaplan.fleet.rules.statefile import with_planner_keys
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
@@ -35,14 +38,16 @@ def test_any_other_name_is_refused_with_an_example(text: str) -> None:
     assert "gpu=6,7" in str(refusal.value.hint)
 
 
-def test_a_gpu_must_be_there_and_one_must_be_left_for_a_decode_worker() -> None:
-    workers = [worker("VllmWorker", gpus=(0, 1))]
-    check_reservation([3], box(4), workers, yes=False)
+def test_a_range_that_ends_before_it_begins_is_refused_with_the_one_that_is_meant() -> None:
+    with pytest.raises(ConfigError, match="gpu=1,7-4: 7-4 ends before it begins") as refusal:
+        parse_gpus("gpu=1,7-4")
+    assert refusal.value.hint == "Expected gpu=4-7."
+
+
+def test_a_gpu_must_be_there() -> None:
+    check_known([3], box(4))
     with pytest.raises(ConfigError, match="GPU 4,5: the deployment has 0, 1, 2, 3"):
-        check_reservation([4, 5], box(4), workers, yes=False)
-    with pytest.raises(ConfigError, match="leaves 1 GPUs, and a decode worker takes 2"):
-        check_reservation([1, 2, 3], box(4), workers, yes=False)
-    check_reservation([0, 1, 2, 3], box(4), workers, yes=True)
+        check_known([4, 5], box(4))
 
 
 def test_roles_and_gpus_are_released_by_their_names() -> None:
@@ -62,7 +67,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(store, "close", closed)
     found = SimpleNamespace(
-        namespace="ns", workers=(worker("VllmWorker", gpus=(0,)),), runtime_dir=Path("/nowhere"), store=store
+        namespace="ns",
+        workers=(worker("VllmWorker", gpus=(0,)),),
+        document={},
+        runtime_dir=Path("/nowhere"),
+        store=store,
     )
     monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(scale_progress, "check_alive", lambda _: None)
@@ -89,7 +98,37 @@ async def test_a_reservation_is_kept_beside_others_and_released_alone(
     assert "GPU 2 is not reserved" in capsys.readouterr().out
 
 
+async def test_the_gpus_that_nobody_has_reserved_must_do_for_a_decode_worker(found: Any) -> None:
+    mine = Hold(by="me", uid=os.getuid())
+    await reserve._reserve(found, [0, 1], mine, gpus=4)
+    await reserve._reserve(found, [1, 2], mine, gpus=4)
+    with pytest.raises(ConfigError, match="leaves 0 GPUs, and a decode worker takes 1"):
+        await reserve._reserve(found, [3], mine, gpus=4)
+    assert (await reserved(found)).by_gpu.keys() == {0, 1, 2}
+    await reserve._reserve(found, [3], mine)  # with --yes
+    assert (await reserved(found)).by_gpu.keys() == {0, 1, 2, 3}
+
+
 async def test_the_command_waits_until_no_worker_holds_the_gpu(found: Any) -> None:
+    found.document = with_planner_keys({}, {RESERVATIONS: ReservedGpus({0: Hold(), 1: Hold()}).to_text()})
     await reserve._wait_until_free(found, [1], 0.0)
     with pytest.raises(TemporaryError, match=r"not free within 0 s: dynamo_VllmWorker \(ready\)"):
         await reserve._wait_until_free(found, [0, 1], 0.0)
+
+
+async def test_a_gpu_is_not_free_before_the_plugin_keeps_its_next_worker_off_it(found: Any) -> None:
+    with pytest.raises(TemporaryError, match="has not read the reservation yet"):
+        await reserve._wait_until_free(found, [1], 0.0)
+
+
+@pytest.mark.parametrize("is_reserved", [True, False])
+def test_a_release_of_everything_says_nothing_is_held_only_when_nothing_was(
+    found: Any, monkeypatch: pytest.MonkeyPatch, is_reserved: bool
+) -> None:
+    monkeypatch.setattr(reserve, "connect", lambda _: found)
+    monkeypatch.setattr(reserve, "planner_settings", lambda _: None)
+    if is_reserved:
+        asyncio.run(reserve._reserve(found, [1], Hold(by="me", uid=os.getuid())))
+    answer = CliRunner().invoke(reserve.release, []).output
+    assert answer.startswith("released GPU 1: it was" if is_reserved else "nothing is held")
+    assert len(answer.splitlines()) == 1

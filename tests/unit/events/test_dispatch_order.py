@@ -17,19 +17,19 @@ def test_without_a_deadline_there_is_no_rule() -> None:
 
 
 def test_a_prompt_is_late_once_less_is_left_than_one_usually_takes() -> None:
-    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.7, median_startup_s=0.3)
-    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.71, median_startup_s=0.3)
-    assert RULE.is_late(9.0, deadline_s=10.0, now_s=10.1, median_startup_s=0.0)
+    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.7, usual_s=0.3)
+    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.71, usual_s=0.3)
+    assert RULE.is_late(9.0, deadline_s=10.0, now_s=10.1, usual_s=0.0)
 
 
 def test_what_has_just_come_is_never_late_however_slow_the_engine() -> None:
-    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.09, median_startup_s=30.0)
-    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.11, median_startup_s=30.0)
+    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.09, usual_s=30.0)
+    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.11, usual_s=30.0)
 
 
 def test_computing_that_takes_most_of_the_target_is_foreseen() -> None:
-    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.2, median_startup_s=0.75)
-    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.3, median_startup_s=0.75)
+    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.2, usual_s=0.75)
+    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.3, usual_s=0.75)
 
 
 def test_the_deadline_leaves_what_the_way_from_hand_over_to_first_token_usually_takes() -> None:
@@ -82,15 +82,15 @@ def test_a_prompt_owed_for_long_is_passed_over_by_one_for_each_that_is_owed_befo
 
 def test_the_usual_time_follows_the_last_prompts_with_the_weights_of_rfc_6298() -> None:
     first = UsualTime().after(0.2)
-    assert (first.mean_s, first.deviation_s, first.median_startup_s) == (0.2, 0.1, pytest.approx(0.3))
+    assert (first.mean_s, first.deviation_s, first.usual_s) == (0.2, 0.1, pytest.approx(0.3))
     second = first.after(0.4)
     assert second.mean_s == pytest.approx(0.225)
     assert second.deviation_s == pytest.approx(0.1 + (0.2 - 0.1) / 4)
-    assert UsualTime().median_startup_s == 0.0
+    assert UsualTime().usual_s == 0.0
 
 
 def test_equal_times_leave_no_deviation() -> None:
     time = UsualTime()
     for _ in range(60):
         time = time.after(0.1)
-    assert time.median_startup_s == pytest.approx(0.1, rel=1e-3)
+    assert time.usual_s == pytest.approx(0.1, rel=1e-3)

@@ -13,9 +13,9 @@ from dynaplan.worker.deadlines import (
     TIMEOUT_HEADER,
     deadline_after,
     deadline_scope,
+    iterate_until,
     parse_deadline,
     timeout_headers,
-    until,
 )
 
 pytestmark = pytest.mark.looptime
@@ -40,17 +40,17 @@ async def test_items_come_until_the_deadline_and_then_the_source_is_cancelled() 
     seen: list[int] = []
     ended: list[str] = []
     with pytest.raises(DeadlineExceeded, match="the endpoint has not answered in time"):
-        async for item in until(now_s() + 2.5, ticking(ended), "the endpoint"):
+        async for item in iterate_until(now_s() + 2.5, ticking(ended), "the endpoint"):
             seen.append(item)
     assert (seen, ended) == ([0, 1], ["CancelledError"])
 
 
 async def test_without_a_deadline_everything_comes() -> None:
-    assert [item async for item in until(NEVER, ticking([]), "x")] == list(range(10))
+    assert [item async for item in iterate_until(NEVER, ticking([]), "x")] == list(range(10))
 
 
 async def test_the_reader_may_take_its_time_between_two_items() -> None:
-    items = until(now_s() + 3, ticking([]), "x")
+    items = iterate_until(now_s() + 3, ticking([]), "x")
     assert await anext(items) == 0
     await asyncio.sleep(5)
     with pytest.raises(DeadlineExceeded):
@@ -63,12 +63,12 @@ async def test_a_timeout_of_the_source_itself_is_not_the_deadline() -> None:
         yield 1
 
     with pytest.raises(TimeoutError, match="of its own"):
-        await anext(until(now_s() + 9, failing(), "x"))
+        await anext(iterate_until(now_s() + 9, failing(), "x"))
 
 
 async def test_a_reader_that_leaves_ends_the_source() -> None:
     ended: list[str] = []
-    items = until(NEVER, ticking(ended), "x")
+    items = iterate_until(NEVER, ticking(ended), "x")
     await anext(items)
     await items.aclose()
     assert ended == ["GeneratorExit"]

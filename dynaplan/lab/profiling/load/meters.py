@@ -192,7 +192,7 @@ def shared_itl_ms(answers: Sequence[Answer]) -> float | None:
 
 
 def _shared_time_s(answers: Sequence[Answer]) -> tuple[float, float]:
-    """Return the beginning and the end of the time that counts."""
+    """Return the beginning and the end of the time in which all answers are generated, trimmed at both."""
     begun_s, ended_s = _begun_s(answers), _ended_s(answers)
     if len(answers) == 1:
         times_s = answers[0].event_times_s

@@ -85,7 +85,7 @@ and for the prompts that came during it. Exactly as for prefill workers, an arri
 rest does. chance(TTFT > limit) sums the tail of a gamma distribution of that mean and variance over the
 prompt lengths. b is not in it: arrivals at one worker count as Poisson.
 
-**Where it is wrong.** For that reason workers that take turns (round-robin) wait less than is said, and
+**Where it is wrong.** For that reason workers that take turns (round-robin) wait less than estimated, and
 bursts make them wait longer (0.77 to 1.82 times the simulated 95th percentile; ITL 0.92 to 1.25, ``python -m
 tests.bench sla``). Preemption, requests that wait for KV blocks, and surges into the slower balance are not
 modelled: the bound of ``CAPACITY_DEVIATIONS`` deviations keeps away from them.

@@ -197,7 +197,7 @@ class PrefillWaiting:
         return self._waiting * ((1 - self._far) * near + self._far * far)
 
     def _find_near_wait(self, burstiness: float) -> None:
-        """Set C, and mean and variance of the near part."""
+        """Set the chance C of waiting at all, and mean and variance of the near wait."""
         prompts, workers, rate = self._prompts, self._workers, self._rate
         batch = arriving = 1.0
         for _ in range(BATCH_ITERATIONS):
@@ -216,7 +216,7 @@ class PrefillWaiting:
         self._near_variance = stretch**2 * (found_ms**2 / 12 + mates * prompts.square_ms)
 
     def _find_far_wait(self, full_ms: float, burstiness: float) -> None:
-        """Set Q, and the mean of the far part."""
+        """Set the chance Q of the far wait (the module's second page), and its mean."""
         workers, rate, batch = self._workers, self._rate, self._batch
         room_ms = batch / rate - full_ms / workers
         bursts = 1 + (burstiness - 1) * self.utilisation**2

@@ -6,7 +6,7 @@ pull (option ``metric-pulling-interval``, 1 s unless set otherwise); 1 is Poisso
 mean of one adjustment interval, so a rate that drifts within it counts as bursts too, and bursts longer
 than a pull are seen in part only. Sizing uses the recent mean of b (half-life 300 s), a look back on an
 interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_demand``).
-The prefill pool also uses b at several time scales, which tells batches of a clock from others
+The prefill pool also uses b at several time scales, which distinguishes batches of a clock from others
 (``planner/forecasting/arrivals.py``).
 Prompt and answer lengths are independent draws from the measured histograms. Workers of a role are alike;
 their step times are those of the profile, times the corrections (``corrections.py``).
@@ -70,7 +70,7 @@ MIN_PER_MS = 1e-12
 """Lowest rate that is computed with, requests per ms (one in thirty years): no division by 0."""
 
 MAX_MS = 3_600_000.0
-"""Longest percentile that is looked for, ms (an hour); beyond it a time counts as infinite."""
+"""Longest percentile that is searched for, ms (an hour); beyond it a time counts as infinite."""
 
 PRECISION = 5e-3
 """Relative precision of the percentiles."""
@@ -92,7 +92,7 @@ class ServiceModel:
     transfer_ms_per_token: float = 1000 * HAND_OFF_S_PER_TOKEN
 
     def slowed(self, prefill_factor: float, decode_factor: float) -> ServiceModel:
-        """Return the service with longer steps (corrections). Aggregated workers use ``decode_factor``."""
+        """Return the service whose steps take so many times as long; aggregated ones ``decode_factor``."""
         return replace(
             self,
             decode=self.decode.slowed(decode_factor),

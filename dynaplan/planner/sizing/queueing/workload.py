@@ -65,7 +65,7 @@ class Points:
 
 
 def points_of(lengths: Lengths, longest_tokens: float) -> Points:
-    """Return the points that stand for the histogram, none longer than ``longest_tokens``."""
+    """Return lengths with weights that stand for the histogram; longer ones count as ``longest_tokens``."""
     buckets = _buckets(lengths, longest_tokens)
     total = sum(count for _, _, count in buckets)
     if not total:

@@ -203,6 +203,20 @@ async def test_an_event_plane_that_comes_late_is_waited_for(box: Box) -> None:
     await box.until(7, [1], 1)
 
 
+async def test_a_subscription_that_ends_is_reported_and_made_again(
+    box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    await box.begin(7, 1)
+    box.follower.start()
+    await box.until(7, [1], 1)
+    [(_, inbox)] = box.plane._broker.inboxes
+    await inbox.close()
+    await eventually(lambda: not box.follower.is_current(7))
+    await box.tell(7, stored(2), is_lost=True)
+    await box.until(7, [1, 2], 2)
+    assert "prefixes are predicted until the event plane answers: the subscription has ended" in caplog.text
+
+
 async def test_a_worker_that_does_not_answer_is_asked_until_it_does(box: Box) -> None:
     box.snapshots.refusals = 1
     await box.begin(7, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.sim.profiles import load_profile, timing_origin
+from dynaplan.engines.sim.profiles import load_profile, profile_origin
 from dynaplan.lab.profiling.estimating import EstimatedEngine, estimated_engine
 from dynaplan.lab.profiling.recommendation import Goal
 from dynaplan.lab.profiling.session import ProfileOptions, ProfileResult, profile
@@ -73,14 +73,14 @@ async def test_the_files_are_a_profile_that_says_that_it_was_not_measured(tmp_pa
     read = load_profile(str(tmp_path / "out"))
     assert read == profiled.recommendation.profile
     assert read.origin == ORIGIN
-    assert timing_origin(SimOptions(profile=str(tmp_path / "out"))) == ORIGIN
+    assert profile_origin(SimOptions(profile=str(tmp_path / "out"))) == ORIGIN
     assert profiled.recommendation.notes[-1] == ORIGIN
     assert json.loads((tmp_path / "out" / "decode_raw_data.json").read_text())["origin"] == ORIGIN
     assert "prefill TP 1: 1 points estimated" in reported.lines
 
 
 def test_measured_profiles_and_formulas_have_nothing_to_say() -> None:
-    assert timing_origin(SimOptions()) == timing_origin(SimOptions(profile="mocker")) == ""
+    assert profile_origin(SimOptions()) == profile_origin(SimOptions(profile="mocker")) == ""
 
 
 async def test_sizes_that_cannot_be_estimated_are_left_out(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from dynaplan.config.settings.planner import Forecast, ForecastSettings
 from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster, make_forecaster
+from dynaplan.planner.forecasting.series import MAX_LOG
 from dynaplan.process.process_table import group_members
 from dynaplan.util.errors import ConfigError
 from tests.fakes.polling import eventually
@@ -98,6 +99,7 @@ async def test_an_order_without_memory_is_done_again_with_logarithms(arima: Libr
     told = await arima.forecast(history(4), 1)
     assert told.why == "arima(1, 0, 0) of the logarithm"
     assert told.value == pytest.approx(math.expm1(math.log1p(20) + 1))
+    assert (await arima.forecast(history(4), 800)).value == math.expm1(MAX_LOG), "no float is larger"
 
 
 async def test_several_forecasts_at_once_are_computed_one_after_another(arima: LibraryForecaster) -> None:
