@@ -18,15 +18,14 @@ from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.models import served_models
 from dynaplan.fleet.model_keys import (
     MODEL_DEMAND,
-    MODEL_ORDERS,
     NO_DEMAND,
     ModelDemand,
-    ModelOrders,
     ModelReport,
     demand_in,
     reports_in,
 )
-from dynaplan.fleet.store_keys import fleet_key, planner_prefix
+from dynaplan.fleet.model_orders import change_order
+from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
 from dynaplan.util.durations import clock
@@ -37,9 +36,6 @@ from dynaplan.util.tables import fold, text_table
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.store.port import KeyValueStore, Store
-
-ATTEMPTS = 20
-"""Times that a change is tried when others change the orders at the same time."""
 
 READY, UNLOADED, FAILED = "ready", "unloaded", "failed"
 
@@ -204,23 +200,6 @@ def no_models(namespace: str) -> DeploymentError:
         f"{namespace} has no models that are loaded on request",
         hint="`dynaplan serve FILE`, with a section Models, or several models, has some.",
     )
-
-
-async def change_order(store: KeyValueStore, namespace: str, model: str, order: Mapping[str, Any]) -> None:
-    """Change what is asked for the model, and nothing that is asked for others."""
-    from dynaplan.store.model import Transaction
-
-    key = planner_prefix(namespace) + MODEL_ORDERS
-    for _ in range(ATTEMPTS):
-        item = await store.get(key)
-        try:
-            orders = ModelOrders.from_text(item.value if item else "")
-        except ValueError:
-            orders = ModelOrders({})
-        text = orders.changed(model, **order).to_text()
-        if await store.commit(Transaction({key: item.revision if item else 0}, {key: text})):
-            return
-    raise TemporaryError("somebody else changes the models all the time", hint="Try again.")
 
 
 async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, timeout_s: float) -> None:

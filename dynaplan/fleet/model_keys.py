@@ -39,12 +39,17 @@ MODELS_FIELD = "models"
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """The requests for one model: those that wait, since when, those that are answered, and the last use."""
+    """The requests for one model: those that wait, since when, those that are answered, and the last use.
+
+    ``keep_alive_s`` is for how long the last of them wants the model kept after its use, where it says so and
+    that is shorter than the model's ``ttl``.
+    """
 
     waiting: int = 0
     oldest_unix_s: float = 0.0
     in_flight: int = 0
     last_use_unix_s: float = 0.0
+    keep_alive_s: float | None = None
 
     def plus(self, other: ModelDemand) -> ModelDemand:
         """Return the demand of two frontends together."""
@@ -54,6 +59,7 @@ class ModelDemand:
             min(oldest, default=0.0),
             self.in_flight + other.in_flight,
             max(self.last_use_unix_s, other.last_use_unix_s),
+            max((self, other), key=lambda each: (each.last_use_unix_s, each != NO_DEMAND)).keep_alive_s,
         )
 
 
@@ -86,6 +92,7 @@ def _demand(document: Mapping[str, Any]) -> ModelDemand:
         number_field(document, "oldest_unix_s", 0.0),
         max(0, whole_field(document, "in_flight", 0)),
         number_field(document, "last_use_unix_s", 0.0),
+        number_field(document, "keep_alive_s") if document.get("keep_alive_s") is not None else None,
     )
 
 

@@ -59,6 +59,9 @@ class Client:
         """Return the whole body, decompressed; raises ApiError, as ``receive_body`` does."""
         return await receive_body(self._request, share, max_bytes=max_bytes, timeout_s=timeout_s)
 
+    def note_loaded(self) -> None:
+        """Note that the model is there which the request may have waited for."""
+
     async def start_stream(self) -> None:
         """Send the status 200 and the headers of a stream."""
         self._response = response = web.StreamResponse(headers=self.stream_headers)

@@ -28,7 +28,7 @@ from dynaplan.config.settings.models import ServedModel
 from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, reports_in
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.gateway import timing
-from dynaplan.gateway.openai_api import ApiError, Call
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiError, Call
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
 from dynaplan.store.model import Transaction
 from dynaplan.util.documents import parse_object
@@ -61,6 +61,7 @@ class ModelQueue(FleetStatus):
         self._seen_uses = 0
         self._last_use_unix_s = 0.0
         self._is_removed = False
+        self._keep_alive_s: float | None = None
         self.report: ModelReport | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when a request begins or ceases to wait, or is the first after a while."""
@@ -69,6 +70,11 @@ class ModelQueue(FleetStatus):
     def status(self) -> str:
         """The model's state in llama.cpp's words."""
         return STATUS_WORDS.get(self.report.state if self.report else "", "unloaded")
+
+    @property
+    def ttl_s(self) -> float:
+        """For how long the model stays without a request; 0 is for ever."""
+        return self._settings.ttl_s
 
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes of the model."""
@@ -85,7 +91,19 @@ class ModelQueue(FleetStatus):
         if in_flight or self._uses != self._seen_uses:
             self._seen_uses, self._last_use_unix_s = self._uses, round(self._unix_s(), 1)
         oldest = next(iter(self._waiting.values()), 0.0)
-        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s)
+        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s, self._keep_alive_s)
+
+    def keep_alive(self, asked_s: float | None) -> None:
+        """Have the model leave so long after its last use as a request has asked for; no longer than its
+        ttl."""
+        ttl_s = self._settings.ttl_s or math.inf
+        self._keep_alive_s = asked_s if asked_s is not None and asked_s < ttl_s else None
+        self.changed()
+
+    async def load(self, router: WorkerRouter) -> None:
+        """Return when the model is there, as a request for it would wait; raises ApiError as that does."""
+        nothing = Call(CHAT_COMPLETIONS, b"", {}, self._model.name, False, "", 0)
+        (await self.book(router, nothing, None)).close()
 
     async def book(self, router: WorkerRouter, call: Call, comment: Comment | None) -> Booking:
         """Book a worker of the model, once it has one; ``comment`` tells a client with a stream meanwhile.
@@ -93,6 +111,7 @@ class ModelQueue(FleetStatus):
         Raises ApiError when the model is not loaded in time, or not at all, or too many wait already.
         """
         self._uses += 1
+        self._keep_alive_s = None
         booking = router.book_at_once()
         if booking:
             if self._uses == self._seen_uses + 1:

@@ -11,11 +11,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
+from math import inf
 from typing import Any
 
 from aiohttp import web
 
 from dynaplan.gateway.client import Client, WholeAnswer
+from dynaplan.gateway.models import FrontendModel
 from dynaplan.gateway.ollama_api import (
     API_VERSION,
     UNSUPPORTED,
@@ -66,6 +68,9 @@ class OllamaClient(Client):
         self._answer = Answer(asked, arrived_s, arrived_s, time.time() - arrived_s)
         self._is_single = request.path == ONE_EMBEDDING
 
+    def note_loaded(self) -> None:
+        self._answer.admitted_s = self._now_s()
+
     async def read_body(self, share: BodyShare, *, max_bytes: int, timeout_s: float) -> bytes:
         """Return OpenAI's request: the client's own was read to find out its path."""
         return json.dumps(self._asked.body).encode()
@@ -113,11 +118,10 @@ def _message(document: Mapping[str, Any]) -> str:
 
 
 class OllamaRoutes:
-    """Answers Ollama's paths by the request path; ``models`` returns all models, loaded or not."""
+    """Answers Ollama's paths by the request path."""
 
-    def __init__(self, path: RequestPath, models: Callable[[], list[OllamaModel]]) -> None:
+    def __init__(self, path: RequestPath) -> None:
         self._path = path
-        self._models = models
 
     def handlers(self) -> dict[str, tuple[str, Handler]]:
         """Return the method and the handler of each path."""
@@ -138,9 +142,8 @@ class OllamaRoutes:
         except OllamaError as error:
             return web.json_response(error_document(str(error)), status=400)
         except ApiError as error:
-            return web.json_response(
-                error_document(str(error)), status=error.status, headers=error.headers or None
-            )
+            document = error_document(str(error))
+            return web.json_response(document, status=error.status, headers=error.headers or None)
 
     async def _version(self, request: web.BaseRequest) -> web.Response:
         return web.json_response({"version": API_VERSION})
@@ -159,27 +162,40 @@ class OllamaRoutes:
     async def _show(self, request: web.BaseRequest) -> web.Response:
         self._check_key(request)
         document = await self._read(request)
-        known = {each.name: each for each in self._models()}
-        name = known_name(str(document.get("model") or document.get("name") or ""), known)
-        self._path.admission.check_model(name)
-        return web.json_response(show_document(known.get(name, OllamaModel(name))))
+        name = known_name(str(document.get("model") or document.get("name") or ""), self._path.models.names())
+        return web.json_response(show_document(_ollama_model(name, self._path.models.find(name))))
 
     async def _compute(self, request: web.BaseRequest, translate: Translate) -> web.StreamResponse:
         self._check_key(request)
-        asked = translate(await self._read(request), {each.name for each in self._models()})
-        if not asked.path:
-            self._path.admission.check_model(asked.model)
-            return web.json_response(only_loaded(asked, time.time()))
-        client = OllamaClient(request, asked, self._path.now_s)
-        await self._path.answer(client, API_PATHS[asked.path])
-        return client.response
+        asked = translate(await self._read(request), self._path.models.names())
+        queue = self._path.models.find(asked.model).queue
+        try:
+            if not asked.path:
+                return await self._only_load(asked)
+            client = OllamaClient(request, asked, self._path.now_s)
+            await self._path.answer(client, API_PATHS[asked.path])
+            return client.response
+        finally:
+            if queue and asked.keep_alive_s is not None:
+                queue.keep_alive(asked.keep_alive_s)
+
+    async def _only_load(self, asked: Translation) -> web.Response:
+        """Answer a request without a prompt: when its model is loaded, or at once where it is to leave."""
+        model = self._path.models.find(asked.model)
+        if model.queue and not asked.is_unload:
+            await model.queue.load(model.router)
+        return web.json_response(only_loaded(asked, time.time()))
+
+    def _models(self) -> list[OllamaModel]:
+        listed = [each for each in self._path.models.all if not each.is_unlisted]
+        named = sorted((name, number) for number, each in enumerate(listed) for name in each.names)
+        return [_ollama_model(name, listed[number]) for name, number in named]
 
     async def _read(self, request: web.BaseRequest) -> dict[str, Any]:
         """Return the body as a document; Ollama's clients do not always name its type."""
         settings = self._path.settings
         with self._path.bodies.body() as share:
-            client = Client(request)
-            body = await client.read_body(
+            body = await Client(request).read_body(
                 share, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
             )
             try:
@@ -192,3 +208,18 @@ class OllamaRoutes:
 
     def _check_key(self, request: web.BaseRequest) -> None:
         self._path.admission.check_key(request.headers.get("Authorization", ""))
+
+
+def _ollama_model(name: str, model: FrontendModel) -> OllamaModel:
+    """Return the model for Ollama's clients; what its workers' cards do not say is not known."""
+    card, report = next(iter(model.cards), {}), model.queue.report if model.queue else None
+    context = card.get("context_tokens")
+    memory_bytes = report.memory_bytes if report else 0
+    return OllamaModel(
+        name,
+        size_bytes=memory_bytes,
+        vram_bytes=memory_bytes if report and report.gpus else 0,
+        context_tokens=context if isinstance(context, int) else 0,
+        expires_unix_s=(report.leaves_unix_s if report else 0.0) or inf,
+        is_loaded=bool(card),
+    )

@@ -371,7 +371,10 @@ class RequestProgress:
         model = self.model
         if model.queue is None:
             return await model.router.book(self.call, self._deadline_s)
-        return await model.queue.book(model.router, self.call, self._comment if self.call.is_stream else None)
+        tells = self._comment if self.call.is_stream else None
+        booking = await model.queue.book(model.router, self.call, tells)
+        self.request.client.note_loaded()
+        return booking
 
     def _note_tokens(self, booking: Booking) -> None:
         """Note the prompt's blocks; the number of its tokens is exact where the router knows them."""

@@ -13,7 +13,7 @@ from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.metrics import CONTENT_TYPE
-from dynaplan.gateway.ollama_api import OllamaModel
+from dynaplan.gateway.model_management import PREFIXES, ModelManagement, WriteOrder
 from dynaplan.gateway.ollama_routes import OllamaRoutes
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
 from dynaplan.gateway.request_path import RequestPath
@@ -35,7 +35,7 @@ class FrontendRoutes:
     ``/health`` says "draining" with status 503.
     """
 
-    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics) -> None:
+    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics, order: WriteOrder) -> None:
         self.page: Handler | None = None
         self._path = path
         self._deployment_metrics = deployment_metrics
@@ -51,7 +51,9 @@ class FrontendRoutes:
             "/live": ("GET", self._check_life),
             "/metrics": ("GET", self._render_metrics),
             ALL_METRICS_PATH: ("GET", self._render_all_metrics),
-            **OllamaRoutes(path, self._ollama_models).handlers(),
+            **OllamaRoutes(path).handlers(),
+            **ModelManagement(path, order).handlers(),
+            "/models": ("GET", self._list_models),
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -68,7 +70,9 @@ class FrontendRoutes:
     def _handler(self, request: web.BaseRequest) -> Handler:
         if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
             return self.page
-        path = MODELS if request.path.startswith(MODELS + "/") else request.path
+        path = request.path
+        if path not in self._handlers:
+            path = next((each for each in (MODELS, *PREFIXES) if path.startswith(each + "/")), path)
         method, handler = self._handlers.get(path, ("", self._check_life))
         if not method:
             hint = nearest(request.path, self._handlers, cutoff=SLIP)
@@ -92,23 +96,15 @@ class FrontendRoutes:
     async def _list_models(self, request: web.BaseRequest) -> web.Response:
         admission = self._path.admission
         admission.check_key(request.headers.get("Authorization", ""))
-        chosen = unquote(request.path.removeprefix(MODELS).removeprefix("/"))
+        chosen = (
+            unquote(request.path.removeprefix(MODELS).removeprefix("/")) if request.path != "/models" else ""
+        )
         if chosen:
             self._path.models.find(chosen)
         models = self._path.models.documents(self._created_s)
         if chosen:
             return web.json_response(next(each for each in models if each["id"] == chosen))
         return web.json_response({"object": "list", "data": models})
-
-    def _ollama_models(self) -> list[OllamaModel]:
-        """Return the models for Ollama's clients; what workers' cards do not say is not known."""
-        cards = [each.card for each in self._path.router.instances]
-        context = cards[0].get("context_tokens") if cards else 0
-        context_tokens = context if isinstance(context, int) else 0
-        return [
-            OllamaModel(name, context_tokens=context_tokens, is_loaded=bool(cards))
-            for name in sorted(self._path.admission.model_names())
-        ]
 
     async def _check_health(self, request: web.BaseRequest) -> web.Response:
         models, workers = self._path.models, len(self._path.models.instances)

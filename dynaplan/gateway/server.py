@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.counts import FleetCounts
+from dynaplan.fleet.model_orders import change_order
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway import timing
@@ -142,7 +143,7 @@ class FrontendServer:
         self._models = self._new_models()
         self._path = self._new_path()
         self._deployment_metrics = DeploymentMetrics(runtime)
-        self._routes = FrontendRoutes(self._path, self._deployment_metrics)
+        self._routes = FrontendRoutes(self._path, self._deployment_metrics, self._order)
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
@@ -162,6 +163,10 @@ class FrontendServer:
             ]
             or [only]
         )
+
+    async def _order(self, model: str, order: Mapping[str, Any]) -> None:
+        """Write what a client asks for a model, as `dynaplan load` and `unload` do."""
+        await change_order(self._runtime.store, self._runtime.namespace, model, order)
 
     def _new_path(self) -> RequestPath:
         settings = self._settings

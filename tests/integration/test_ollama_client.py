@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,8 +13,12 @@ pytest.importorskip("ollama", reason="pip install ollama")
 
 import ollama
 
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_in
+from dynaplan.fleet.store_keys import fleet_key
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import MODEL
+from tests.fakes.polling import eventually
 
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 
@@ -128,3 +134,86 @@ async def test_all_but_the_version_is_behind_the_key() -> None:
     assert raised.value.status_code == 401
     assert (status, '"version"' in text) == (200, True)
     assert answer.done
+
+
+# Models that are loaded on request
+
+
+@asynccontextmanager
+async def unloaded(ttl_s: float = 600.0) -> AsyncIterator[tuple[Stage, ollama.AsyncClient]]:
+    """A frontend of the model ``ant``, which nobody has loaded yet."""
+    model = ServedModel("ant", "VllmWorker", OnDemandSettings(ttl_s=ttl_s))
+    async with stage(models=(model,)) as here:
+        here.runtime.instance_id = await here.store.grant(60)
+        client = ollama.AsyncClient(here.url)
+        yield here, client
+        await client._client.aclose()
+
+
+async def demand(here: Stage) -> ModelDemand:
+    items = await here.store.list(MODEL_DEMAND.prefix("ns"))
+    return demand_in(each.value for each in items).get("ant", ModelDemand())
+
+
+async def wait_for(here: Stage, **expected: object) -> None:
+    async def is_there() -> bool:
+        found = await demand(here)
+        return all(getattr(found, name) == value for name, value in expected.items())
+
+    await eventually(is_there)
+
+
+async def test_a_chat_waits_for_its_model_and_says_for_how_long() -> None:
+    async with unloaded() as (here, client):
+        asked = asyncio.create_task(client.chat("ant", QUESTION))
+        await wait_for(here, waiting=1)
+        await here.worker()
+        answer = await asked
+    assert answer.done
+    assert 0 < answer.load_duration < answer.total_duration
+
+
+async def test_a_request_without_a_prompt_waits_until_its_model_is_loaded() -> None:
+    async with unloaded() as (here, client):
+        asked = asyncio.create_task(client.generate("ant"))
+        await wait_for(here, waiting=1)
+        await here.worker()
+        assert (await asked).done_reason == "load"
+        await wait_for(here, waiting=0, in_flight=0)
+
+
+async def test_a_keep_alive_is_a_lease_after_the_last_request_and_no_longer_than_the_ttl() -> None:
+    async with unloaded(ttl_s=600.0) as (here, client):
+        await here.worker()
+        await client.chat("ant", QUESTION, keep_alive="1m")
+        await wait_for(here, keep_alive_s=60.0)
+        await client.chat("ant", QUESTION, keep_alive=-1)
+        await wait_for(here, keep_alive_s=None)
+        await client.chat("ant", QUESTION, keep_alive="2m")
+        await wait_for(here, keep_alive_s=120.0)
+        await here.post(model="ant")
+        await wait_for(here, keep_alive_s=None)
+
+
+async def test_a_keep_alive_of_0_without_a_prompt_lets_the_model_leave_and_loads_nothing() -> None:
+    async with unloaded() as (here, client):
+        answer = await client.generate("ant", keep_alive=0)
+        await wait_for(here, keep_alive_s=0.0, waiting=0)
+    assert answer.done_reason == "unload"
+
+
+async def test_a_loaded_model_is_listed_with_its_memory_and_the_moment_at_which_it_leaves() -> None:
+    async with unloaded() as (here, client):
+        assert (await client.ps()).models == []
+        await here.worker()
+        report = ModelReport("VllmWorker", "ready", memory_bytes=5_000, gpus=(0,), leaves_unix_s=4e9)
+        await here.store.put(fleet_key("ns"), json.dumps({"roles": {}, "models": {"ant": report.to_json()}}))
+
+        async def is_told() -> bool:
+            return any(each.size_vram == 5_000 for each in (await client.ps()).models)
+
+        await eventually(is_told)
+        (loaded,) = (await client.ps()).models
+        assert loaded.expires_at is not None
+        assert loaded.expires_at.timestamp() == 4e9
+        assert [each.model for each in (await client.list()).models] == ["ant:latest"]

@@ -134,6 +134,7 @@ def model_status(
         oldest_arrival_s=moment.mono_s(demand.oldest_unix_s) if demand.waiting else math.inf,
         load_asked_s=_load_asked_s(order, learnt, moment),
         unload_asked=_is_unload_asked(order, worker, moment),
+        keep_alive_s=demand.keep_alive_s,
         keep_until_s=moment.mono_s(order.keep_until_unix_s) if order.keep_until_unix_s else 0.0,
         placed_on=_devices(worker),
         measured_bytes=learnt.memory_bytes,
