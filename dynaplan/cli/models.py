@@ -24,7 +24,7 @@ from dynaplan.fleet.model_keys import (
     demand_in,
     reports_in,
 )
-from dynaplan.fleet.model_orders import change_order
+from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
@@ -128,8 +128,7 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
     kept_s = seconds_of(duration) if duration else 0
     if kept_s is None:
         raise ConfigError(f"--for {duration}: no time", hint="For example 90s, 10m, 2h or 1d.")
-    order = {"load_unix_s": now_s, "keep_until_unix_s": now_s + kept_s if kept_s else 0.0, "is_pinned": None}
-    _order(namespace, model, order, READY if wait else "", timeout_s)
+    _order(namespace, model, load_order(now_s, kept_s), READY if wait else "", timeout_s)
     if kept_s:
         click.echo(f"{model} stays until {datetime.fromtimestamp(now_s + kept_s):%H:%M:%S}")
 
@@ -141,8 +140,7 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
 @timeout_option
 def unload(model: str, namespace: str | None, wait: bool, timeout_s: float) -> None:
     """Put MODEL away after the requests that it answers. A pinned one is unpinned."""
-    order = {"unload_unix_s": time.time(), "keep_until_unix_s": 0.0, "is_pinned": False}
-    _order(namespace, model, order, UNLOADED if wait else "", timeout_s)
+    _order(namespace, model, unload_order(time.time()), UNLOADED if wait else "", timeout_s)
 
 
 @click.command(name="pin")

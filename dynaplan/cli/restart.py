@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect
+from dynaplan.cli.deployment import connect, refuse_on_demand
 from dynaplan.cli.options import namespace_option, step_timeout_option
 from dynaplan.cli.scale_args import new_hold
 from dynaplan.cli.scale_counts import (
@@ -51,6 +51,8 @@ def command(chosen: str | None, namespace: str | None, timeout: float | None) ->
     """
     found = connect(namespace)
     workers = chosen_workers(chosen, found.workers)
+    if any(each.role in SCALED_ROLES for each in workers):
+        refuse_on_demand(found)
     asyncio.run(_restart(found, workers, timeout))
 
 

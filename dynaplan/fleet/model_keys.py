@@ -41,8 +41,7 @@ MODELS_FIELD = "models"
 class ModelDemand:
     """The requests for one model: those that wait, since when, those that are answered, and the last use.
 
-    ``keep_alive_s`` is for how long the last of them wants the model kept after its use, where it says so and
-    that is shorter than the model's ``ttl``.
+    ``keep_alive_s`` is for how long the last request wants it to stay idle, None where it does not say.
     """
 
     waiting: int = 0
@@ -54,12 +53,13 @@ class ModelDemand:
     def plus(self, other: ModelDemand) -> ModelDemand:
         """Return the demand of two frontends together."""
         oldest = [each.oldest_unix_s for each in (self, other) if each.waiting]
+        later = max((self, other), key=lambda each: (each.last_use_unix_s, each != NO_DEMAND))
         return ModelDemand(
             self.waiting + other.waiting,
             min(oldest, default=0.0),
             self.in_flight + other.in_flight,
-            max(self.last_use_unix_s, other.last_use_unix_s),
-            max((self, other), key=lambda each: (each.last_use_unix_s, each != NO_DEMAND)).keep_alive_s,
+            later.last_use_unix_s,
+            later.keep_alive_s,
         )
 
 
@@ -92,7 +92,7 @@ def _demand(document: Mapping[str, Any]) -> ModelDemand:
         number_field(document, "oldest_unix_s", 0.0),
         max(0, whole_field(document, "in_flight", 0)),
         number_field(document, "last_use_unix_s", 0.0),
-        number_field(document, "keep_alive_s") if document.get("keep_alive_s") is not None else None,
+        None if document.get("keep_alive_s") is None else number_field(document, "keep_alive_s"),
     )
 
 

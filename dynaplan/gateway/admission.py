@@ -95,7 +95,7 @@ class ApiKey:
     """The key that clients must send; an empty key lets every client in."""
 
     def __init__(self, key: str) -> None:
-        self._expected = f"Bearer {key}".encode() if key else b""
+        self._expected = key.encode()
 
     def check(self, authorization: str) -> None:
         """Raise ApiError (401), one for a missing key and one for a wrong one, unless the header has the key.
@@ -103,8 +103,11 @@ class ApiKey:
         The comparison takes the same time wherever the first difference lies, so that response times do not
         tell how much of a guessed key is right.
         """
-        given = authorization.encode("utf-8", "surrogateescape")
-        if self._expected and not hmac.compare_digest(given, self._expected):
+        if not self._expected:
+            return
+        scheme, _, key = authorization.partition(" ")
+        is_right = hmac.compare_digest(key.strip().encode("utf-8", "surrogateescape"), self._expected)
+        if not is_right or scheme.lower() != "bearer":  # RFC 9110: in any case
             raise _unauthorized(authorization)
 
 

@@ -171,9 +171,14 @@ def is_aborted(answer: bytes) -> bool:
     return b'"abort"' in answer and bool(_ABORT.search(answer))
 
 
+def may_fail(events: bytes) -> bool:
+    """Tell whether ``find_failure`` may find anything in these events."""
+    return b'"abort"' in events or b'"error"' in events
+
+
 def find_failure(events: bytes) -> Failure | None:
     """Return the failure in these whole events of a stream; None when there is none."""
-    if b'"abort"' not in events and b'"error"' not in events:
+    if not may_fail(events):
         return None
     if found := _ERROR.search(events):
         return _read_error(events[: found.start()], found.group(1))

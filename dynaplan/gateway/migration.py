@@ -64,6 +64,14 @@ class MigratableStream:
             await self._client.write(events)
         return events
 
+    def write_now(self, events: bytes) -> bool:
+        """Pass whole events on as they are; False, and nothing is sent, when ``write`` has more to do."""
+        if self._splice or not self._client.write_now(events):
+            return False
+        if self._partial:
+            self._partial.add(events)
+        return True
+
     def is_complete(self) -> bool:
         """Return True when nothing but the mark of its end is missing."""
         return self._partial is not None and is_complete(self.asked, self._partial)

@@ -24,11 +24,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, reports_in
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.gateway import timing
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiError, Call
+from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
 from dynaplan.store.model import Transaction
 from dynaplan.util.documents import parse_object
@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 Comment = Callable[[str], Awaitable[None]]
 """Sends a client a comment, which is no part of its answer."""
+
+NO_CALL = Call(COMPLETIONS, b"", {}, "", False, "", 0)
+"""The request of somebody who wants the model loaded, and nothing computed."""
 
 STATUS_WORDS: Mapping[str, str] = {"ready": "loaded", "loading": "loading", "asleep": "sleeping"}
 """The states of a model in llama.cpp's words; any other is ``unloaded``."""
@@ -67,14 +70,13 @@ class ModelQueue(FleetStatus):
         """Called when a request begins or ceases to wait, or is the first after a while."""
 
     @property
+    def settings(self) -> OnDemandSettings:
+        return self._settings
+
+    @property
     def status(self) -> str:
         """The model's state in llama.cpp's words."""
         return STATUS_WORDS.get(self.report.state if self.report else "", "unloaded")
-
-    @property
-    def ttl_s(self) -> float:
-        """For how long the model stays without a request; 0 is for ever."""
-        return self._settings.ttl_s
 
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes of the model."""
@@ -93,19 +95,12 @@ class ModelQueue(FleetStatus):
         oldest = next(iter(self._waiting.values()), 0.0)
         return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s, self._keep_alive_s)
 
-    def keep_alive(self, asked_s: float | None) -> None:
-        """Have the model leave so long after its last use as a request has asked for; no longer than its
-        ttl."""
-        ttl_s = self._settings.ttl_s or math.inf
-        self._keep_alive_s = asked_s if asked_s is not None and asked_s < ttl_s else None
+    def keep_alive(self, asked_s: float) -> None:
+        """Have the model leave so long after its last use as a request asks, if its ``ttl`` is longer."""
+        self._keep_alive_s = asked_s if asked_s < (self._settings.ttl_s or math.inf) else None
         self.changed()
 
-    async def load(self, router: WorkerRouter) -> None:
-        """Return when the model is there, as a request for it would wait; raises ApiError as that does."""
-        nothing = Call(CHAT_COMPLETIONS, b"", {}, self._model.name, False, "", 0)
-        (await self.book(router, nothing, None)).close()
-
-    async def book(self, router: WorkerRouter, call: Call, comment: Comment | None) -> Booking:
+    async def book(self, router: WorkerRouter, call: Call | None, comment: Comment | None) -> Booking:
         """Book a worker of the model, once it has one; ``comment`` tells a client with a stream meanwhile.
 
         Raises ApiError when the model is not loaded in time, or not at all, or too many wait already.
@@ -121,7 +116,7 @@ class ModelQueue(FleetStatus):
             tells = comment if self._settings.loading_comments else None
             progress = LoadProgress(self, arrived_s, tells)
             deadline_s = asyncio.get_running_loop().time() + self._settings.load_timeout_s
-            return await router.book(call, deadline_s, progress.check)
+            return await router.book(call or NO_CALL, deadline_s, progress.check)
 
     @contextmanager
     def _waits(self) -> Iterator[float]:

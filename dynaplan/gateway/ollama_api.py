@@ -31,13 +31,14 @@ API_VERSION = "0.12.6"
 """The version of Ollama whose API is answered; clients look whether it is new enough for them."""
 
 UNSUPPORTED = {
-    "/api/create": ("POST", "Models are declared below Models: in the configuration of `dynaplan serve`."),
-    "/api/copy": ("POST", "A second name for a model is one of its aliases."),
-    "/api/delete": ("DELETE", "Models are declared in the configuration of `dynaplan serve`."),
-    "/api/pull": ("POST", "Nothing is fetched on a client's request; `dynaplan pull` fetches a model."),
-    "/api/push": ("POST", "There is no registry that models could be sent to."),
+    "/api/create": "Models are declared below Models: in the configuration of `dynaplan serve`.",
+    "/api/copy": "A second name for a model is one of its aliases.",
+    "/api/delete": "Models are declared in the configuration of `dynaplan serve`; files are yours to delete.",
+    "/api/pull": "Nothing is fetched on a client's request; `dynaplan pull` fetches a model.",
+    "/api/push": "There is no registry that models could be sent to.",
+    "/api/blobs": "Files of models are not taken from clients.",
 }
-"""The paths that are answered 501: the method, and the sentence."""
+"""The paths that are answered 501, and the sentence."""
 
 LATEST = ":latest"
 
@@ -273,11 +274,6 @@ def _keep_alive(document: Document) -> float | None:
     return keep_alive_s(document.get("keep_alive"))
 
 
-def capped_keep_alive_s(asked_s: float | None, ttl_s: float) -> float | None:
-    """Return the lease that a client gets: no longer than the owner's ``ttl``, 0 of which is no limit."""
-    return asked_s if asked_s is None or not ttl_s else min(asked_s, ttl_s)
-
-
 # Answers
 
 
@@ -457,7 +453,6 @@ class OllamaModel:
     modified_unix_s: float = 0.0
     expires_unix_s: float = inf
     capabilities: tuple[str, ...] = ("completion",)
-    is_loaded: bool = True
 
     def details(self) -> dict[str, Any]:
         return {

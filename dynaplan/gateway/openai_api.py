@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from dynaplan.engines.api_rules import EngineApi
 from dynaplan.engines.timing_model.tokens import count_tokens, text_prompt
 from dynaplan.gateway.passthrough import (
@@ -356,13 +358,21 @@ def check_context(call: Call, context_tokens: int) -> None:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
-        document = json.loads(body.decode())
+        document = _read_json(body)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise bad_request("The body must be a JSON object")
     return document
+
+
+def _read_json(body: bytes) -> Any:
+    """Return what the JSON holds. What the quick reader does not take, Python's own may, as engines do."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
+        return json.loads(body.decode())
 
 
 def _check_types(document: Mapping[str, Any]) -> None:

@@ -14,9 +14,8 @@ import logging
 from array import array
 from typing import Any
 
-from aiohttp import web
-
 from dynaplan.gateway import timing
+from dynaplan.gateway.http_messages import BodyFault, Request
 from dynaplan.gateway.openai_api import ApiError, ApiPath, Call, bad_request, read_call
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, HelperTooSlow
 
@@ -83,45 +82,41 @@ class BodyShare:
 _CLOSE = {"Connection": "close"}
 
 
-async def receive_body(
-    request: web.BaseRequest, share: BodyShare, *, max_bytes: int, timeout_s: float
-) -> bytes:
+async def receive_body(request: Request, share: BodyShare, *, max_bytes: int, timeout_s: float) -> bytes:
     """Return the whole body, decompressed.
 
     Raises ApiError: 413 for a body that is too large, 408 for one that takes too long, 503 when the bodies of
     other requests leave no room, 400 for one that is not what its headers say. What the headers say of the
     size is judged before anything is received.
     """
-    declared_bytes = request.content_length or 0
+    declared_bytes = request.body.declared_bytes
     if declared_bytes > max_bytes:
         raise _too_large(max_bytes)
     share.check(declared_bytes)
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0
     try:
-        if request.content.is_eof():  # it came with its headers: there is nothing to wait for
+        if request.body.is_complete:  # it came with its headers: there is nothing to wait for
             return await _receive(request, share, max_bytes)
+        if request.headers.get("expect").lower() == "100-continue":
+            await request.connection.ask_for_body()
         async with asyncio.timeout(timeout_s):
             return await _receive(request, share, max_bytes)
     except TimeoutError:
         raise ApiError(
             408, f"The body was not complete after {timeout_s:g} s", code="body_timeout", headers=_CLOSE
         ) from None
-    except web.RequestPayloadError as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+    except BodyFault as fault:
         raise ApiError(
             400,
-            f"The body cannot be read ({reason}). Send what Content-Length and Content-Encoding promise.",
+            f"The body cannot be read: {fault}. Send what Content-Length and Content-Encoding promise.",
             code="invalid_body",
             headers=_CLOSE,
         ) from None
 
 
-async def _receive(request: web.BaseRequest, share: BodyShare, max_bytes: int) -> bytes:
+async def _receive(request: Request, share: BodyShare, max_bytes: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
-    while piece := await request.content.readany():
+    while piece := await request.body.read():
         size += len(piece)
         if size > max_bytes:
             raise _too_large(max_bytes)

@@ -371,10 +371,7 @@ class RequestProgress:
         model = self.model
         if model.queue is None:
             return await model.router.book(self.call, self._deadline_s)
-        tells = self._comment if self.call.is_stream else None
-        booking = await model.queue.book(model.router, self.call, tells)
-        self.request.client.note_loaded()
-        return booking
+        return await model.queue.book(model.router, self.call, self._comment if self.call.is_stream else None)
 
     def _note_tokens(self, booking: Booking) -> None:
         """Note the prompt's blocks; the number of its tokens is exact where the router knows them."""
@@ -565,17 +562,26 @@ class Attempt:
         stream = await self._start_stream()
         record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
         last = deque[bytes](maxlen=LAST_READS)
+
+        def note_sent(sent: bytes) -> None:
+            record.observe(sent, endpoint)
+            if record.output_tokens >= booking.grows_at_tokens:
+                booking.record_decoded(record.output_tokens)
+            last.append(sent)
+
+        def pass_on(events: bytes) -> bool:
+            if engine_answers.may_fail(events) or not stream.write_now(events):
+                return False
+            note_sent(events)
+            return True
+
         death = WorkerDied("its stream ended early")
         try:
             while events:
                 if failure := engine_answers.find_failure(events):
                     return await self._fail(stream, failure)
-                sent = await stream.write(events)
-                record.observe(sent, endpoint)
-                if record.output_tokens >= booking.grows_at_tokens:
-                    booking.record_decoded(record.output_tokens)
-                last.append(sent)
-                events = await answer.read_lines()
+                note_sent(await stream.write(events))
+                events = await answer.read_lines(pass_on)
         except WorkerDied as error:
             death = error
             self._note_death(death)

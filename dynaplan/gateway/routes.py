@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 from urllib.parse import unquote
 
-from aiohttp import web
-
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
+from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
+from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
-from dynaplan.gateway.model_management import PREFIXES, ModelManagement, WriteOrder
-from dynaplan.gateway.ollama_routes import OllamaRoutes
+from dynaplan.gateway.model_routes import ModelRoutes
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.errors import nearest
@@ -25,8 +23,6 @@ MODELS = "/v1/models"
 SLIP = 0.75
 """The least similarity, difflib's ratio, of a mistyped path: /v1/embeddings is none of /v1/completions."""
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 
 class FrontendRoutes:
     """Answers every request: completions by the request path, ``/health``, ``/metrics`` and others by itself.
@@ -35,8 +31,9 @@ class FrontendRoutes:
     ``/health`` says "draining" with status 503.
     """
 
-    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics, order: WriteOrder) -> None:
+    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics) -> None:
         self.page: Handler | None = None
+        self.model_routes: ModelRoutes | None = None
         self._path = path
         self._deployment_metrics = deployment_metrics
         self._created_s = int(time.time())
@@ -51,28 +48,26 @@ class FrontendRoutes:
             "/live": ("GET", self._check_life),
             "/metrics": ("GET", self._render_metrics),
             ALL_METRICS_PATH: ("GET", self._render_all_metrics),
-            **OllamaRoutes(path).handlers(),
-            **ModelManagement(path, order).handlers(),
-            "/models": ("GET", self._list_models),
         }
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Return the answer; every ApiError becomes a body of OpenAI's shape."""
+    async def handle(self, request: Request) -> Response | None:
+        """Return the answer, or None when it has been sent; every ApiError gets a body of OpenAI's shape."""
         try:
             return await self._handler(request)(request)
         except ApiError as error:
-            return web.Response(
-                body=error.to_json(),
-                status=error.status,
-                headers={"Content-Type": "application/json", **error.headers},
-            )
+            headers = {"Content-Type": "application/json", **error.headers}
+            return Response(error.status, headers, error.to_json())
 
-    def _handler(self, request: web.BaseRequest) -> Handler:
+    def _handler(self, request: Request) -> Handler:
         if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
             return self.page
-        path = request.path
-        if path not in self._handlers:
-            path = next((each for each in (MODELS, *PREFIXES) if path.startswith(each + "/")), path)
+        if (
+            self.model_routes
+            and request.path not in self._handlers
+            and (found := self.model_routes.find(request))
+        ):
+            return found
+        path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
         if not method:
             hint = nearest(request.path, self._handlers, cutoff=SLIP)
@@ -88,25 +83,21 @@ class FrontendRoutes:
             )
         return handler
 
-    async def _answer_by_worker(self, request: web.BaseRequest, endpoint: ApiPath) -> web.StreamResponse:
-        client = Client(request)
-        await self._path.answer(client, endpoint)
-        return client.response
+    async def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> None:
+        await self._path.answer(Client(request), endpoint)
 
-    async def _list_models(self, request: web.BaseRequest) -> web.Response:
+    async def _list_models(self, request: Request) -> Response:
         admission = self._path.admission
-        admission.check_key(request.headers.get("Authorization", ""))
-        chosen = (
-            unquote(request.path.removeprefix(MODELS).removeprefix("/")) if request.path != "/models" else ""
-        )
+        admission.check_key(request.headers.get("authorization"))
+        chosen = unquote(request.path.removeprefix(MODELS).removeprefix("/"))
         if chosen:
             self._path.models.find(chosen)
         models = self._path.models.documents(self._created_s)
         if chosen:
-            return web.json_response(next(each for each in models if each["id"] == chosen))
-        return web.json_response({"object": "list", "data": models})
+            return Response.json(next(each for each in models if each["id"] == chosen))
+        return Response.json({"object": "list", "data": models})
 
-    async def _check_health(self, request: web.BaseRequest) -> web.Response:
+    async def _check_health(self, request: Request) -> Response:
         models, workers = self._path.models, len(self._path.models.instances)
         missing = [] if workers or models.are_on_demand else [self._path.settings.decode_component]
         is_healthy = not missing and not self.is_draining
@@ -115,17 +106,17 @@ class FrontendRoutes:
             "workers": workers,
             "missing": missing,
         }
-        return web.json_response(document, status=200 if is_healthy else 503)
+        return Response.json(document, 200 if is_healthy else 503)
 
-    async def _check_life(self, request: web.BaseRequest) -> web.Response:
-        return web.json_response({"status": "live"})
+    async def _check_life(self, request: Request) -> Response:
+        return Response.json({"status": "live"})
 
-    async def _render_metrics(self, request: web.BaseRequest) -> web.Response:
-        return web.Response(body=self.own_metrics(), headers={"Content-Type": CONTENT_TYPE})
+    async def _render_metrics(self, request: Request) -> Response:
+        return Response(200, {"Content-Type": CONTENT_TYPE}, self.own_metrics())
 
-    async def _render_all_metrics(self, request: web.BaseRequest) -> web.Response:
+    async def _render_all_metrics(self, request: Request) -> Response:
         body = await self._deployment_metrics.read(self.own_metrics)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        return Response(200, {"Content-Type": CONTENT_TYPE}, body)
 
     def own_metrics(self) -> bytes:
         """Return the metrics of the frontends on this port, in Prometheus' text format."""

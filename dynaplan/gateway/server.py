@@ -9,31 +9,30 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from aiohttp import StreamReader, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import web
 
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.model_orders import change_order
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
+from dynaplan.gateway.client_connection import Handler, HttpServer
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
+from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
+from dynaplan.gateway.model_routes import ModelRoutes
 from dynaplan.gateway.models import FrontendModel, FrontendModels, on_demand_model, on_demand_settings
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.gateway.routes import FrontendRoutes, Handler
+from dynaplan.gateway.routes import FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
@@ -47,8 +46,7 @@ from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.worker.http_server import Acceptor, ConnectionLimits, LimitedServer
-from dynaplan.worker.request_ids import RequestWithId
+from dynaplan.worker.http_server import Acceptor, ConnectionLimits
 from dynaplan.worker.routers import ROUTES_TO
 
 if TYPE_CHECKING:
@@ -60,8 +58,8 @@ log = logging.getLogger(__name__)
 class Page(Protocol):
     """A web page that the frontend serves beside the API, below ``/ui``."""
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request below the page's path."""
+    async def handle(self, request: Request) -> Response | None:
+        """Answer a request below the page's path, as the server's ``Handler``."""
         ...
 
     async def close(self) -> None:
@@ -85,7 +83,7 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
     A worker that drains posts ``/leaving/{instance id}`` to the process's own loopback server: it gets no new
-    request from then on, and the answer has how many of its requests this frontend still waits for. Workers
+    request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
     frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)
@@ -143,7 +141,15 @@ class FrontendServer:
         self._models = self._new_models()
         self._path = self._new_path()
         self._deployment_metrics = DeploymentMetrics(runtime)
-        self._routes = FrontendRoutes(self._path, self._deployment_metrics, self._order)
+        self._routes = FrontendRoutes(self._path, self._deployment_metrics)
+        self._routes.model_routes = ModelRoutes(
+            self._models,
+            self._path.admission,
+            self._path.bodies,
+            runtime.store,
+            runtime.namespace,
+            self._routes.handle,
+        )
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
@@ -163,10 +169,6 @@ class FrontendServer:
             ]
             or [only]
         )
-
-    async def _order(self, model: str, order: Mapping[str, Any]) -> None:
-        """Write what a client asks for a model, as `dynaplan load` and `unload` do."""
-        await change_order(self._runtime.store, self._runtime.namespace, model, order)
 
     def _new_path(self) -> RequestPath:
         settings = self._settings
@@ -205,10 +207,13 @@ class FrontendServer:
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
         tls = self._runtime.server_tls
-        self._acceptor = Acceptor(listen_on, self._server.welcome, is_alone=is_alone, tls=tls)
+        limited = self._server.limited
+        self._acceptor = Acceptor(
+            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
+        )
         self._acceptor.start()
         log.info("the OpenAI API is at %s", self._public_url())
-        self._runtime.spawn(self._server.watch(), "watch connections")
+        self._runtime.spawn(limited.watch(), "watch connections")
         self._runtime.describe(**{ROUTES_TO: self._models.routes_to, PUBLIC_URL: self._public_url()})
         if self._models.are_on_demand:
             self._runtime.spawn(DemandPublisher(self._runtime, self._models.all).run(), "demand for models")
@@ -233,14 +238,13 @@ class FrontendServer:
         A client that has not seen "Connection: close" may send its next request on the connection of its last
         one, just before that would be closed: it is answered, with that header.
         """
-        self._routes.is_draining = True
+        self._routes.is_draining = self._server.is_draining = True
         if self._acceptor:
             await self._acceptor.stop()
         if self._page:
             await self._page.close()
-        while (
-            self._server.close_idle(timing.DRAIN_NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes()
-        ):
+        limited = self._server.limited
+        while limited.close_idle(timing.DRAIN_NEXT_REQUEST_S) or self.in_flight or limited.has_unsent_bytes():
             await asyncio.sleep(timing.DRAIN_POLL_S)
         if self._acceptor:
             await self._acceptor.closed()
@@ -252,8 +256,7 @@ class FrontendServer:
             await self._page.close()
         if self._acceptor:
             await self._acceptor.stop()
-        self._server.pre_shutdown()
-        await self._server.shutdown(timing.SHUTDOWN_TIMEOUT_S)
+        await self._server.close(timing.SHUTDOWN_TIMEOUT_S)
         if self._recording:
             await self._recording.write()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
@@ -279,7 +282,7 @@ class FrontendServer:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
         return web.json_response(self._router.cache_sources())
 
-    def _client_server(self) -> LimitedServer:
+    def _client_server(self) -> HttpServer:
         settings = self._settings
         limits = ConnectionLimits(
             settings.max_connections,
@@ -287,15 +290,7 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return LimitedServer(
-            self._routes.handle,
-            limits,
-            self._metrics.count_closed_connection,
-            request_factory=self._new_request,
-            handler_cancellation=True,
-            access_log=None,
-            logger=_http_logger(),
-        )
+        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection)
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""
@@ -305,24 +300,6 @@ class FrontendServer:
         seen = {"0.0.0.0": "127.0.0.1", "::": "::1"} if is_loopback(own) else {"0.0.0.0": own, "::": own}
         host = seen.get(host, host)
         return url_of(host, port, is_tls=self._runtime.server_tls is not None)
-
-    def _has_unsent_bytes(self) -> bool:
-        connections = self._server.connections
-        return any(each.transport and each.transport.get_write_buffer_size() for each in connections)
-
-    def _new_request(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: web.RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> web.BaseRequest:
-        loop = asyncio.get_running_loop()
-        size = self._settings.max_body_bytes
-        if self._routes.is_draining:
-            message = message._replace(should_close=True)  # the answer says "Connection: close"
-        return RequestWithId(message, payload, protocol, writer, task, loop, client_max_size=size)
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
@@ -338,26 +315,3 @@ def _has_starting_decode_workers(fleet: str) -> bool:
     except ValueError:
         return False
     return decode.starting + decode.backoff > 0
-
-
-_CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError)
-
-
-class _OneLineForClientFaults(logging.Filter):
-    """Reduces the record of malformed HTTP to a line, which fills no disk; leaves our own faults whole."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, _CLIENT_FAULTS):
-            record.msg = f"{record.getMessage()}: {' '.join(str(error).split())}"
-            record.args, record.exc_info, record.exc_text = (), None, None
-            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-        return True
-
-
-def _http_logger() -> logging.Logger:
-    """Return the logger of an HTTP server that anonymous clients may speak to."""
-    logger = logging.getLogger("dynaplan.http")
-    if not logger.filters:
-        logger.addFilter(_OneLineForClientFaults())
-    return logger

@@ -15,7 +15,10 @@ at a load of 9 for each core.
 """
 
 SHUTDOWN_TIMEOUT_S = 0.5
-"""Time for which aiohttp waits for open connections at the end, when every request is answered already."""
+"""Time for which cancelled requests may take to end at the end, when nearly every one is answered already."""
+
+LINGER_S = 5.0
+"""Time for which the rest of a body is read and dropped that was answered before it had come."""
 
 BACKGROUND_TIMEOUT_S = 2.0
 """Time at the end for messages to workers that no request waits for."""

@@ -8,15 +8,9 @@ elsewhere too, but the deaths are counted, in case that it is the request that k
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
-from contextvars import ContextVar
-from typing import Any
-from weakref import WeakSet
+from collections.abc import Callable, Mapping
 
-import aiohttp
-
-from dynaplan.gateway import timing
+from dynaplan.gateway.engine_connections import EngineConnection, EnginePool, Target, target_of
 from dynaplan.gateway.openai_api import out_of_descriptors
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
@@ -25,17 +19,8 @@ from dynaplan.util.tls import ClientTls
 REFUSALS = frozenset({502, 503, 504})
 """HTTP statuses of a worker that drains or is not ready yet."""
 
-
-MAX_WRITE_BYTES = 256 * 1024
-"""Bytes of a body that are sent in one piece."""
-
 MAX_LINE_BYTES = 1024 * 1024
 """Bytes of one line that are held back at most; a longer line is passed on in pieces."""
-
-_Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
-
-_is_reused: ContextVar[bool] = ContextVar("_is_reused", default=False)
-"""True when the connection that this task was given last had carried a request before."""
 
 
 class WorkerRefused(Exception):
@@ -54,22 +39,6 @@ class WorkerDied(Exception):
         self.is_connection_lost = is_connection_lost
 
 
-class _Connector(aiohttp.TCPConnector):
-    """Tells reused connections from new ones, at a fraction of the cost of aiohttp's tracing."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(limit=0, use_dns_cache=True, **options)
-        self._used: WeakSet[Any] = WeakSet()
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
-    ) -> Any:
-        connection = await super().connect(req, traces, timeout)
-        _is_reused.set(connection.protocol in self._used)
-        self._used.add(connection.protocol)
-        return connection
-
-
 class Upstream:
     """Sends requests to workers with the workers' token, over kept connections or over new ones.
 
@@ -77,9 +46,8 @@ class Upstream:
     """
 
     def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
-        self._authorization = f"Bearer {worker_token}"
-        self._kept = _session(_Connector(keepalive_timeout=timing.WORKER_KEEP_ALIVE_S, ssl=tls))
-        self._new = _session(_Connector(force_close=True, ssl=tls), {"Connection": "close"})
+        self._headers = f"Authorization: Bearer {worker_token}\r\nContent-Type: application/json\r\n".encode()
+        self._pool = EnginePool(tls)
 
     async def post(
         self,
@@ -98,15 +66,17 @@ class Upstream:
         connection fails without a byte of an answer, the worker had most likely closed it as idle at that
         moment: the request is sent once more, over a new connection.
         """
-        if not is_kept:
-            return await self._post(self._new, url, body, request_id, trace)
+        target = target_of(url)
+        head = self._head(target, len(body), request_id, trace, is_kept=is_kept)
+        kept = self._pool.take(target.origin) if is_kept else None
+        if kept is None:
+            return await self._exchange(await self._connect(target), target, head, body, is_kept=is_kept)
         try:
-            return await self._post(self._kept, url, body, request_id, trace)
+            return await self._exchange(kept, target, head, body)
         except WorkerDied:
-            if not _is_reused.get():
-                raise
+            pass
         try:
-            return await self._post(self._new, url, body, request_id, trace)
+            return await self._exchange(await self._connect(target), target, head, body)
         except WorkerRefused as error:
             raise WorkerDied(
                 str(error), is_connection_lost=True
@@ -114,63 +84,82 @@ class Upstream:
 
     async def close(self) -> None:
         """Close every connection to an engine, and break off the answers on them."""
-        await self._kept.close()
-        await self._new.close()
+        self._pool.close()
 
-    async def _post(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        body: bytes,
-        request_id: str,
-        trace: Mapping[str, str],
-    ) -> EngineAnswer:
-        headers = {
-            "Authorization": self._authorization,
-            "Content-Type": "application/json",
-            "X-Request-Id": request_id,
-            **trace,
-        }
+    def _head(
+        self, target: Target, body_bytes: int, request_id: str, trace: Mapping[str, str], *, is_kept: bool
+    ) -> bytes:
+        more = "".join(f"{name}: {value}\r\n" for name, value in trace.items()) if trace else ""
+        if not is_kept:
+            more += "Connection: close\r\n"
+        own = f"X-Request-Id: {request_id}\r\nContent-Length: {body_bytes}\r\n{more}\r\n"
+        return target.line + self._headers + own.encode()
+
+    async def _connect(self, target: Target) -> EngineConnection:
         try:
-            # aiohttp writes bytes at once, and a file piece by piece, so that other streams go on.
-            data = body if len(body) <= MAX_WRITE_BYTES else io.BytesIO(body)
-            response = await session.post(url, data=data, headers=headers)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return await self._pool.open(target.origin)
+        except OSError as error:  # a TimeoutError, too
             if is_exhausted(error):
                 raise out_of_descriptors(descriptor_limit()) from None
-            raise WorkerRefused(str(error)) from None
-        except _Unanswered as error:
+            raise WorkerRefused(_reason(error)) from None
+
+    async def _exchange(
+        self, connection: EngineConnection, target: Target, head: bytes, body: bytes, *, is_kept: bool = True
+    ) -> EngineAnswer:
+        answer = EngineAnswer(connection, self._pool, target, is_kept=is_kept)
+        try:
+            await connection.send(head, body)
+            answer.status, answer.headers = connection.status, connection.headers
+            if answer.status in REFUSALS:
+                raise WorkerRefused(f"status {answer.status}")
+        except ConnectionError as error:
+            answer.close()
             raise WorkerDied(_reason(error), is_connection_lost=True) from None
-        if response.status in REFUSALS:
-            response.close()
-            raise WorkerRefused(f"status {response.status}")
-        return EngineAnswer(response)
+        except BaseException:
+            answer.close()
+            raise
+        return answer
 
 
 class EngineAnswer:
     """The answer to one request, from its status to ``close``, which may come at any time."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
+    def __init__(
+        self, connection: EngineConnection, pool: EnginePool, target: Target, *, is_kept: bool = True
+    ) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._target = target
+        self._is_kept = is_kept
         self._held = b""
-        self.status = response.status
+        self._whole: bytes | None = None
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
 
     def header(self, name: str) -> str | None:
         """Return the value of a header; None without it."""
-        return self._response.headers.get(name)
+        wanted = name.lower().encode()
+        for found, value in self.headers:
+            if found == wanted:
+                return value.decode("utf-8", "replace")
+        return None
 
     async def read_all(self) -> bytes:
         """Return the whole answer, the same at each call; raises WorkerDied."""
-        try:
-            return await self._response.read()
-        except _Unanswered as error:
-            raise WorkerDied(_reason(error), is_connection_lost=True) from None
+        if self._whole is None:
+            pieces = []
+            while piece := await self._read_some():
+                pieces.append(piece)
+            self._whole = b"".join(pieces)
+        return self._whole
 
-    async def read_lines(self) -> bytes:
+    async def read_lines(self, take: Callable[[bytes], bool] | None = None) -> bytes:
         """Return the next whole lines, so that no event is passed on in half; empty at the answer's end.
 
-        Raises WorkerDied.
+        Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
         """
+        if take is not None and not self._held:
+            await self._connection.forward(lambda data: data.endswith(b"\n") and take(data))
         chunk = await self._read_some()
         if not self._held and chunk.endswith(b"\n"):
             return chunk
@@ -189,26 +178,14 @@ class EngineAnswer:
 
     async def _read_some(self) -> bytes:
         try:
-            return await self._response.content.readany()
-        except _Unanswered as error:
+            return await self._connection.read()
+        except ConnectionError as error:
             raise WorkerDied(_reason(error), is_connection_lost=True) from None
 
     def close(self) -> None:
         """Give the connection back if the answer was read to its end, else close it."""
-        self._response.close()
+        self._pool.give_back(self._connection, self._target.origin, is_kept=self._is_kept)
 
 
 def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def _session(connector: aiohttp.TCPConnector, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
-    """Make a session without a limit of connections and without a time limit for a whole answer."""
-    return aiohttp.ClientSession(
-        connector=connector,
-        headers=headers,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timing.WORKER_CONNECT_TIMEOUT_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-    )

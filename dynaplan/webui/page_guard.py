@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from aiohttp import web
-
 from dynaplan.fleet.page_access import (
     PAGE_PATH,
     SESSION_S,
@@ -23,6 +21,7 @@ from dynaplan.fleet.page_access import (
     new_session,
     session_key,
 )
+from dynaplan.gateway.http_messages import Request
 
 KEY_HEADER = "X-Dynaplan-Key"
 """The header with the session's key. No other site can send it: a browser asks the server first (CORS)."""
@@ -61,18 +60,18 @@ class PageGuard:
         self._is_tls = is_tls
         self._now_s = now_s
 
-    def check_host(self, request: web.BaseRequest) -> None:
+    def check_host(self, request: Request) -> None:
         """Refuse a name that is not this machine's.
 
         A browser takes a site whose name resolves to this machine for a moment ("DNS rebinding") for the
         origin of this page. A numeric address cannot be rebound.
         """
-        given = request.headers.getall("Host", [])
+        given = request.headers.get_all("Host")
         name = _host_name(given[0]) if len(given) == 1 else ""
         if not (name in self._names or name.endswith(".localhost") or _is_address(name)):
             raise PageRefusal(421, "This name is not this machine's: use its address, or localhost.")
 
-    def open_session(self, request: web.BaseRequest) -> OpenedSession | None:
+    def open_session(self, request: Request) -> OpenedSession | None:
         """Return a new session when the address bears the token, None without one; refuse a wrong one."""
         given = request.query.get(TOKEN_FIELD)
         if given is None:
@@ -87,33 +86,36 @@ class PageGuard:
             session_key(self._secret, cookie),
         )
 
-    def check_cookie(self, request: web.BaseRequest) -> str:
+    def check_cookie(self, request: Request) -> str:
         """Return the session's cookie; refuse a request without one.
 
         Not by ``SimpleCookie``, which reads nothing behind a cookie that it cannot read: those of other
         programs on this host come in the same header.
         """
-        cookies = (each.strip().partition("=") for each in request.headers.get("Cookie", "").split(";"))
+        cookies = (each.strip().partition("=") for each in request.headers.get("Cookie").split(";"))
         own = (value for name, _, value in cookies if name == cookie_name(self._secret))
         session = next((each for each in own if is_session(self._secret, each, self._now_s())), None)
         if session is None:
             raise PageRefusal(401, SIGN_IN)
         return session
 
-    def check_key(self, request: web.BaseRequest) -> None:
+    def check_key(self, request: Request) -> None:
         """Refuse a request without session or without its key."""
         cookie = self.check_cookie(request)
-        if not is_key(self._secret, cookie, request.headers.get(KEY_HEADER, "")):
+        if not is_key(self._secret, cookie, request.headers.get(KEY_HEADER)):
             raise PageRefusal(401, SIGN_IN)
 
-    def check_action(self, request: web.BaseRequest) -> None:
+    def check_action(self, request: Request) -> None:
         """Refuse an action that does not come from the page itself."""
         self.check_key(request)
-        origin = urlsplit(request.headers.get("Origin", ""))
-        is_ours = origin.scheme in ("http", "https") and origin.netloc.lower() == request.host.lower()
+        origin = urlsplit(request.headers.get("Origin"))
+        is_ours = (
+            origin.scheme in ("http", "https")
+            and origin.netloc.lower() == request.headers.get("Host").lower()
+        )
         if not is_ours or request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             raise PageRefusal(403, "This does not come from the page itself.")
-        if request.content_type != "application/json":
+        if request.headers.get("Content-Type").partition(";")[0].strip().lower() != "application/json":
             raise PageRefusal(415, "An action is JSON.")
 
 

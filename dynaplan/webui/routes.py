@@ -8,15 +8,14 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from aiohttp import web
-from yarl import URL
 
 import dynaplan
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.page_access import PAGE_PATH
+from dynaplan.gateway.client_connection import Handler
+from dynaplan.gateway.http_messages import BodyFault, Request, Response
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
 from dynaplan.webui.actions import command_arguments, log_part, run_command
@@ -60,8 +59,6 @@ BODY_S = 10.0
 
 MAX_ACTIONS = 4
 """The largest number of commands that the page runs at once."""
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
@@ -107,22 +104,20 @@ class PageRoutes:
             ("POST", "/prompt"): self._prompt,
         }
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Return the answer; a refusal says in a sentence what to do."""
+    async def handle(self, request: Request) -> Response | None:
+        """Return the answer, or None when it has been sent; a refusal says in a sentence what to do."""
         try:
             self._guard.check_host(request)
             response = await self._answer(request)
         except PageRefusal as refusal:
-            response = web.Response(text=refusal.text + "\n", status=refusal.status)
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
+            response = Response.text(refusal.text + "\n", refusal.status)
+        return response and replace(response, headers={**response.headers, **HEADERS})
 
     async def close(self) -> None:
         """End the open pages, and the process that polls for them."""
         await self._clients.close()
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: Request) -> Response | None:
         path = request.path.removeprefix(PAGE_PATH).rstrip("/")
         handler = self._handlers.get((request.method, path))
         if handler is None:
@@ -132,7 +127,7 @@ class PageRoutes:
 
     # -- what a session may see ------------------------------------------------------------------
 
-    async def _shell(self, request: web.BaseRequest) -> web.Response:
+    async def _shell(self, request: Request) -> Response:
         """Open a session for the token and lead to the address without it, or return the page itself.
 
         The session's key goes behind a ``#``: a browser sends that part to nobody.
@@ -140,50 +135,49 @@ class PageRoutes:
         opened = self._guard.open_session(request)
         if opened is None:
             self._guard.check_cookie(request)
-            return web.Response(body=_read("ui.html"), content_type="text/html", charset="utf-8")
+            return _file("ui.html", "text/html")
         leads = {"Set-Cookie": opened.set_cookie}
         target = f"{PAGE_PATH}#{opened.key}"
         if request.headers.get("Sec-Fetch-Site") == "cross-site":
             # After a redirect that began at another site, the browser would not send the new cookie.
-            return web.Response(text="Signed in.\n", headers={**leads, "Refresh": f"0; url={target}"})
-        return web.Response(status=303, headers={**leads, "Location": target})
+            return Response(200, {**leads, "Refresh": f"0; url={target}", **_PLAIN}, b"Signed in.\n")
+        return Response(303, {**leads, "Location": target}, b"")
 
     def _file(self, name: str, content_type: str) -> Handler:
-        async def answer(request: web.BaseRequest) -> web.Response:
+        async def answer(request: Request) -> Response:
             self._guard.check_cookie(request)
-            return web.Response(body=_read(name), content_type=content_type, charset="utf-8")
+            return _file(name, content_type)
 
         return answer
 
-    async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _events(self, request: Request) -> None:
         """Stream what is seen, as server-sent events, for as long as the page is open."""
         self._guard.check_key(request)
         asked = _charts_request(request)
         if self._clients.is_full:
             raise PageRefusal(503, "This page is open too often.")
-        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        answer = request.connection
+        answer.start_stream(request, {**HEADERS, "Content-Type": "text/event-stream"})
         events = self._clients.watch(asked)
         try:
+            await answer.write(b":\n\n")  # a comment: the page knows that it is connected
             async for name, text in events:
                 # Drawings are fetched: a browser's parser makes documents of them, no script does.
                 told = "charts" if name == asked.name else name
                 data = "null" if name == asked.name else text
-                await response.write(f"event: {told}\ndata: {data}\n\n".encode())
-        except ConnectionError:
-            pass
+                await answer.write(f"event: {told}\ndata: {data}\n\n".encode())
+            await answer.end_stream()
         finally:
             await events.aclose()
-        return response
 
-    async def _charts(self, request: web.BaseRequest) -> web.Response:
+    async def _charts(self, request: Request) -> Response:
         self._guard.check_key(request)
         drawing = self._clients.charts(_charts_request(request))
         if drawing is None:
             raise PageRefusal(404, "These charts are not drawn.")
-        return web.Response(text=drawing, content_type="image/svg+xml")
+        return Response.text(drawing, content_type="image/svg+xml; charset=utf-8")
 
-    async def _log(self, request: web.BaseRequest) -> web.Response:
+    async def _log(self, request: Request) -> Response:
         self._guard.check_key(request)
         try:
             after = int(request.query.get("after", "-1")[:18])
@@ -194,11 +188,11 @@ class PageRoutes:
             raise PageRefusal(400, "`after` is a number of bytes.") from None
         except OSError:
             raise PageRefusal(404, "There is no log of that name.") from None
-        return web.json_response({"text": text, "after": end})
+        return Response.json({"text": text, "after": end})
 
     # -- what a session may do -------------------------------------------------------------------
 
-    async def _act(self, request: web.BaseRequest) -> web.Response:
+    async def _act(self, request: Request) -> Response:
         """Run the command of an action; the answer is what it printed."""
         self._guard.check_action(request)
         arguments = _arguments(await _small_body(request))
@@ -210,17 +204,14 @@ class PageRoutes:
             said = await self._call([*arguments, "--namespace", self._place.namespace])
         finally:
             self._running -= 1
-        return web.json_response({"command": " ".join(["dynaplan", *arguments]), "said": said})
+        return Response.json({"command": " ".join(["dynaplan", *arguments]), "said": said})
 
-    async def _prompt(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _prompt(self, request: Request) -> Response | None:
         """Answer a chat request as the frontend answers any client's, with its key."""
         self._guard.check_action(request)
-        headers = request.headers.copy()
-        for name in ("Cookie", "Authorization"):
-            headers.popall(name, None)
-        if self._place.api_key:
-            headers["Authorization"] = f"Bearer {self._place.api_key}"
-        return await self._chat(request.clone(rel_url=URL("/v1/chat/completions"), headers=headers))
+        authorization = f"Bearer {self._place.api_key}" if self._place.api_key else ""
+        headers = request.headers.replaced({"Cookie": "", "Authorization": authorization})
+        return await self._chat(request.redirected("/v1/chat/completions", headers))
 
 
 def make_feed(namespace: str) -> HelperProcess:
@@ -242,26 +233,32 @@ def make_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler)
     return PageRoutes(place, chat)
 
 
-def _read(name: str) -> bytes:
+_PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
+
+
+def _file(name: str, content_type: str) -> Response:
     text = (DIRECTORY / name).read_bytes()
-    return STYLE.encode() + text if name.endswith(".css") else text
+    body = STYLE.encode() + text if name.endswith(".css") else text
+    return Response(200, {"Content-Type": f"{content_type}; charset=utf-8"}, body)
 
 
-def _charts_request(request: web.BaseRequest) -> ChartsRequest:
+def _charts_request(request: Request) -> ChartsRequest:
     try:
         return ChartsRequest.of(request.query.get("span", "3600"), request.query.get("width", "1000"))
     except ValueError:
         raise PageRefusal(400, "`span` is in seconds, `width` in px.") from None
 
 
-async def _small_body(request: web.BaseRequest) -> bytes:
+async def _small_body(request: Request) -> bytes:
     body = b""
     try:
         async with asyncio.timeout(BODY_S):
-            while len(body) <= MAX_ACTION_BYTES and not request.content.at_eof():
-                body += await request.content.read(MAX_ACTION_BYTES + 1 - len(body))
+            while len(body) <= MAX_ACTION_BYTES and (piece := await request.body.read()):
+                body += piece
     except TimeoutError:
         raise PageRefusal(408, "The action did not come.") from None
+    except BodyFault:
+        raise PageRefusal(400, "The action is broken.") from None
     if len(body) > MAX_ACTION_BYTES:
         raise PageRefusal(413, "An action is short.")
     return body

@@ -6,10 +6,9 @@
    first is awake already when the next one comes. So each process that is not alone stops accepting for a
    moment after a connection, and the others take the next ones. docs/decisions/0032 has the figures.
 2. **Handshake.** With TLS the handshake comes first, and at the end what was written is sent.
-3. **Limits.** aiohttp answers a head with a line or a field that is too long, and closes idle connections.
-   It does not bound the size of a head, nor the time that one takes, and it waits for ever for a client that
-   does not read. Requests pay for none of this: a check of all connections every second finds those that are
-   stalled.
+3. **Limits.** ``LimitedConnections`` holds those of a server, aiohttp's or the gateway's, to the time that a
+   head may take, that a client may go without reading and a connection without a request, and to a number.
+   Requests pay for none of this: a check of all connections every second finds those that are stalled.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ import socket
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 
@@ -37,10 +36,12 @@ from dynaplan.worker.timing import (
     ACCEPT_PAUSE_S,
     ACCEPT_YIELD_S,
     CONNECTIONS_POLL_S,
+    FIRST_REQUEST_S,
     HANDSHAKE_TIMEOUT_S,
     HEAD_TIMEOUT_S,
     LAST_BYTES_S,
     LAST_HANDSHAKES_S,
+    NO_ROOM_PAUSE_S,
     REFUSAL_LINGER_S,
     TLS_CLOSE_TIMEOUT_S,
 )
@@ -61,7 +62,10 @@ class LimitedRunner(web.AppRunner):
     ) -> None:
         """Take the connections of this socket, after ``setup``; see ``Acceptor``."""
         assert self._client_server
-        self._acceptor = Acceptor(listen_on, self._client_server.welcome, is_alone=is_alone, tls=tls)
+        limited = self._client_server.limited
+        self._acceptor = Acceptor(
+            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
+        )
         self._acceptor.start()
 
     async def stop_listening(self) -> None:
@@ -83,10 +87,8 @@ class LimitedRunner(web.AppRunner):
         await super()._make_server()  # starts the application up
         options = {key: self._kwargs[key] for key in self._kwargs if key != "keepalive_timeout"}
         app: Any = self.app
-        server = LimitedServer(
-            app._handle, self._limits, lambda _: None, request_factory=app._make_request, **options
-        )
-        self._watching = asyncio.create_task(server.watch())
+        server = LimitedServer(app._handle, self._limits, request_factory=app._make_request, **options)
+        self._watching = asyncio.create_task(server.limited.watch())
         self._client_server = server
         return server
 
@@ -103,8 +105,9 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Acceptor:
     """Accepts on one socket, which others may listen on too, from ``start`` to ``stop``.
 
-    ``welcome`` makes the protocol of an accepted connection, or None when it has dealt with it otherwise.
-    ``is_alone`` says that no other process accepts there; ``tls`` is what connections speak, None for clear.
+    ``welcome`` makes the protocol of an accepted connection, or None when it has dealt with it otherwise;
+    while ``has_room`` says no, connections wait in the kernel. ``is_alone`` says that no other process
+    accepts there; ``tls`` is what connections speak, None for clear.
     """
 
     def __init__(
@@ -112,11 +115,13 @@ class Acceptor:
         listen_on: socket.socket,
         welcome: Callable[[socket.socket], asyncio.Protocol | None],
         *,
+        has_room: Callable[[], bool] = lambda: True,
         is_alone: bool = True,
         tls: ServerTls | None = None,
     ) -> None:
         self._socket = listen_on
         self._welcome = welcome
+        self._has_room = has_room
         self._is_alone = is_alone
         self._loop = asyncio.get_running_loop()
         self._connecting = BackgroundTasks()
@@ -134,7 +139,7 @@ class Acceptor:
         self._loop.add_reader(self._socket, self._accept)
 
     async def stop(self) -> None:
-        """Accept what waits already, and close this process's copy of the socket. Idempotent.
+        """Accept what waits already, and close this process's copy of the socket. Twice is once.
 
         Returns when what these connections have brought has been read.
         """
@@ -159,7 +164,9 @@ class Acceptor:
             await self._handshakes.closed()
 
     def _accept(self) -> None:
-        if self._accept_one() and not self._is_alone:
+        if not self._has_room():
+            self._pause_accepting(NO_ROOM_PAUSE_S)
+        elif self._accept_one() and not self._is_alone:
             self._pause_accepting(ACCEPT_YIELD_S)
 
     def _accept_one(self) -> bool:
@@ -280,8 +287,8 @@ DESCRIPTORS_PER_CONNECTION = 2
 """A request takes the client's connection and one to a worker."""
 
 
-MAX_LINGERING = 100
-"""Refused connections that stay open at once; further ones are closed without waiting."""
+MAX_REFUSED = 50
+"""Refused connections that are open at once, to be read to their end; further ones wait in the kernel."""
 
 
 @dataclass(frozen=True)
@@ -304,6 +311,208 @@ class ConnectionLimits:
         return max(1, min(allowed, self.most or MAX_CONNECTIONS))
 
 
+class LimitedConnection(Protocol):
+    """A client's connection, as far as its limits need it; ``LimitedConnections`` sets the first two."""
+
+    stalled_since_s: float
+    last_progress: tuple[object, ...]
+    transport: asyncio.Transport | None
+
+    @property
+    def is_idle(self) -> bool:
+        """True while the server waits for the first byte of this client's next request."""
+        ...
+
+    @property
+    def has_asked(self) -> bool:
+        """True when a request has come over it."""
+        ...
+
+    @property
+    def idle_since_s(self) -> float:
+        """The loop's time since which it is idle."""
+        ...
+
+    def progress(self) -> tuple[object, ...]:
+        """Return what the client holds up: a reason, and values that change when the client continues.
+
+        Empty when it holds up nothing.
+        """
+        ...
+
+    def close_with(self, status: int, message: str, code: str) -> None:
+        """Answer, unless an answer is under way, and close the connection."""
+        ...
+
+    def close_idle(self) -> None:
+        """Close the connection, which is idle."""
+        ...
+
+
+class LimitedConnections:
+    """The open connections of one server, each held to the limits.
+
+    ``make`` makes the protocol of a connection, which reports to ``opened`` and ``lost``; ``closed(reason)``
+    is called for each that is closed over a limit.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        make: Callable[[], asyncio.Protocol],
+        closed: Callable[[str], None],
+    ) -> None:
+        self._limits = limits
+        self._most = limits.most_connections
+        self._make = make
+        self.closed = closed
+        self._loop = asyncio.get_running_loop()
+        self.open: set[LimitedConnection] = set()
+        self._refused: set[_Refusal] = set()
+        self._refusals = 0
+        self._has_any = asyncio.Event()
+
+    def opened(self, connection: LimitedConnection) -> None:
+        """Hold a connection to its limits from now on; while there is none, nothing is checked."""
+        self.open.add(connection)
+        self._has_any.set()
+
+    def lost(self, connection: LimitedConnection) -> None:
+        self.open.discard(connection)
+
+    def welcome(self, _: socket.socket) -> asyncio.Protocol:
+        """Take an accepted connection; when there are too many, idle ones go, or this one is refused."""
+        if len(self.open) < self._most or self._make_room():
+            return self._make()
+        self._refusals += 1
+        self.closed("too_many_connections")
+        message = f"{self._most} connections are open, and no more may be ({self._limits.option}). Try again."
+        return _Refusal(raw_error(503, message, "too_many_connections"), self._refused)
+
+    def has_room(self) -> bool:
+        """Tell whether another connection can be taken, or refused."""
+        return len(self._refused) < MAX_REFUSED
+
+    async def watch(self) -> None:
+        """End the connections that stand still, until it is cancelled."""
+        limits = self._limits
+        every_s = min(CONNECTIONS_POLL_S, limits.write_s / 4, limits.head_s / 4, limits.idle_s / 4)
+        while True:
+            await asyncio.sleep(every_s)
+            if not self.open:
+                self._report_refusals()
+                self._has_any.clear()
+                await self._has_any.wait()
+            self._check(self._loop.time())
+
+    def close_idle(self, idle_s: float) -> bool:
+        """Close connections that have been idle for ``idle_s`` seconds; return True while others wait."""
+        idle = [each for each in self.open if each.is_idle]
+        closed = [each for each in idle if each.idle_since_s <= self._loop.time() - idle_s]
+        for connection in closed:
+            connection.close_idle()
+        return len(closed) < len(idle)
+
+    def has_unsent_bytes(self) -> bool:
+        """Tell whether a client has not taken all of its answers."""
+        return any(each.transport and each.transport.get_write_buffer_size() for each in self.open)
+
+    def close_refused(self) -> None:
+        """Close the refused connections, whether their clients have read why or not."""
+        for each in list(self._refused):
+            each.close()
+
+    def _check(self, now_s: float) -> None:
+        self.close_idle(self._limits.idle_s)
+        slow_heads = 0
+        for connection in list(self._stalled(now_s)):
+            reason = str(connection.last_progress[0])
+            if reason == "head_timeout":
+                slow_heads += 1
+                message = f"The headers were not complete after {self._limits.head_s:g} s"
+                connection.close_with(408, message, reason)
+            else:
+                self._abort(connection)
+            self.closed(reason)
+        if slow_heads:
+            log.info("%d connections closed: their headers took too long", slow_heads)
+        self._report_refusals()
+
+    def _report_refusals(self) -> None:
+        if self._refusals:
+            log.error("%d connections refused: %d are open, and no more may be", self._refusals, self._most)
+            self._refusals = 0
+
+    def _stalled(self, now_s: float) -> Iterator[LimitedConnection]:
+        """Yield the connections whose client has not gone on for its time."""
+        times_s = {"head_timeout": self._limits.head_s, "write_timeout": self._limits.write_s}
+        for connection in self.open:
+            progress = connection.progress()
+            if progress != connection.last_progress:
+                connection.last_progress, connection.stalled_since_s = progress, now_s
+            elif progress and now_s - connection.stalled_since_s >= times_s[str(progress[0])]:
+                yield connection
+
+    def _abort(self, connection: LimitedConnection) -> None:
+        """Close the connection of a client that does not read; its request is cancelled with it."""
+        transport = connection.transport
+        assert transport is not None
+        log.warning(
+            "the client %s has read nothing for %g s: its connection is closed with %d bytes unread",
+            _address(transport),
+            self._limits.write_s,
+            transport.get_write_buffer_size(),
+        )
+        transport.abort()
+
+    def _make_room(self) -> bool:
+        """Close the connections that have been idle for longest; return False when none is idle.
+
+        One whose first request is still on its way is not idle: its client would see a reset for an answer.
+        """
+        now_s = self._loop.time()
+        idle = [each for each in self.open if each.is_idle and _is_given_up(each, now_s)]
+        ended = heapq.nsmallest(max(1, self._most // 64), idle, key=lambda each: each.idle_since_s)
+        for connection in ended:
+            connection.close_idle()
+            self.closed("made_room")
+        return bool(ended)
+
+
+def _is_given_up(connection: LimitedConnection, now_s: float) -> bool:
+    """Tell whether no request is on its way over the idle connection."""
+    if not connection.has_asked and now_s - connection.idle_since_s < FIRST_REQUEST_S:
+        return False
+    return connection.transport is not None and not _count_bytes(connection.transport, termios.FIONREAD)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection whose request is read to no end, and answered with why.
+
+    To close it at once would reset it, and the client might not see the answer.
+    """
+
+    def __init__(self, answer: bytes, refused: set[_Refusal]) -> None:
+        self._answer = answer
+        self._refused = refused
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._refused.add(self)
+        self._transport = to = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        to.write(self._answer)
+        if to.can_write_eof():
+            to.write_eof()
+        asyncio.get_running_loop().call_later(REFUSAL_LINGER_S, self.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._refused.discard(self)
+
+    def close(self) -> None:
+        if self._transport:
+            self._transport.close()
+
+
 class ClientConnection(web.RequestHandler):
     """aiohttp's protocol, which counts the bytes of a head that is not complete."""
 
@@ -318,18 +527,20 @@ class ClientConnection(web.RequestHandler):
         if is_head:
             self.head_bytes = 0 if self._messages else self.head_bytes + len(data)
             if self.head_bytes > MAX_HEAD_BYTES and isinstance(self._manager, LimitedServer):
-                self._manager.closed("head_too_large")
+                self._manager.limited.closed("head_too_large")
                 self.close_with(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes", "head_too_large")
 
     @property
     def is_idle(self) -> bool:
-        """True while the server waits for this client's next request."""
-        return self._waiter is not None and not self._waiter.done()
+        return self._waiter is not None and not self._waiter.done() and not self.head_bytes
 
     @property
-    def idle_until_s(self) -> float:
-        """The loop's time at which the connection will have been idle for too long."""
-        return self._next_keepalive_close_time
+    def has_asked(self) -> bool:
+        return self._request_count > 0
+
+    @property
+    def idle_since_s(self) -> float:
+        return self._next_keepalive_close_time - self.keepalive_timeout
 
     def _is_answering_whole(self) -> bool:
         """Tell whether the request that is being answered has come whole: what follows is another head."""
@@ -337,65 +548,61 @@ class ClientConnection(web.RequestHandler):
         return request is not None and not self._messages and request.content.is_eof()
 
     def progress(self) -> tuple[object, ...]:
-        """Return what the client holds up; it changes when the client continues, and is empty for nothing."""
         if self.transport is None:
             return ()
-        unsent_bytes = self.transport.get_write_buffer_size()
-        if unsent_bytes:
+        if self.transport.get_write_buffer_size():
             request = self._current_request
             written = request.writer.output_size if request is not None else 0
-            unread_bytes = unsent_bytes + _unacknowledged_bytes(self.transport)
-            return ("write_timeout", id(request), written - unread_bytes)
+            return ("write_timeout", id(request), written - unread_bytes(self.transport))
         return ("head_timeout", self._request_count) if self.head_bytes else ()
 
     def close_with(self, status: int, message: str, code: str) -> None:
-        """Answer, unless an answer is under way, and close the connection."""
         if self.transport is not None and self._current_request is None:
             self.transport.write(raw_error(status, message, code))
         self.force_close()
 
+    def close_idle(self) -> None:
+        self.force_close()
 
-def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
-    """Return the bytes that the kernel has taken and the client's has not.
+
+def unread_bytes(transport: asyncio.Transport) -> int:
+    """Return the bytes that were written and the client's kernel has not taken.
 
     The kernel takes more only when a third of its megabytes is free again, so that what it takes says nothing
     of a client that reads slowly.
     """
+    return transport.get_write_buffer_size() + _count_bytes(transport, termios.TIOCOUTQ)
+
+
+def _count_bytes(transport: asyncio.Transport, queue: int) -> int:
+    """Return the bytes in a queue of the kernel: ``TIOCOUTQ`` sent, ``FIONREAD`` received."""
     connection = transport.get_extra_info("socket")
     if connection is None or connection.fileno() < 0:
         return 0
-    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), queue, bytes(4)), sys.byteorder)
 
 
-def _address(connection: ClientConnection) -> str:
-    peer = connection.peername
+def _address(transport: asyncio.Transport) -> str:
+    peer = transport.get_extra_info("peername")
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "whose address is unknown"
 
 
-def raw_error(status: int, message: str, code: str) -> bytes:
+def raw_error(status: int, message: str, code: str, headers: str = "") -> bytes:
     """Return an error of OpenAI's shape as the bytes of a whole answer, after which the connection closes."""
     kind = "service_unavailable" if status == 503 else "invalid_request_error"
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
     retry = "Retry-After: 5\r\n" if status == 503 else ""
-    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n{retry}"
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n{retry}{headers}"
+    )
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
-_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
-
-
 class LimitedServer(web.Server):
-    """aiohttp's server for clients that nobody knows: it holds every connection to its limits.
-
-    ``closed(reason)`` is called for each connection that is closed over a limit.
-    """
+    """aiohttp's server with limits, for the workers' own routes."""
 
     def __init__(
-        self,
-        handler: Callable[[web.BaseRequest], Any],
-        limits: ConnectionLimits,
-        closed: Callable[[str], None],
-        **options: Any,
+        self, handler: Callable[[web.BaseRequest], Any], limits: ConnectionLimits, **options: Any
     ) -> None:
         super().__init__(
             handler,
@@ -405,116 +612,20 @@ class LimitedServer(web.Server):
             max_headers=MAX_HEADERS,
             **options,
         )
-        self._limits = limits
-        self._most = limits.most_connections
-        self.closed = closed
-        self._refused = 0
-        self._lingering: set[socket.socket] = set()
-        self._has_any = asyncio.Event()
+        self.limited = LimitedConnections(limits, self, lambda _: None)
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        """Count a connection; while there is none, nothing is checked."""
         super().connection_made(handler, transport)
-        self._has_any.set()
+        self.limited.opened(handler)
 
-    def welcome(self, connection: socket.socket) -> ClientConnection | None:
-        """Take an accepted connection; when there are too many, idle ones go, or this one is refused."""
-        if len(self._connections) < self._most or self._close_idle():
-            return self()
-        self._refuse(connection)
-        return None
-
-    async def watch(self) -> None:
-        """End the connections that stand still, until it is cancelled."""
-        limits = self._limits
-        every_s = min(CONNECTIONS_POLL_S, limits.write_s / 4, limits.head_s / 4)
-        while True:
-            await asyncio.sleep(every_s)
-            if not self._connections:
-                self._has_any.clear()
-                await self._has_any.wait()
-            self._check_connections(self._loop.time())
-
-    def _check_connections(self, now_s: float) -> None:
-        slow_heads = 0
-        for connection in self._stalled(now_s):
-            if connection.last_progress[0] == "head_timeout":
-                slow_heads += 1
-                message = f"The headers were not complete after {self._limits.head_s:g} s"
-                connection.close_with(408, message, "head_timeout")
-            else:
-                self._abort(connection)
-            self.closed(str(connection.last_progress[0]))
-        if slow_heads:
-            log.info("%d connections closed: their headers took too long", slow_heads)
-        if self._refused:
-            log.error("%d connections refused: %d are open, and no more may be", self._refused, self._most)
-            self._refused = 0
-
-    def _stalled(self, now_s: float) -> Iterator[ClientConnection]:
-        """Yield the connections on which a client has sent no head, or taken no answer, for its timeout."""
-        times_s = {"head_timeout": self._limits.head_s, "write_timeout": self._limits.write_s}
-        for connection in self.connections:
-            assert isinstance(connection, ClientConnection)
-            progress = connection.progress()
-            if progress != connection.last_progress:
-                connection.last_progress, connection.stalled_since_s = progress, now_s
-            elif progress and now_s - connection.stalled_since_s >= times_s[str(progress[0])]:
-                yield connection
-
-    def _abort(self, connection: ClientConnection) -> None:
-        """Close the connection of a client that does not read; its request is cancelled with it."""
-        transport = connection.transport
-        assert transport is not None
-        log.warning(
-            "the client %s has read nothing for %g s: its connection is closed with %d bytes unread",
-            _address(connection),
-            self._limits.write_s,
-            transport.get_write_buffer_size(),
-        )
-        transport.abort()
-
-    def close_idle(self, idle_s: float) -> bool:
-        """Close connections that have been idle for ``idle_s`` seconds; return True while others wait."""
-        idle = [each for each in self.connections if isinstance(each, ClientConnection) and each.is_idle]
-        waits_since_s = self._loop.time() - idle_s
-        closed = [each for each in idle if each.idle_until_s - self._limits.idle_s <= waits_since_s]
-        for connection in closed:
-            connection.close()
-        return len(closed) < len(idle)
-
-    def _close_idle(self) -> bool:
-        """Close the connections that have been idle for longest; return False when none is idle."""
-        idle = (each for each in self.connections if isinstance(each, ClientConnection) and each.is_idle)
-        ended = heapq.nsmallest(max(1, self._most // 64), idle, key=lambda each: each.idle_until_s)
-        for connection in ended:
-            connection.force_close()
-            self.closed("made_room")
-        return bool(ended)
-
-    def _refuse(self, connection: socket.socket) -> None:
-        self._refused += 1
-        self.closed("too_many_connections")
-        message = f"{self._most} connections are open, and no more may be ({self._limits.option}). Try again."
-        with suppress(OSError):
-            connection.setblocking(False)
-            connection.send(raw_error(503, message, "too_many_connections"))
-            connection.shutdown(socket.SHUT_WR)
-        if len(self._lingering) >= MAX_LINGERING:
-            connection.close()
-            return
-        self._lingering.add(connection)
-        self._loop.call_later(REFUSAL_LINGER_S, self._close_refused, connection)
-
-    def _close_refused(self, connection: socket.socket) -> None:
-        self._lingering.discard(connection)
-        connection.close()
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self.limited.lost(handler)
 
     async def shutdown(self, timeout: float | None = None) -> None:
         """Close every connection, those too that wait for their last bytes to be read."""
         await super().shutdown(timeout)
-        for connection in list(self._lingering):
-            self._close_refused(connection)
+        self.limited.close_refused()

@@ -50,6 +50,7 @@ class WorkerEnvironment:
     gpus: float
     scratch_dir: str
     lease_ttl_s: int
+    memory_fraction: float = 0.0
 
     @classmethod
     def read(cls, environment: Mapping[str, str], service_name: str) -> WorkerEnvironment:
@@ -70,6 +71,7 @@ class WorkerEnvironment:
             gpus=_number(environment, "DYNAPLAN_GPUS", 0),
             scratch_dir=environment.get("DYNAPLAN_SCRATCH_DIR", ""),
             lease_ttl_s=lease_ttl_s(environment),
+            memory_fraction=_number(environment, "DYNAPLAN_MEMORY_FRACTION", 0),
         )
 
 
@@ -253,6 +255,7 @@ async def _runtime(
         connect_events=partial(event_connections.connect_events, max_reconnects=reconnects),
         gpus=environment.gpus,
         scratch_dir=environment.scratch_dir,
+        memory_fraction=environment.memory_fraction,
         role=service.role,
         lease_ttl_s=environment.lease_ttl_s,
         network=network,

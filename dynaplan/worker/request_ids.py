@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from random import Random
-from typing import Any
 
 from aiohttp import web
 
@@ -36,24 +35,9 @@ def request_id(given: str | None) -> str:
 
 
 def request_id_of(request: web.BaseRequest) -> str:
-    """Return the request's id; of a ``RequestWithId`` the same one whenever it is asked for."""
-    return request.name if isinstance(request, RequestWithId) else request_id(request.headers.get(REQUEST_ID))
+    return request_id(request.headers.get(REQUEST_ID))
 
 
 async def add_request_id(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Put the request's id into the response, before its headers are sent."""
     response.headers[REQUEST_ID] = request_id_of(request)
-
-
-class RequestWithId(web.BaseRequest):
-    """A request of a server without an application, whose responses bear its id: ``name``."""
-
-    name: str
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        object.__setattr__(self, "name", request_id(self.headers.get(REQUEST_ID)))
-
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        """Take the place of an application's ``on_response_prepare``: aiohttp calls it for each response."""
-        await add_request_id(self, response)

@@ -38,6 +38,10 @@ ACCEPT_YIELD_S = 0.001
 """Without accepting after each connection, when other processes accept on the same socket."""
 ACCEPT_PAUSE_S = 0.5
 """Without accepting after the machine had no resources for another connection."""
+NO_ROOM_PAUSE_S = 0.05
+"""Without accepting while too many connections are being refused."""
+FIRST_REQUEST_S = 5.0
+"""For a client to begin its first request, before its connection counts as idle where there are too many."""
 LAST_BYTES_S = 0.02
 """For the first bytes of the last connections: the kernel has them already."""
 LAST_HANDSHAKES_S = 1.0

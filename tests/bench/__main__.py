@@ -11,6 +11,7 @@ import psutil
 from tests.bench import (
     azure,
     bursts,
+    data_path,
     events,
     fluid,
     hit_rate,
@@ -38,6 +39,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "planner": planner.rows,
     "lifecycle": lifecycle.rows,
     "throughput": throughput.rows,
+    "data-path": data_path.rows,
     "idle": throughput.idle_rows,
     "sla": sla.rows,
     "fluid": fluid.rows,

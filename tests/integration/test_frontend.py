@@ -479,8 +479,9 @@ async def test_a_malformed_request_is_answered_with_an_id_too() -> None:
         answer = await asyncio.wait_for(reader.read(), 5)
         writer.close()
         await writer.wait_closed()
-    assert answer.startswith(b"HTTP/1.0 400")
+    assert answer.startswith(b"HTTP/1.1 400")
     assert b"X-Request-Id: " in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "bad_http"
 
 
 async def test_health_says_what_is_missing() -> None:

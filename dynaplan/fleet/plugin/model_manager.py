@@ -203,7 +203,7 @@ class ModelManager:
             devices=devices,
             is_exclusive=not own.share,
             claim_bytes=own.memory_bytes or 0,
-            estimate_bytes=_estimate_bytes(options, gpus) // max(1, devices),
+            estimate_bytes=_estimate_bytes(options, gpus, devices, self._launch.gpus),
             estimate_load_s=self._usual_load_s(model.component, gpus),
         )
 
@@ -259,12 +259,35 @@ class ModelManager:
                 log.info("model %s: %s", action.model, sentence)
 
 
-def _estimate_bytes(options: Mapping[str, object], gpus: float) -> int:
-    """Return what one worker takes by the model's files; 0 where they do not tell it."""
+UNKNOWN_FRACTION = 0.9
+"""The part of a GPU that a model is taken to need of which nothing is known: what engines take unasked."""
+
+PREALLOCATING_OVERHEAD = 1.1
+PREALLOCATING_OVERHEAD_BYTES = 3 * 2**29
+"""What an engine that takes all its memory at its start needs besides weights and KV: graphs, activations."""
+
+
+def _estimate_bytes(
+    options: Mapping[str, object], gpus: float, devices: int, inventory: Sequence[Gpu]
+) -> int:
+    """Return what one worker takes of each of its devices, by the model's files; 0 where nothing tells it.
+
+    On a GPU a model of unknown size is taken to need nearly all of it.
+    """
     from dynaplan.engines.model_memory import memory_need
 
-    need = memory_need(engine_of(options), options, gpus)
-    return int(need.total_bytes) if need else 0
+    engine = engine_of(options)
+    smallest = min((gpu.memory_bytes for gpu in inventory), default=0)
+    given = options.get("gpu-memory-utilization") or options.get("mem-fraction-static")
+    if devices and isinstance(given, int | float):
+        return int(given * smallest)
+    need = memory_need(engine, options, gpus)
+    if need is None:
+        return int(UNKNOWN_FRACTION * smallest) if devices else 0
+    needed = int(need.total_bytes) // max(1, devices)
+    if devices and engine in ("vllm", "sglang", "trtllm"):
+        needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
+    return needed
 
 
 def _is_simulated(gpu: Gpu) -> bool:

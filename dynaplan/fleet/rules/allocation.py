@@ -138,7 +138,8 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
     """Return a worker's variables beyond those of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
 
     A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original. ``DYNAPLAN_GPUS`` is its
-    number of GPUs: ``2``, ``0.5``, ``0``.
+    number of GPUs: ``2``, ``0.5``, ``0``; ``DYNAPLAN_MEMORY_FRACTION`` the part of their memory that it was
+    given, where models share them.
     """
     environment = {
         **envs,
@@ -149,6 +150,9 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
         uuids = {gpu.index: gpu.uuid for gpu in inventory}
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids[index] for index in worker.gpus)
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        smallest = min((gpu.memory_bytes for gpu in inventory if gpu.index in worker.gpus), default=0)
+        if worker.memory_bytes and smallest:
+            environment["DYNAPLAN_MEMORY_FRACTION"] = f"{worker.memory_bytes / smallest:.4f}"
     return environment
 
 

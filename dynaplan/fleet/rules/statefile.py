@@ -283,7 +283,10 @@ def _base_entry(graph: GraphSpec, service: ServiceSpec, command: str) -> Documen
 
 def _emptied(entry: Document) -> Document:
     """A base entry that has no worker: what the next one needs, and nothing else."""
-    worker_keys = ("DYNAPLAN_WORKER_NAME", "DYNAPLAN_GPUS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    worker_keys = (
+        *("DYNAPLAN_WORKER_NAME", "DYNAPLAN_GPUS", "DYNAPLAN_MEMORY_FRACTION"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    )
     env = {key: value for key, value in entry.get("env", {}).items() if key not in worker_keys}
     nobody: Document = {"state": WorkerState.STOPPED.value, "pid": 0, "started_at": 0, "url": ""}
     times: Document = {"reason": "", "since_s": 0.0, "failures": 0, "retry_at_s": 0.0, "restarts_s": []}

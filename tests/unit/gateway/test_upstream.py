@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-import aiohttp
 import pytest
 
 from dynaplan.gateway.engine_answers import find_failure
+from dynaplan.gateway.engine_connections import target_of
 from dynaplan.gateway.upstream import EngineAnswer
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -16,20 +16,17 @@ ABORT = b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"a
 
 
 class Arriving:
-    """Of a response's body as it arrives: one piece for each call."""
-
-    status = 200
+    """Of a connection the answer's body as it arrives: one piece for each call."""
 
     def __init__(self, pieces: list[bytes]) -> None:
-        self.content = self
         self._pieces = pieces
 
-    async def readany(self) -> bytes:
+    async def read(self) -> bytes:
         return self._pieces.pop(0) if self._pieces else b""
 
 
 def lines_of(*pieces: bytes) -> EngineAnswer:
-    return EngineAnswer(cast(aiohttp.ClientResponse, Arriving(list(pieces))))
+    return EngineAnswer(cast(Any, Arriving(list(pieces))), cast(Any, None), target_of("http://w/v1"))
 
 
 async def read_all(answer: EngineAnswer) -> list[bytes]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
 
 from dynaplan.fleet.page_access import cookie_name, new_session
+from dynaplan.gateway.http_messages import Headers, Request
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
 
 SECRET = "secret"
@@ -18,8 +19,10 @@ def guard(host: str = "127.0.0.1") -> PageGuard:
     return PageGuard(SECRET, host, now_s=lambda: 1000.0)
 
 
-def request(**headers: str) -> web.Request:
-    return make_mocked_request("GET", "/ui", headers=headers)
+def request(**headers: str) -> Request:
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    nothing = cast(Any, None)
+    return Request("GET", "/ui", "/ui", Headers(pairs), nothing, nothing, "id")
 
 
 @pytest.mark.parametrize(

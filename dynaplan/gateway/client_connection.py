@@ -1,0 +1,435 @@
+"""HTTP/1.1 towards clients, on httptools: one protocol for each connection, in front of the routes.
+
+1. **Requests.** When a head is complete its task starts; the body follows through ``RequestBody``. Requests
+   that come before the answer of the one before wait for it, and nothing more is read meanwhile.
+2. **Answers.** A whole one is one write. A stream has a chunk for each ``write``, and its head goes with the
+   first; to HTTP/1.0 its end is the connection's. What is not ended is cut: the connection closes in the
+   middle of the chunked encoding.
+3. **After an answer** the connection is kept, unless one side does not want to. What the client still sends
+   of a body that nobody reads is discarded, for ``LINGER_S`` at most: closing at once would reset the
+   connection, and the client might not see its answer.
+4. **A client that leaves** cancels the task of its request.
+5. **Malformed.** What the parser does not understand, or framing that two servers might read in two ways, is
+   answered 400 and ends the connection. Only the parser's reason is logged, never a byte of the client's.
+
+Slow clients, and too many, are the matter of ``worker.http_server.LimitedConnections``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import cast
+
+import httptools
+
+from dynaplan.gateway.http_messages import ENCODINGS, Request, RequestBody, Response, read_request
+from dynaplan.gateway.openai_api import internal_error
+from dynaplan.gateway.timing import LINGER_S
+from dynaplan.util.http_routes import REQUEST_ID
+from dynaplan.worker.http_server import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_LINE_BYTES,
+    ConnectionLimits,
+    LimitedConnections,
+    raw_error,
+    unread_bytes,
+)
+from dynaplan.worker.request_ids import new_request_id
+
+log = logging.getLogger("dynaplan.http")
+
+Handler = Callable[[Request], Awaitable[Response | None]]
+"""Answers a request: by what it returns, or by itself through the request's connection; then by None."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class HttpServer:
+    """The server of the public port. While it ``is_draining``, every answer says "Connection: close"."""
+
+    def __init__(self, handle: Handler, limits: ConnectionLimits, closed: Callable[[str], None]) -> None:
+        self.handle = handle
+        self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
+        self.is_draining = False
+
+    async def close(self, timeout_s: float) -> None:
+        """Close every connection, and cancel the requests on them."""
+        connections = [each for each in self.limited.open if isinstance(each, ClientConnection)]
+        tasks = [task for each in connections if (task := each.close())]
+        self.limited.close_refused()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+
+class _Malformed(Exception):
+    """A head that goes beyond a limit."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.answer = status, message, code
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection of a client."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self.transport: asyncio.Transport | None = None
+        self.stalled_since_s = 0.0
+        self.last_progress: tuple[object, ...] = ()
+        self.idle_since_s = self._loop.time()
+        # the request whose head or body is coming
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._parsed_bytes = 0
+        self._head_bytes = 0
+        self._is_in_head = False
+        self._body: RequestBody | None = None
+        # the requests that have come
+        self._waiting: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._requests = 0
+        self._last_words = b""
+        self._is_deaf = False
+        # the answer that is being written
+        self._is_chunked = False
+        self._is_started = False
+        self._is_ended = False
+        self._is_kept = True
+        self._unsent_head = b""
+        self._written_bytes = 0
+        self._room: asyncio.Future[None] | None = None
+
+    # -- limits --------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        is_reading = self._is_in_head or self._is_deaf or self._body is not None
+        return self._task is None and not is_reading and self.transport is not None
+
+    @property
+    def has_asked(self) -> bool:
+        return self._requests > 0
+
+    def progress(self) -> tuple[object, ...]:
+        if self.transport is None:
+            return ()
+        if self.transport.get_write_buffer_size():
+            return "write_timeout", self._written_bytes - unread_bytes(self.transport)
+        return ("head_timeout", self._requests) if self._head_bytes else ()
+
+    def close_with(self, status: int, message: str, code: str) -> None:
+        if self.transport is not None and self._task is None:
+            self.transport.write(_raw_error(status, message, code))
+        self.close()
+
+    def close_idle(self) -> None:
+        self.close()
+
+    def close(self) -> asyncio.Task[None] | None:
+        """Close the connection; return the task that this cancels."""
+        if self.transport is not None:
+            self.transport.close()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    # -- events of the transport ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._server.limited.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._server.limited.lost(self)
+        self._waiting.clear()
+        if self._body is not None:
+            self._body.fail("the client has left")
+        if self._task is not None:  # case 4
+            self._task.cancel()
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # the request is answered as if it had not asked
+            self._is_deaf = True
+            self._is_kept = self._is_kept and bool(self._waiting)
+        except httptools.HttpParserError as error:
+            self._refuse_malformed(error)
+            return
+        if not self._is_in_head:
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(*_too_large_head().answer)
+
+    def pause_writing(self) -> None:
+        self._room = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    # -- events of the parser ------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        self._target, self._headers, self._parsed_bytes = b"", [], 0
+        self._body = None
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        if len(self._target) > MAX_LINE_BYTES:
+            raise _Malformed(414, f"The address is longer than {MAX_LINE_BYTES} bytes", "uri_too_long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._parsed_bytes += len(name) + len(value)
+        headers = self._headers
+        if self._is_in_head:  # what follows the body are trailers
+            headers.append((name.lower(), value))
+        if len(name) + len(value) > MAX_LINE_BYTES:
+            raise _Malformed(431, f"A header is larger than {MAX_LINE_BYTES} bytes", "header_too_large")
+        if self._parsed_bytes > MAX_HEAD_BYTES:
+            raise _too_large_head()
+        if len(headers) > MAX_HEADERS:
+            raise _Malformed(400, f"There are more than {MAX_HEADERS} headers", "too_many_headers")
+
+    def on_headers_complete(self) -> None:
+        assert self.transport is not None
+        self._is_in_head = False
+        self._requests += 1
+        version = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise _Malformed(505, "This server speaks HTTP/1.1", "http_version")
+        length, encoding = _read_framing(self._headers, version)
+        self._body = RequestBody(length, encoding, self.transport)
+        request = read_request(
+            self._parser.get_method().decode(),
+            self._target,
+            self._headers,
+            self._body,
+            self,
+            is_http_10=version == "1.0",
+            is_kept=self._parser.should_keep_alive(),
+        )
+        if self._task is None:
+            self._start(request)
+        else:
+            self._waiting.append(request)
+            self.transport.pause_reading()
+
+    def on_body(self, data: bytes) -> None:
+        if self._body is not None:
+            self._body.add(data)
+
+    def on_message_complete(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            body.complete()
+        if self._task is None and self._is_ended:  # its answer did not wait for it
+            self._after_answer()
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def _start(self, request: Request) -> None:
+        self._is_started = self._is_ended = self._is_chunked = False
+        self._unsent_head = b""
+        self._is_kept = request.is_kept and not (self._is_deaf and not self._waiting)
+        self._task = self._loop.create_task(self._answer(request))
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            try:
+                response = await self._server.handle(request)
+            except ConnectionError:
+                raise
+            except Exception:
+                log.exception("a request failed")
+                error = internal_error()
+                response = None if self._is_started else Response(500, _JSON, error.to_json())
+            if response is not None:
+                await self.respond(request, response)
+        except ConnectionError:
+            pass
+        finally:
+            self._task = None
+            self._end_answer(request)
+
+    def _end_answer(self, request: Request) -> None:
+        """Go on with the connection after an answer, whole or cut."""
+        self.idle_since_s = self._loop.time()
+        if self.transport is None:
+            return
+        if not self._is_ended:  # cut, or cancelled
+            self.transport.close()
+        elif request.body.is_complete:
+            self._after_answer()
+        else:
+            request.body.discard()
+            self._loop.call_later(LINGER_S, self._stop_lingering, self._requests)
+
+    def _stop_lingering(self, requests: int) -> None:
+        """Close a connection whose client still sends the body of that request."""
+        if self._requests == requests and self._body is not None and self._task is None:
+            self.close()
+
+    def _after_answer(self) -> None:
+        """Answer the next request that has come, or wait for one, or close the connection."""
+        assert self.transport is not None
+        if self._waiting and self._is_kept:
+            self._start(self._waiting.popleft())
+            if not self._waiting and not self.transport.is_closing():
+                self.transport.resume_reading()
+        elif self._last_words or not self._is_kept or self._is_deaf:
+            if self._is_kept:
+                self.transport.write(self._last_words)
+            self.transport.close()
+
+    def _refuse_malformed(self, error: Exception) -> None:
+        """Answer bytes that are no request, unless they follow the last one that is answered."""
+        cause = error.__context__
+        if isinstance(cause, _Malformed):
+            self._refuse(*cause.answer)
+        else:
+            reason = str(error)
+            log.info("a client's bytes are no HTTP request: %s", reason)
+            self._refuse(400, f"This is no HTTP request: {reason}", "bad_http")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer that after the requests before, and read no more."""
+        self._is_deaf = True
+        if status == 431:
+            self._server.limited.closed("head_too_large")
+        if self._body is not None:  # its reader answers
+            self._body.fail(message)
+            self._body = None
+            return
+        self._last_words = _raw_error(status, message, code)
+        if self._task is None and self.transport is not None:
+            self.transport.write(self._last_words)
+            self.transport.close()
+        elif code == "head_too_large":
+            self.close()
+
+    # -- answers: http_messages.Answering -------------------------------------------------------------
+
+    async def respond(self, request: Request, response: Response) -> None:
+        body = response.body
+        if response.headers.get("Connection") == "close" or self._server.is_draining:
+            self._is_kept = False
+        head = self._head(request, response.status, response.headers, f"Content-Length: {len(body)}\r\n")
+        self._is_started = True
+        await self._send(head if request.method == "HEAD" else head + body)
+        self._is_ended = True
+
+    def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
+        if self.transport is None or self.transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        self._is_kept = self._is_kept and not (request.is_http_10 or self._server.is_draining)
+        self._is_chunked = not request.is_http_10
+        framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
+        self._is_started = True
+        self._unsent_head = self._head(request, 200, headers, framing)
+
+    async def write(self, data: bytes) -> None:
+        data = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+        if self._unsent_head:
+            data, self._unsent_head = self._unsent_head + data, b""
+        await self._send(data)
+
+    def write_now(self, data: bytes) -> bool:
+        transport = self.transport
+        is_ready = self._room is None and self._is_chunked and not self._unsent_head
+        if not is_ready or transport is None or transport.is_closing():
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._written_bytes += len(data)
+        return True
+
+    async def end_stream(self) -> None:
+        head, self._unsent_head = self._unsent_head, b""
+        await self._send(head + _LAST_CHUNK if self._is_chunked else head)
+        self._is_ended = True
+
+    async def ask_for_body(self) -> None:
+        await self._send(_CONTINUE)
+
+    async def _send(self, data: bytes) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        transport.write(data)
+        self._written_bytes += len(data)
+        if self._room is not None:
+            await self._room
+
+    def _head(self, request: Request, status: int, headers: Mapping[str, str], framing: str) -> bytes:
+        given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if name != "Connection"])
+        kept = "" if self._is_kept else "Connection: close\r\n"
+        if self._is_kept and request.is_http_10:
+            kept = "Connection: keep-alive\r\n"
+        version = "1.0" if request.is_http_10 else "1.1"
+        head = f"HTTP/{version} {_status_line(status)}{_date(int(time.time()))}{framing}{kept}{given}"
+        return f"{head}{REQUEST_ID}: {request.name}\r\n\r\n".encode("utf-8", "surrogateescape")
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _too_large_head() -> _Malformed:
+    return _Malformed(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes", "head_too_large")
+
+
+def _read_framing(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str]:
+    """Return the declared length of the body in bytes, and its compression; raises _Malformed.
+
+    The parser has refused lengths that contradict each other, or a transfer encoding.
+    """
+    length, encodings = 0, []
+    for name, value in headers:
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"content-encoding":
+            encodings += value.decode("latin-1").lower().replace(" ", "").split(",")
+        elif name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or version == "1.0"):
+            raise _Malformed(400, "The only transfer encoding here is 'chunked', of HTTP/1.1", "bad_http")
+    encodings = [each for each in encodings if each not in ("", "identity")]
+    if len(encodings) > 1 or set(encodings) - set(ENCODINGS):
+        raise _Malformed(
+            415,
+            f"The body is compressed by a way that is not understood here. Send it as it is, or by one of "
+            f"{', '.join(ENCODINGS)}.",
+            "unknown_encoding",
+        )
+    return length, "".join(encodings)
+
+
+@lru_cache(maxsize=64)
+def _status_line(status: int) -> str:
+    return f"{status} {HTTPStatus(status).phrase}\r\n"
+
+
+@lru_cache(maxsize=1)
+def _date(unix_s: int) -> str:
+    return f"Date: {formatdate(unix_s, usegmt=True)}\r\n"
+
+
+def _raw_error(status: int, message: str, code: str) -> bytes:
+    return raw_error(status, message, code, f"{REQUEST_ID}: {new_request_id()}\r\n")

@@ -1,0 +1,356 @@
+"""Connections to engines, HTTP/1.1 on httptools: a request is one write, and its answer is read as it comes.
+
+1. **Pool.** A connection whose answer was read to its end is kept for the next request to that address, the
+   last one first. It goes on being read meanwhile: the engine's end of it, or a byte that nobody asked for,
+   takes it out. One that is idle for ``WORKER_KEEP_ALIVE_S`` is closed, before the engine does.
+2. **Answer.** The parser takes the framing off and leaves the body's pieces, which ``read`` joins. Interim
+   answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
+   token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a function
+   as they come, and wakes its task only for what that function does not take.
+3. **Back-pressure.** Reading pauses while ``MAX_UNREAD_BYTES`` of an answer wait for their reader; a body of
+   more than ``MAX_WRITE_BYTES`` is written piece by piece, so that other streams go on.
+4. **Failure.** What has arrived is read before the error is raised: ``ConnectionError``, whatever it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import NamedTuple, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from dynaplan.gateway import timing
+from dynaplan.util.tls import ClientTls, unverified
+
+MAX_WRITE_BYTES = 256 * 1024
+"""Bytes of a body that are sent in one piece."""
+
+MAX_UNREAD_BYTES = 256 * 1024
+"""Bytes of an answer that wait for their reader at most, but for those of one more read."""
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Bytes of an answer's status line and headers at most."""
+
+
+class Origin(NamedTuple):
+    """Where a connection leads."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+
+class Target(NamedTuple):
+    """An address of an engine's API; ``line`` is the request's first line and the header ``Host``."""
+
+    origin: Origin
+    line: bytes
+
+
+@lru_cache(maxsize=4096)
+def target_of(url: str) -> Target:
+    """Return what a request to that address needs."""
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    line = f"POST {path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n".encode()
+    return Target(Origin(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls), line)
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection, and the answer that comes over it; ``send`` begins the next one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._unread_bytes = 0
+        self._head_bytes = 0
+        self._is_paused = False
+        self._take: Callable[[bytes], bool] | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._error: ConnectionError | None = None
+        self._is_awaited = False
+        self._ends_with_connection = False
+        self._can_be_kept = False
+        self._is_complete = True
+        self.idle_since_s = 0.0
+        self.has_head = False
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    # -- one exchange, called by the request -------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_reusable(self) -> bool:
+        """True when the answer was whole, and both sides keep the connection."""
+        return self._is_complete and self._can_be_kept and self._error is None and self.is_open
+
+    async def send(self, head: bytes, body: bytes) -> None:
+        """Send a request, and wait for its answer's status and headers; raises ConnectionError."""
+        self._is_awaited, self._is_complete, self.has_head = True, False, False
+        self._head_bytes = 0
+        assert self._transport is not None
+        if len(body) <= MAX_WRITE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            await self._send_pieces(body)
+        while not self.has_head:
+            if self._error:
+                raise self._error
+            self._reader = self._loop.create_future()
+            await self._reader
+
+    async def read(self) -> bytes:
+        """Return what has come of the body since the last call; empty at its end; raises ConnectionError."""
+        while not self._pieces:
+            if self._is_complete:
+                return b""
+            if self._error:
+                raise self._error
+            self._reader = self._loop.create_future()
+            await self._reader
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.drop_unread()
+        return data
+
+    async def forward(self, take: Callable[[bytes], bool]) -> None:
+        """Give what comes to ``take`` for as long as it returns True: it has taken a piece then.
+
+        Return when a piece waits to be read, or nothing more comes.
+        """
+        self._take = take
+        try:
+            self._offer(take)
+            while not (self._pieces or self._is_complete or self._error):
+                self._reader = self._loop.create_future()
+                await self._reader
+        finally:
+            self._take = None
+
+    def _offer(self, take: Callable[[bytes], bool]) -> None:
+        pieces = self._pieces
+        if not pieces:
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if take(data):
+            self.drop_unread()
+        else:
+            pieces[:] = (data,)
+
+    def drop_unread(self) -> None:
+        """Forget what waits for a reader, and read on."""
+        self._pieces.clear()
+        self._unread_bytes = 0
+        if self._is_paused and self.is_open and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def _send_pieces(self, body: bytes) -> None:
+        """Send a large body, for as long as the engine takes it; it may answer before it has all."""
+        for at in range(0, len(body), MAX_WRITE_BYTES):
+            if self._error or self._is_complete or self._transport is None:
+                break
+            self._transport.write(body[at : at + MAX_WRITE_BYTES])
+            if self._writer is not None:
+                await self._writer
+            await asyncio.sleep(0)
+        else:
+            return
+        self._can_be_kept = False
+
+    # -- events of the transport -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._is_complete or not self.has_head:
+                self._fail(f"its answer is no HTTP: {error}")
+            self.close()
+        if not self.has_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._fail("the headers of its answer never end")
+                self.close()
+        take, reader = self._take, self._reader
+        if reader is None:
+            return
+        if take is not None:
+            try:
+                self._offer(take)
+            except Exception as error:  # of the task's own work, which it must hear of
+                self._reader = None
+                reader.set_exception(error)
+                return
+            if not (self._pieces or self._is_complete or self._error):
+                return
+        self._reader = None
+        if not reader.done():
+            reader.set_result(None)
+
+    def eof_received(self) -> None:
+        """End an answer that ends with its connection; the transport closes itself."""
+        if self.has_head and self._ends_with_connection:
+            self._is_complete = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self._is_complete or not self._is_awaited:
+            self._fail(str(exc or "the connection was closed"))
+        self._can_be_kept = False
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._writer = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None and not writer.done():
+            writer.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._error is None:
+            self._error = ConnectionError(reason)
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+        self.resume_writing()
+
+    # -- events of the parser ----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self.headers = []
+        if not self._is_awaited:  # nobody has asked
+            self._fail("it sent more than one answer")
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.has_head:  # what follows the body are trailers
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 or not self._is_awaited:
+            return
+        self.status, self.has_head = status, True
+        self._can_be_kept = self._parser.should_keep_alive()
+        framing = (b"content-length", b"transfer-encoding")
+        self._ends_with_connection = not any(name in framing for name, _ in self.headers)
+
+    def on_body(self, data: bytes) -> None:
+        if self._is_complete:
+            return
+        self._pieces.append(data)
+        self._unread_bytes += len(data)
+        if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self.has_head:
+            self._is_complete, self._is_awaited = True, False
+            self.resume_writing()
+
+
+class EnginePool:
+    """Opens connections, and keeps those that wait for a next request."""
+
+    def __init__(self, tls: ClientTls) -> None:
+        self._tls = tls
+        self._idle: dict[Origin, list[EngineConnection]] = {}
+        self._used: set[EngineConnection] = set()
+        self._reaping: asyncio.TimerHandle | None = None
+
+    def take(self, origin: Origin) -> EngineConnection | None:
+        """Return a kept connection to that address; None when there is none."""
+        idle = self._idle.get(origin)
+        oldest_s = asyncio.get_running_loop().time() - timing.WORKER_KEEP_ALIVE_S
+        while idle:
+            connection = idle.pop()
+            if connection.is_reusable and connection.idle_since_s > oldest_s:
+                self._used.add(connection)
+                return connection
+            connection.close()
+        return None
+
+    async def open(self, origin: Origin) -> EngineConnection:
+        """Return a new connection; raises OSError or TimeoutError."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(timing.WORKER_CONNECT_TIMEOUT_S):
+            _, connection = await loop.create_connection(
+                EngineConnection, origin.host, origin.port, ssl=self._context(origin)
+            )
+        self._used.add(connection)
+        return connection
+
+    def give_back(self, connection: EngineConnection, origin: Origin, *, is_kept: bool) -> None:
+        """Keep a connection whose answer was whole; close any other. Twice is once."""
+        if connection not in self._used:
+            return
+        self._used.remove(connection)
+        if not (is_kept and connection.is_reusable):
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection.drop_unread()
+        connection.idle_since_s = loop.time()
+        self._idle.setdefault(origin, []).append(connection)
+        if self._reaping is None:
+            self._reaping = loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
+
+    def close(self) -> None:
+        """Close every connection."""
+        if self._reaping:
+            self._reaping.cancel()
+            self._reaping = None
+        for connection in (*self._used, *(each for idle in self._idle.values() for each in idle)):
+            connection.close()
+        self._idle.clear()
+        self._used.clear()
+
+    def _reap(self) -> None:
+        """Close what has been idle for too long, or is broken."""
+        loop = asyncio.get_running_loop()
+        oldest_s = loop.time() - timing.WORKER_KEEP_ALIVE_S
+        for origin, idle in list(self._idle.items()):
+            kept = [each for each in idle if each.is_reusable and each.idle_since_s > oldest_s]
+            for connection in set(idle) - set(kept):
+                connection.close()
+            self._idle[origin] = kept
+            if not kept:
+                del self._idle[origin]
+        self._reaping = loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap) if self._idle else None
+
+    def _context(self, origin: Origin) -> ssl.SSLContext | None:
+        if not origin.is_tls:
+            return None
+        if isinstance(self._tls, ssl.SSLContext):
+            return self._tls
+        return _system_authorities() if self._tls else unverified()
+
+
+@cache
+def _system_authorities() -> ssl.SSLContext:
+    return ssl.create_default_context()

@@ -1,0 +1,282 @@
+"""Requests and responses of the public port as its routes see them; ``client_connection`` has the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from dynaplan.util.http_routes import REQUEST_ID
+from dynaplan.worker.request_ids import request_id
+
+MAX_UNREAD_BYTES = 128 * 1024
+"""Bytes of a body that wait for their reader at most, but for those of one more read."""
+
+MAX_PIECE_BYTES = 256 * 1024
+"""Bytes that are decompressed at once."""
+
+
+class Headers:
+    """The headers of a request; their names in any case."""
+
+    def __init__(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+        """Take names in lower case, and values as they came."""
+        self._pairs = pairs
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return the value of a header, the first of several."""
+        wanted = name.lower().encode()
+        for found, value in self._pairs:
+            if found == wanted:
+                return value.decode("utf-8", "surrogateescape")
+        return default
+
+    def get_all(self, name: str) -> list[str]:
+        wanted = name.lower().encode()
+        return [value.decode("utf-8", "surrogateescape") for found, value in self._pairs if found == wanted]
+
+    def replaced(self, values: Mapping[str, str]) -> Headers:
+        """Return these headers with others in the place of those of the same names; "" leaves one out."""
+        names = {name.lower().encode() for name in values}
+        added = [(name.lower().encode(), value.encode()) for name, value in values.items() if value]
+        return Headers([*(pair for pair in self._pairs if pair[0] not in names), *added])
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer that is no stream."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @classmethod
+    def json(cls, document: Any, status: int = 200) -> Response:
+        return cls(status, {"Content-Type": "application/json"}, json.dumps(document).encode())
+
+    @classmethod
+    def text(cls, text: str, status: int = 200, content_type: str = "text/plain; charset=utf-8") -> Response:
+        return cls(status, {"Content-Type": content_type}, text.encode())
+
+
+class Answering(Protocol):
+    """The connection of a request, to which its answer is written: ``respond``, or a stream."""
+
+    async def respond(self, request: Request, response: Response) -> None:
+        """Send a whole answer; raises ConnectionError, as the others do, when the client has left."""
+        ...
+
+    def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
+        """Begin an answer whose length is not known: status 200 and the headers, sent with its first part."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of the stream; wait while the client reads too slowly."""
+        ...
+
+    def write_now(self, data: bytes) -> bool:
+        """Send a part of the stream; False, and nothing is sent, when ``write`` would wait or raise."""
+        ...
+
+    async def end_stream(self) -> None:
+        """Send the end of the stream. Without it the client sees that its answer is cut."""
+        ...
+
+    async def ask_for_body(self) -> None:
+        """Send the interim answer for which a client with ``Expect: 100-continue`` waits."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request whose head has come. ``path`` has no query, and its escapes are decoded.
+
+    ``name`` is its id, the client's own where it is usable.
+    """
+
+    method: str
+    target: str
+    path: str
+    headers: Headers
+    body: RequestBody
+    connection: Answering
+    name: str
+    is_http_10: bool = False
+    is_kept: bool = True
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The fields of the query; of several of a name the first."""
+        return dict(reversed(parse_qsl(urlsplit(self.target).query, keep_blank_values=True)))
+
+    def redirected(self, path: str, headers: Headers) -> Request:
+        """Return the same request for another path, with other headers."""
+        return replace(self, path=path, headers=headers)
+
+
+def read_request(
+    method: str,
+    target: bytes,
+    pairs: Sequence[tuple[bytes, bytes]],
+    body: RequestBody,
+    connection: Answering,
+    *,
+    is_http_10: bool,
+    is_kept: bool,
+) -> Request:
+    """Make the request of what the parser found."""
+    headers, text = Headers(pairs), target.decode("ascii", "surrogateescape")
+    return Request(
+        method,
+        text,
+        path_of(text),
+        headers,
+        body,
+        connection,
+        request_id(headers.get(REQUEST_ID)),
+        is_http_10,
+        is_kept,
+    )
+
+
+def path_of(target: str) -> str:
+    """Return the decoded path of a request's target, which may be a whole address."""
+    if not target.startswith("/"):
+        try:
+            target = urlsplit(target).path or "/"
+        except ValueError:
+            return target
+    path = target.partition("?")[0].partition("#")[0]
+    return unquote(path) if "%" in path else path
+
+
+class BodyFault(Exception):
+    """The body is not what its headers say."""
+
+
+class RequestBody:
+    """The body of a request as it arrives. ``declared_bytes`` is its length, 0 where it is not known.
+
+    ``transport`` is paused while too much of it waits.
+    """
+
+    def __init__(self, declared_bytes: int, encoding: str, transport: asyncio.Transport) -> None:
+        self.declared_bytes = declared_bytes
+        self.is_complete = False
+        self._transport = transport
+        self._pieces: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._is_paused = False
+        self._is_discarded = False
+        self._fault = ""
+        self._reader: asyncio.Future[None] | None = None
+        self._decompressor = _Decompressor(encoding) if encoding else None
+
+    async def read(self) -> bytes:
+        """Return what has come since the last call, decompressed; empty at the end; raises BodyFault."""
+        if self._decompressor:
+            return await self._decompressor.read(self)
+        return await self.read_raw()
+
+    async def read_raw(self) -> bytes:
+        """Return what has come since the last call, as it was sent; empty at the end; raises BodyFault."""
+        while not self._pieces:
+            if self._fault:
+                raise BodyFault(self._fault)
+            if self.is_complete:
+                return b""
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._forget()
+        return data
+
+    def add(self, data: bytes) -> None:
+        """Take what has come, unless it is discarded."""
+        if self._is_discarded:
+            return
+        self._pieces.append(data)
+        self._unread_bytes += len(data)
+        if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def complete(self) -> None:
+        self.is_complete = True
+        self._wake()
+
+    def fail(self, reason: str) -> None:
+        """Have the reader hear that nothing more comes, and why."""
+        self._fault = reason
+        self._wake()
+
+    def discard(self) -> None:
+        """Take no more of it: nobody reads it."""
+        self._is_discarded = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pieces.clear()
+        self._unread_bytes = 0
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+
+ENCODINGS = ("gzip", "x-gzip", "deflate", "identity")
+"""The values of ``Content-Encoding`` that are understood."""
+
+
+class _Decompressor:
+    """Reads a compressed body in pieces of bounded size, so that a small one cannot become a huge one."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._stream: Any = None
+        self._compressed = b""
+
+    async def read(self, body: RequestBody) -> bytes:
+        while True:
+            if not self._compressed:
+                self._compressed = await body.read_raw()
+                if not self._compressed:
+                    self._check_end()
+                    return b""
+            if piece := self._decompress():
+                await asyncio.sleep(0)  # others go on meanwhile
+                return piece
+
+    def _decompress(self) -> bytes:
+        if self._stream is None:
+            self._stream = zlib.decompressobj(self._window_bits())
+        try:
+            piece: bytes = self._stream.decompress(self._compressed, MAX_PIECE_BYTES)
+        except zlib.error as error:
+            raise BodyFault(f"it is no {self._encoding}: {error}") from None
+        self._compressed = self._stream.unconsumed_tail
+        if self._stream.unused_data:
+            raise BodyFault(f"bytes follow the end of its {self._encoding}")
+        return piece
+
+    def _window_bits(self) -> int:
+        if self._encoding != "deflate":
+            return 16 + zlib.MAX_WBITS
+        # HTTP's "deflate" has zlib's head; many clients leave it out.
+        has_head = self._compressed[0] & 0x0F == 8
+        return zlib.MAX_WBITS if has_head else -zlib.MAX_WBITS
+
+    def _check_end(self) -> None:
+        if self._stream is not None and not self._stream.eof:
+            raise BodyFault(f"its {self._encoding} is cut")

@@ -1,0 +1,120 @@
+"""Closed-loop load: ``python -m tests.bench.data_path.load PORT STREAMS TOKENS REQUESTS``.
+
+Prints one line of JSON when connections stand and every stream has had one answer, and one at the end:
+``seconds``, ``failures``, and in ms the ``ttft`` and the ``itl`` as p50 and p99.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import httptools
+import uvloop
+
+from tests.bench.data_path.workers import MODEL
+
+PROMPT = " ".join(["Why is the sky blue at noon?"] * 28)
+"""About 200 words."""
+
+LONGEST_S = 60.0
+
+
+class Load:
+    """Counts what is left to send, and gathers times."""
+
+    def __init__(self, tokens: int, requests: int) -> None:
+        document = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
+        body = json.dumps({**document, "max_tokens": tokens, "stream": True}).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        self.request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        self.left = requests
+        self.failures = 0
+        self.first_fault = b""
+        self.ttft_s: list[float] = []
+        self.itl_s: list[float] = []
+
+    def fault(self, answer: bytes) -> None:
+        self.failures += 1
+        self.first_fault = self.first_fault or answer
+
+
+class Stream(asyncio.Protocol):
+    """One connection, and one request after the other on it."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._transport: Any = None
+        self._sent_s = self._last_s = 0.0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._send()
+
+    def _send(self) -> None:
+        if not self._load.left:
+            self.done.set_result(None)
+            return
+        self._load.left -= 1
+        self._sent_s, self._last_s = time.perf_counter(), 0.0
+        self._transport.write(self._load.request)
+
+    def data_received(self, data: bytes) -> None:
+        now_s, load = time.perf_counter(), self._load
+        if self._last_s:
+            load.itl_s.append(now_s - self._last_s)
+        else:
+            load.ttft_s.append(now_s - self._sent_s)
+            if not data.startswith(b"HTTP/1.1 200"):
+                load.fault(data)
+        self._last_s = now_s
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self._load.fault(b"the connection was closed")
+            self.done.set_result(None)
+
+
+def percentiles_ms(values_s: list[float]) -> list[float]:
+    ordered = sorted(values_s) or [0.0]
+    return [round(1000 * ordered[int(part * (len(ordered) - 1))], 3) for part in (0.5, 0.99)]
+
+
+async def run(port: int, load: Load, streams: int) -> float:
+    """Send the load; return the seconds that it took."""
+    loop = asyncio.get_running_loop()
+    begun_s = time.perf_counter()
+    pairs = [
+        await loop.create_connection(lambda: Stream(load), "127.0.0.1", port)
+        for _ in range(min(streams, load.left))
+    ]
+    async with asyncio.timeout(LONGEST_S):
+        await asyncio.gather(*(stream.done for _, stream in pairs))
+    seconds = time.perf_counter() - begun_s
+    for transport, _ in pairs:
+        transport.close()
+    return seconds
+
+
+async def main(port: int, streams: int, tokens: int, requests: int) -> None:
+    await run(port, Load(2, streams), streams)
+    print(json.dumps("ready"), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    load = Load(tokens, requests)
+    seconds = await run(port, load, streams)
+    times = {"ttft_ms": percentiles_ms(load.ttft_s), "itl_ms": percentiles_ms(load.itl_s)}
+    counts = {"failures": load.failures, "fault": repr(load.first_fault[:300])}
+    print(json.dumps({"seconds": seconds, **counts, **times}), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*(int(each) for each in sys.argv[1:])))
