@@ -61,7 +61,7 @@ def log_of(deployment: Deployment, name: str) -> str:
 
 def loads(deployment: Deployment) -> Counter[str]:
     """How often each model's worker was started."""
-    return Counter(re.findall(r"start dynamo_(\w+): ", log_of(deployment, "fleet")))
+    return Counter(re.findall(r"start dynamo_([\w-]+?)(?:_\d+)?: ", log_of(deployment, "fleet")))
 
 
 def misdirected(deployment: Deployment) -> list[str]:
@@ -117,23 +117,23 @@ async def test_who_kills_serve_a_loading_worker_or_a_draining_one_loses_no_reque
 ) -> None:
     await asyncio.to_thread(deployment.run, "unload", "cow")
     answers = asyncio.create_task(mixed(deployment.url, MODELS, requests=150, clients=30, tokens=16))
-    for kill in (_kill_loading, _kill_serve, _kill_draining):
+    for kill in (kill_loading, kill_serve, kill_draining):
         await kill(deployment)
     assert [each for each in await answers if each.fault] == []
     assert misdirected(deployment) == []
 
 
-async def _kill_serve(deployment: Deployment) -> None:
+async def kill_serve(deployment: Deployment) -> None:
     serve, adoptions = await eventually(lambda: serve_of(deployment)), deployment.text.count("Adopted")
     serve.kill()
     await eventually(lambda: deployment.text.count("Adopted") > adoptions)
 
 
-async def _kill_loading(deployment: Deployment) -> None:
+async def kill_loading(deployment: Deployment) -> None:
     os.kill(await _in_state(deployment, "starting"), signal.SIGKILL)
 
 
-async def _kill_draining(deployment: Deployment) -> None:
+async def kill_draining(deployment: Deployment) -> None:
     os.kill(await _in_state(deployment, "draining"), signal.SIGKILL)
 
 

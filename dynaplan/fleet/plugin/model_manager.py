@@ -259,6 +259,9 @@ class ModelManager:
                 log.info("model %s: %s", action.model, sentence)
 
 
+PROCESS_BYTES = 160 * 2**20
+"""What the processes of a worker that computes on the CPU take besides weights and KV."""
+
 UNKNOWN_FRACTION = 0.9
 """The part of a GPU that a model is taken to need of which nothing is known: what engines take unasked."""
 
@@ -285,7 +288,9 @@ def _estimate_bytes(
     if need is None:
         return int(UNKNOWN_FRACTION * smallest) if devices else 0
     needed = int(need.total_bytes) // max(1, devices)
-    if devices and engine in ("vllm", "sglang", "trtllm"):
+    if not devices:
+        return needed + PROCESS_BYTES
+    if engine in ("vllm", "sglang", "trtllm"):
         needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
     return needed
 
