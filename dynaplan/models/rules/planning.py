@@ -32,7 +32,7 @@ from dynaplan.models.rules.demand import Demands
 from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import idle_s
 from dynaplan.models.rules.memory import load_s, wake_s
-from dynaplan.models.rules.turns import deadline_s
+from dynaplan.models.rules.turns import deadline_s, seconds
 
 RESTING = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
 """The states in which a model can be told to leave."""
@@ -97,7 +97,7 @@ def _put_away_idle(draft: Draft, name: str, status: ModelStatus) -> None:
         return
     held = max(draft.present[name].bytes.values(), default=0)
     level = ladder.for_idleness(settings, status, held, ladder.host_of(draft.devices), draft.future)
-    idle = f"idle for {idle_s(status, draft.now_s):.0f} s"
+    idle = f"idle for {seconds(idle_s(status, draft.now_s))}"
     if status.keep_alive_s is None:
         why = f"{idle}, longer than its ttl of {settings.ttl_s:.0f} s"
     else:

@@ -106,3 +106,8 @@ def claim_to_stay(settings: ModelSettings, status: ModelStatus, now_s: float) ->
 def count(number: int) -> str:
     """Return a number of requests in words."""
     return "1 request" if number == 1 else f"{number or 'no'} requests"
+
+
+def seconds(duration_s: float) -> str:
+    """Return a duration in words: ``0.4 s``, ``41 s``."""
+    return f"{duration_s:.1f} s" if 0 < duration_s < 9.95 else f"{duration_s:.0f} s"
