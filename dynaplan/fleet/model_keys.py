@@ -185,6 +185,36 @@ class ModelReport:
         return {name: value for name, value in asdict(self).items() if value}
 
 
+MODEL_EVENTS = "model_events"
+"""The field of the published fleet with what was last decided about models, the newest last."""
+
+MAX_EVENTS = 16
+"""The decisions that are published."""
+
+
+@dataclass(frozen=True)
+class ModelEvent:
+    """What was decided about one model, at ``at_unix_s`` on the wall clock, in a sentence."""
+
+    at_unix_s: float
+    model: str
+    sentence: str
+
+
+def model_events_in(fleet: Mapping[str, Any]) -> tuple[ModelEvent, ...]:
+    """Read the decisions of a published fleet; what cannot be read is left out."""
+    found = []
+    listed = fleet.get(MODEL_EVENTS)
+    for each in listed if isinstance(listed, list) else ():
+        try:
+            known = each if isinstance(each, dict) else {}
+            at_unix_s = number_field(known, "at_unix_s")
+            found.append(ModelEvent(at_unix_s, text_field(known, "model"), text_field(known, "sentence")))
+        except ValueError:
+            continue
+    return tuple(found)
+
+
 def reports_in(fleet: Mapping[str, Any]) -> dict[str, ModelReport]:
     """Read the reports of a published fleet, by model; what cannot be read is left out."""
     found = {}

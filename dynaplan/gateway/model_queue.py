@@ -157,7 +157,7 @@ class ModelQueue(FleetStatus):
         """Return what is known of the load, for a client that waits."""
         name, report = self._model.name, self.report
         if report is None or report.state != "loading":
-            return f"waiting for {name}"
+            return f"waiting for {name}" + (f": {report.why}" if report and report.why else "")
         so_far_s = max(0.0, self._unix_s() - report.since_unix_s)
         usual = f" of about {report.load_s:.0f} s" if report.load_s else ""
         return f"loading {name}, {so_far_s:.0f} s{usual}"

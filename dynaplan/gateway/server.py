@@ -142,14 +142,7 @@ class FrontendServer:
         self._path = self._new_path()
         self._deployment_metrics = DeploymentMetrics(runtime)
         self._routes = FrontendRoutes(self._path, self._deployment_metrics)
-        self._routes.model_routes = ModelRoutes(
-            self._models,
-            self._path.admission,
-            self._path.bodies,
-            runtime.store,
-            runtime.namespace,
-            self._routes.handle,
-        )
+        self._routes.model_routes = self._new_model_routes()
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
@@ -168,6 +161,12 @@ class FrontendServer:
                 for each in settings.models
             ]
             or [only]
+        )
+
+    def _new_model_routes(self) -> ModelRoutes:
+        path, runtime = self._path, self._runtime
+        return ModelRoutes(
+            self._models, path.admission, path.bodies, runtime.store, runtime.namespace, self._routes.handle
         )
 
     def _new_path(self) -> RequestPath:

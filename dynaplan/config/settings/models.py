@@ -45,7 +45,7 @@ class OnDemandSettings(Settings):
     )
     max_swap_wait_s: float | None = option(
         None,
-        "Time that requests for other models may wait before this one makes room though it is in use",
+        "Time that its requests wait at most for the turn of a model that is in use",
         kind=Duration,
         default_text="three times the measured load time",
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.fleet.gpu_devices import SIMULATED_UUID
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.model_keys import ModelDemand, ModelOrders, ModelReport, Refusal
+from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
 from dynaplan.fleet.plugin.shared_memory import ReadHost, SharedDevices, SharedMemory, read_host_memory
 from dynaplan.fleet.rules.models import (
     NO_MODELS,
@@ -74,6 +75,7 @@ class ModelManager:
         self._moment = Moment(0.0, 0.0)
         self._said: dict[str, str] = {}
         self.learnt = dict(learnt or {})
+        self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
         self._launch = launch
         self._models: tuple[ServedModel, ...] = ()
         self._settings = Settings({})
@@ -226,7 +228,7 @@ class ModelManager:
             state=status.state.value,
             since_unix_s=round(self._moment.to_unix_s(status.since_s), 1) if loaded else 0.0,
             load_s=round(status.measured_load_s or rules.estimate_load_s, 1),
-            why=self._said.get(model.name, "") or status.reason,
+            why=self._why(status),
             is_pinned=rules.is_pinned,
             memory_bytes=max(status.held_bytes.values(), default=0) or self._given_bytes(model, status),
             gpus=tuple(index for index in status.placed_on if index != HOST),
@@ -240,6 +242,11 @@ class ModelManager:
             if refusal
             else None,
         )
+
+    def _why(self, status: ModelStatus) -> str:
+        """Return the last sentence about the model: while somebody waits for it, what it waits for."""
+        steps = [step.why for step in self._plan.trail if step.model == status.name] if status.waiting else []
+        return steps[-1] if steps else self._said.get(status.name, "") or status.reason
 
     def _leaves_unix_s(self, rules: ModelSettings, status: ModelStatus) -> float:
         """Return when the model leaves unless it is used before; 0 where it does not."""
@@ -256,6 +263,7 @@ class ModelManager:
             sentence = f"{type(action).__name__.lower()}: {action.why}"
             if self._said.get(action.model) != sentence:
                 self._said[action.model] = sentence
+                self.events.append(ModelEvent(self._moment.unix_s, action.model, sentence))
                 log.info("model %s: %s", action.model, sentence)
 
 

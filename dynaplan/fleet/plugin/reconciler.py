@@ -23,13 +23,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from dynaplan.fleet.circus_client import CommandRefused
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.launch import CurrentLaunch, Launch
-from dynaplan.fleet.model_keys import MODEL_ORDERS, MODELS_FIELD, ModelOrders
+from dynaplan.fleet.model_keys import MODEL_EVENTS, MODEL_ORDERS, MODELS_FIELD, ModelOrders
 from dynaplan.fleet.plugin.document import Statefile
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.pending_workers import PendingWorkers
@@ -395,6 +395,7 @@ class Reconciler:
         killed = self._termination.killed
         if reports := self._models.reports():
             document |= {MODELS_FIELD: {name: each.to_json() for name, each in reports.items()}}
+            document |= {MODEL_EVENTS: [asdict(each) for each in self._models.events]}
             self._record_learnt()
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)
