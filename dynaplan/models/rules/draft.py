@@ -27,7 +27,6 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.memory import Need, holding, holding_after_drain, need, promise
 
-
 DEFAULTS = ModelSettings()
 """The settings of a model that has left the configuration and is still loaded."""
 
