@@ -102,12 +102,6 @@ def load_s(settings: ModelSettings, status: ModelStatus) -> float:
     return known or max(MIN_LOAD_S, size * max(1, settings.devices) / LOAD_BYTES_PER_S)
 
 
-def wake_s(settings: ModelSettings, status: ModelStatus) -> float:
-    """Return how long it takes until a sleeping model is ready."""
-    level = level_of(settings, status.sleep_level)
-    return level.wake_s if level else load_s(settings, status)
-
-
 def level_of(settings: ModelSettings, name: str) -> SleepLevel | None:
     return next((level for level in settings.sleep_levels if level.name == name), None)
 
