@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
-from dynaplan.config.settings.fields import options_of
+from dynaplan.config.settings.fields import kebab, options_of
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, Resources
+from dynaplan.config.stock import WORKER
 from dynaplan.util.errors import ConfigError
 
 RESOURCES = "resources"
@@ -115,6 +117,7 @@ def _check_entry(name: str, entry: Any) -> None:
             f"{MODELS}.{name} = {entry!r}: expected a mapping of options",
             hint=f"For example {MODELS}: {{{name}: {{model: /path/to/model.gguf}}}}.",
         )
+    _check_slips(name, entry)
     resources = entry.get(RESOURCES)
     if resources is not None and not (
         isinstance(resources, Mapping) and resources.keys() <= options_of(Resources).keys()
@@ -124,6 +127,19 @@ def _check_entry(name: str, entry: Any) -> None:
             hint=f"Keys: {', '.join(options_of(Resources))}.",
         )
 
+
+def _check_slips(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key that looks like a slip of one of ours: an engine would get it as a flag."""
+    for key in entry:
+        known = kebab(str(key))
+        if known not in _ON_DEMAND and known not in WORKER:
+            near = get_close_matches(known, _ON_DEMAND, 1, cutoff=SLIP)
+            if near:
+                raise ConfigError(f"{MODELS}.{name}.{key}: unknown option", hint=f"Did you mean {near[0]!r}?")
+
+
+SLIP = 0.75
+"""The similarity (difflib's ratio) from which a key counts as a slip of an option."""
 
 _ON_DEMAND = frozenset(options_of(OnDemandSettings))
 
