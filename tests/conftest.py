@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from tests.fakes import tiny_models
@@ -22,6 +23,8 @@ pytest_plugins = [
     "tests.e2e.deployment",
 ]
 """The modules whose fixtures every test may ask for by name."""
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 MARK = pytest.StashKey[str]()
 LEFT = pytest.StashKey[dict[int, str]]()
@@ -42,6 +45,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker of pytest-xdist has the mark of its session already, and may be killed: the session looks.
     if not hasattr(config, "workerinput"):
         config.stash[MARK] = mark_session()
+
+
+BOTH_LOOPS = {"test_connections.py", "test_malformed_requests.py"}
+"""Modules whose tests run on both event loops: these differ in what they do at a connection's end."""
+
+ON_UVLOOP = {"test_frontend.py", "test_migration.py", "test_large_bodies.py", "test_page.py"}
+"""Modules whose tests run on uvloop alone, as frontends do wherever it can be had."""
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    loops: Mapping[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    if item.path.name in BOTH_LOOPS:
+        return loops
+    name = "uvloop" if item.path.name in ON_UVLOOP else "asyncio"
+    return {name: loops[name]}
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
 from dynaplan.cli.deployment import connect, service_config
 from dynaplan.cli.main import EXIT_INTERRUPTED
-from dynaplan.cli.options import namespace_option
+from dynaplan.cli.options import namespace_argument
 from dynaplan.cli.scale_counts import planner_settings, statefile_holds
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
@@ -63,7 +64,7 @@ def duration_s(context: click.Context, parameter: click.Parameter, text: str | N
 
 
 @click.command(name="bench")
-@namespace_option
+@namespace_argument
 @click.option("--url", help="Measure the service at this base address, not a deployment of this box.")
 @click.option(
     "--clients", type=click.IntRange(1), help=f"Clients that each ask again and again.  [default: {CLIENTS}]"
@@ -87,7 +88,12 @@ def duration_s(context: click.Context, parameter: click.Parameter, text: str | N
 @click.option("--ttft", default=None, type=float, help="Target in ms.  [default: the planner's, 500]")
 @click.option("--itl", default=None, type=float, help="Target in ms.  [default: the planner's, 50]")
 @click.option("--profile", default=None, help="Profile that times the simulation: a name or a path.")
-@click.option("--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Key to send; better as the variable.")
+@click.option(
+    "--api-key",
+    envvar="DYNAPLAN_API_KEY",
+    default="",
+    help="Key to send; better as the variable DYNAPLAN_API_KEY.",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too.")
 def command(namespace: str | None, url: str | None, json_path: str | None, **given: Any) -> int:
     """Put load on the running deployment, and show what its users would meet.
@@ -99,6 +105,8 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
 
     if json_path:
         check_writable("--json", Path(json_path))
+    if url:
+        check_url(url)
     load = _load(given)
     found = None if url else connect(namespace)
     prediction, reasons = _predict(found, given)
@@ -114,6 +122,14 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
     if measured.is_interrupted:
         return EXIT_INTERRUPTED
     return 0 if measured.counters.outcome.requests else 1
+
+
+def check_url(url: str) -> None:
+    """Raise ConfigError unless that is the address of a web server."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        hint = "Write http://HOST:PORT." if "://" in url else f"Write http://{url}."
+        raise ConfigError(f"--url {url} is no address of a service", hint=hint)
 
 
 def _load(given: Mapping[str, Any]) -> OfferedLoad:

@@ -6,10 +6,11 @@ Each joins a namespace, runs in the foreground, and is ended or restarted by its
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +19,7 @@ from dynaplan.cli.options import (
     api_key_option,
     config_file_option,
     join_option,
-    namespace_option,
+    namespace_argument,
     reachable_options,
     store_option,
     token_file_option,
@@ -42,13 +43,18 @@ from dynaplan.config.settings.worker import (
     engine_of,
 )
 
+if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
+
+log = logging.getLogger("dynaplan.orchestrate")
+
 FRONTEND = "Frontend"
 FRONTEND_OWN = frozenset({"host", "port", "api-key"})
 """Options that are the command's own."""
 
 FRONTEND_TABLE = {**stock.PROCESSOR, **stock.ROUTER, **stock.FRONTEND}
 FRONTEND_FLAGS = {
-    name: each for name, each in stock.FRONTEND.items() if name not in FRONTEND_OWN and each.about
+    name: each for name, each in stock.FRONTEND.items() if name not in FRONTEND_OWN and each.has_effect
 }
 
 
@@ -62,7 +68,7 @@ FRONTEND_FLAGS = {
 )
 @join_option
 @store_option
-@config_file_option
+@config_file_option()
 @click.option(
     "-p", "--port", type=click.IntRange(0, 65535), help=f"Default: {FrontendSettings.port}, or the file's."
 )
@@ -113,7 +119,13 @@ def frontend(
 
 
 COMPONENT_OF_ROLE = {"decode": DECODE_COMPONENT, "prefill": PREFILL_COMPONENT}
-WORKER_FLAGS = options_of(WorkerSettings, EngineOptions, SimulationOptions, DisaggregationSettings)
+WORKER_FLAGS = {
+    name: each
+    for name, each in options_of(
+        WorkerSettings, EngineOptions, SimulationOptions, DisaggregationSettings
+    ).items()
+    if each.has_effect
+}
 
 
 @click.command(
@@ -132,7 +144,7 @@ WORKER_FLAGS = options_of(WorkerSettings, EngineOptions, SimulationOptions, Disa
     show_default=True,
     help="decode also prefills where no prefill worker does.",
 )
-@config_file_option
+@config_file_option()
 @click.option("--gpus", metavar="NUMBER", help="GPUs of this worker; 0.5 and the like share one.")
 @click.option("--use-busy-gpus", is_flag=True, help="Also take a GPU whose memory other programs use.")
 @reachable_options
@@ -196,7 +208,7 @@ def require_queue() -> None:
     cls=ComponentCommand,
     name="planner",
     table=stock.PLANNER,
-    listed=stock.PLANNER,
+    listed={name: each for name, each in stock.PLANNER.items() if each.has_effect},
     heading="Options of the planner",
 )
 @store_option
@@ -229,7 +241,7 @@ async def _run_until_signal(planning: Any) -> None:
 
 
 @click.command(name="orchestrate")
-@namespace_option
+@namespace_argument
 @store_option
 @token_file_option
 @click.option(
@@ -256,8 +268,25 @@ def orchestrate(namespace: str | None, token_file: Path | None, shell_command: s
 
     environment = dict(os.environ)  # as it is before joining, which adds the deployment's secrets
     joined = join(namespace, token_file)
+    if joined.deployment:
+        check_carried_out_here(joined.deployment)
     configure_logging()
     asyncio.run(_orchestrate(joined.namespace, shell_command, environment, once))
+
+
+def check_carried_out_here(found: RunningDeployment) -> None:
+    """Raise ConfigError when the deployment's own ``serve`` carries decisions out: none would come here."""
+    from dynaplan.cli.scale_counts import planner_settings
+    from dynaplan.util.errors import ConfigError
+
+    settings = planner_settings(found)
+    if settings is None or settings.is_carried_out_elsewhere:
+        return
+    raise ConfigError(
+        f"the planner of {found.namespace} has environment: {settings.environment}: `dynaplan serve` (pid "
+        f"{found.arbiter.pid}) carries its decisions out, and leaves none to a command of yours",
+        hint="Serve it with --Planner.environment=virtual, or have `dynaplan serve --on-event` call you.",
+    )
 
 
 async def _orchestrate(namespace: str, command: str, environment: dict[str, str], once: bool) -> None:
@@ -268,6 +297,7 @@ async def _orchestrate(namespace: str, command: str, environment: dict[str, str]
 
     async with connect(namespace) as runtime:
         orchestrator = Orchestrator(VirtualConnectorClient(runtime), command, environment)
+        log.info("waiting for a decision of the planner of %s", namespace)
         work = asyncio.ensure_future(orchestrator.carry_out_next() if once else orchestrator.run())
 
         def leave(name: str) -> None:

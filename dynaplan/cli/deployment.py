@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,7 @@ from dynaplan.util.errors import ConfigError, DeploymentError
 if TYPE_CHECKING:
     from dynaplan.config.service_config import ServiceConfig
     from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.gpus import Gpu
 
 
 def make_paths_absolute() -> None:
@@ -69,6 +70,20 @@ def refuse_on_demand(found: RunningDeployment) -> None:
             f"the models of {found.namespace} are loaded on request, each by one worker",
             hint="`dynaplan load`, `unload`, `pin` and `unpin` move them; `dynaplan models` shows them.",
         )
+
+
+def decisions_of(found: RunningDeployment, last: int) -> list[dict[str, Any]]:
+    """Return the last records of this deployment's planner, oldest first; none of an earlier deployment."""
+    from dynaplan.planner.recorders.decision_log import recent_records
+
+    return recent_records(found.log_dir / "planner", last, since_s=found.began_s)
+
+
+def gpus_of(found: RunningDeployment) -> tuple[Gpu, ...]:
+    """Return the deployment's GPUs; none where its workers have none, and only cores compute."""
+    from dynaplan.fleet.gpu_inventory import shown_gpus
+
+    return shown_gpus(found.document, service_config(found))
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:

@@ -18,7 +18,7 @@ from dynaplan.cli.options import (
     api_key_option,
     compat_option,
     config_file_option,
-    namespace_option,
+    namespace_argument,
     token_file_option,
 )
 from dynaplan.cli.service_options import ServiceOptionsCommand
@@ -55,7 +55,7 @@ def command() -> None:
     cls=ServiceOptionsCommand, name="kubernetes", epilog="Any option of a service: --Service.key=value"
 )
 @click.argument("graph", required=False)
-@config_file_option
+@config_file_option()
 @click.option("--image", default="", help="Container image with dynaplan and the engine in it; required.")
 @click.option(
     "--operator",
@@ -157,7 +157,7 @@ def crd() -> None:
 
 
 @click.command(name="prometheus")
-@namespace_option
+@namespace_argument
 @output_option
 def prometheus(namespace: str | None, output: Path | None) -> None:
     """Write the configuration of a Prometheus server for the deployments that run here.

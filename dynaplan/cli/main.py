@@ -17,44 +17,59 @@ from dynaplan.util.errors import DynaplanError, UserError, nearest
 EXIT_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 """Exit codes: the input was wrong; the shell's for Ctrl-C, and for a reader of the output that went away."""
 
-COMMANDS = {
-    "serve": ("serve", "Run a graph until Ctrl-C."),
-    "frontend": ("component_commands:frontend", "Run one frontend on its own."),
-    "worker": ("component_commands:worker", "Run one engine worker on its own."),
-    "planner": ("component_commands:planner", "Run the planner on its own."),
-    "orchestrate": (
-        "component_commands:orchestrate",
-        "Carry out a planner's decisions by a command of yours.",
-    ),
-    "status": ("status", "Show the workers and their load."),
-    "top": ("top", "Show it live, with keys to scale, hold and drain."),
-    "ui": ("ui", "Print the address of the web page that shows it."),
-    "scale": ("scale", "Set the number of workers by hand."),
-    "release": ("reserve:release", "End what `scale` holds and `reserve` keeps."),
-    "reserve": ("reserve:reserve", "Take GPUs from the deployment for a time."),
-    "restart": ("restart", "A new worker in the place of an old one, or of each."),
-    "reload": ("reload", "Read the YAML again, and apply what has changed."),
-    "upgrade": ("upgrade", "Have this version take over a running deployment."),
-    "models": ("models:models", "Show the models that are loaded on request."),
-    "load": ("models:load", "Load a model now."),
-    "unload": ("models:unload", "Put a model away, after its requests."),
-    "pin": ("models:pin", "Load a model, and keep it."),
-    "unpin": ("models:unpin", "Let a pinned model leave again."),
-    "wake": ("wake", "Wake workers whose engines sleep."),
-    "why": ("why", "Explain the last scaling decisions."),
-    "logs": ("logs", "Print or follow the logs."),
-    "stop": ("stop", "End the deployment in order."),
-    "bench": ("bench", "Put load on it, and compare with the simulation."),
-    "simulate": ("simulate", "Try policies on a trace, in virtual time."),
-    "replay": ("replay", "Decide recorded intervals again, with other settings."),
-    "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
-    "export": ("export", "Write what Kubernetes, Prometheus or Grafana needs of a deployment."),
-    "doctor": ("doctor", "Say what this box has and lacks."),
-    "report": ("report", "Write one masked file for a bug report."),
-    "pull": ("pull", "Fetch a small model to serve."),
-    "compat": ("compat", "Run a program that imports Dynamo's modules."),
-}
+Table = Mapping[str, tuple[str, str]]
 """Each command in the order of the help page: its place, as ``LazyGroup`` has them, and its purpose."""
+
+COMMAND_GROUPS: Mapping[str, Table] = {
+    "Run": {
+        "serve": ("serve", "Run a graph until Ctrl-C."),
+        "stop": ("stop", "End the deployment in order."),
+        "pull": ("pull", "Fetch a small model to serve."),
+        "doctor": ("doctor", "Say what this box has and lacks."),
+    },
+    "Watch": {
+        "status": ("status", "Show the workers and their load."),
+        "top": ("top", "Show it live, with keys to scale, hold and drain."),
+        "ui": ("ui", "Print the address of the web page that shows it."),
+        "why": ("why", "Explain the last scaling decisions."),
+        "logs": ("logs", "Print or follow the logs."),
+        "report": ("report", "Write one masked file for a bug report."),
+    },
+    "Change": {
+        "scale": ("scale", "Set the number of workers by hand."),
+        "reserve": ("reserve:reserve", "Take GPUs from the deployment for a time."),
+        "release": ("reserve:release", "End what `scale` holds and `reserve` keeps."),
+        "restart": ("restart", "A new worker in the place of an old one, or of each."),
+        "reload": ("reload", "Read the YAML again, and apply what has changed."),
+        "upgrade": ("upgrade", "Have this version take over a running deployment."),
+        "models": ("models:models", "Show the models that are loaded on request."),
+        "load": ("models:load", "Load a model now."),
+        "unload": ("models:unload", "Put a model away, after its requests."),
+        "pin": ("models:pin", "Load a model, and keep it."),
+        "unpin": ("models:unpin", "Let a pinned model leave again."),
+        "wake": ("wake", "Wake workers whose engines sleep."),
+    },
+    "Study": {
+        "bench": ("bench", "Put load on it, and compare with the simulation."),
+        "simulate": ("simulate", "Try policies on a trace, in virtual time."),
+        "replay": ("replay", "Decide recorded intervals again, with other settings."),
+        "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
+    },
+    "Build upon": {
+        "frontend": ("component_commands:frontend", "Run one frontend on its own."),
+        "worker": ("component_commands:worker", "Run one engine worker on its own."),
+        "planner": ("component_commands:planner", "Run the planner on its own."),
+        "orchestrate": (
+            "component_commands:orchestrate",
+            "Carry out a planner's decisions by a command of yours.",
+        ),
+        "export": ("export", "Write what Kubernetes, Prometheus or Grafana needs of a deployment."),
+        "compat": ("compat", "Run a program that imports Dynamo's modules."),
+    },
+}
+"""The sections of the help page."""
+
+COMMANDS: Table = {name: each for table in COMMAND_GROUPS.values() for name, each in table.items()}
 
 HABITS = {
     "benchmark": "bench",
@@ -66,6 +81,11 @@ HABITS = {
     "list": "status",
     "down": "stop",
     "kill": "stop",
+    "rm": "stop",
+    "remove": "stop",
+    "delete": "stop",
+    "quit": "stop",
+    "watch": "top",
     "explain": "why",
     "download": "pull",
     "fetch": "pull",
@@ -82,18 +102,21 @@ class LazyGroup(click.Group):
     """A group by a table: each command in the order of the help page, with its module and its purpose.
 
     Modules are named below ``dynaplan.cli``; the command is called ``command`` there, or by the name behind a
-    colon. ``habits`` are words that users of other tools type, and the command that does the same.
+    colon. ``habits`` are words that users of other tools type, and the command that does the same. With
+    ``sections`` the help page has the table's commands in these.
     """
 
     def __init__(
         self,
         *arguments: Any,
-        table: Mapping[str, tuple[str, str]],
+        table: Table,
         habits: Mapping[str, str] | None = None,
+        sections: Mapping[str, Table] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._table = table
+        self._sections = sections or {"Commands": table}
         self._habits = habits or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -109,8 +132,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands with their purposes, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, purpose) for name, (_, purpose) in self._table.items()])
+        widest = max(map(len, self._table))
+        for title, table in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), purpose) for name, (_, purpose) in table.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -125,7 +150,11 @@ class LazyGroup(click.Group):
 
 
 @click.command(
-    cls=LazyGroup, table=COMMANDS, habits=HABITS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup,
+    table=COMMANDS,
+    habits=HABITS,
+    sections=COMMAND_GROUPS,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, "-v", "--version", prog_name="dynaplan")
 @click.pass_context

@@ -82,14 +82,23 @@ environment_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 api_key_option = click.option(
-    "--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable."
+    "--api-key",
+    envvar="DYNAPLAN_API_KEY",
+    default="",
+    help="Ask for this key; better as the variable DYNAPLAN_API_KEY.",
 )
 
 step_timeout_option = click.option(
     "--timeout", type=click.FloatRange(0.0), help="Seconds that each start or drain may take."
 )
 
-config_file_option = click.option("-f", "--config-file", metavar="FILE", help="YAML, as of `dynaplan serve`.")
+
+def config_file_option(
+    help: str = "YAML, as of `dynaplan serve`.", **more: Any
+) -> Callable[[Command], Command]:
+    """Return the option for a configuration's file, which every command has under the same names."""
+    return click.option("-f", "--config-file", "--config", "config_file", metavar="FILE", help=help, **more)
+
 
 token_file_option = click.option(
     "--token-file",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from dynaplan.cli.load_past import samples_of_histories
 from dynaplan.cli.status_poller import StatusPoller
 from dynaplan.cli.status_view import view_of
 from dynaplan.planner.rules.explain import explain, is_change, summarize
@@ -57,11 +58,12 @@ Record = Mapping[str, Any]
 class DecisionHistory:
     """The planner's decisions: the samples in them, and the changes.
 
-    ``read(last, tail_bytes)`` returns the last records, oldest first.
+    ``read(last, tail_bytes)`` returns the last records, oldest first; ``began_s`` is the deployment's start.
     """
 
-    def __init__(self, read: Callable[[int, int], Sequence[Record]]) -> None:
+    def __init__(self, read: Callable[[int, int], Sequence[Record]], began_s: float) -> None:
         self._read = read
+        self._began_s = began_s
         self._newest_s = float("-inf")
         self.samples: list[DeploymentSample] = []
         self.changes: list[TimedChange] = []
@@ -78,7 +80,7 @@ class DecisionHistory:
             return False
         before = [record for at_s, record in timed if at_s <= self._newest_s][-1:]
         self._newest_s = max(at_s for at_s, _ in timed)
-        added = list(samples_of_log([*before, *new]))[len(before) :]
+        added = list(samples_of_log([*before, *new], self._began_s))[len(before) :]
         self.samples = [each for each in self.samples if each.at_s >= begin_s] + added
         changed = [record for record in new if is_change(record)]
         self.changes = [each for each in self.changes if each.at_s >= begin_s] + list(map(_change, changed))
@@ -113,7 +115,10 @@ class PageFeed:
 
     def __init__(self, poller: StatusPoller, read: Callable[[int, int], Sequence[Record]]) -> None:
         self._poller = poller
-        self._history = DecisionHistory(read)
+        self._history = DecisionHistory(read, poller.found.began_s)
+        self._has_listed = False
+        self._has_past = False
+        self._past: list[DeploymentSample] = []
         self._seen: list[DeploymentSample] = []
         self._drawn_s: dict[ChartsRequest, float] = {}
         self._looked_at_s = self._drawn_at_s = float("-inf")
@@ -129,15 +134,23 @@ class PageFeed:
             found.append(("look", json.dumps({**self._document, "notes": notes}, separators=(",", ":"))))
             if begun_s - self._drawn_at_s >= DRAW_S:
                 self._drawn_at_s = begun_s
+                await self._read_past()
                 found += self._sampled(time.time())
         return found + self._drawn(shown)
+
+    async def _read_past(self) -> None:
+        """Read once what the frontends have kept; again while none answers."""
+        if not self._has_past and (histories := await self._poller.load_histories()):
+            self._has_past = True
+            self._past = samples_of_histories(histories, time.time())
 
     def _sampled(self, now_s: float) -> list[tuple[str, str]]:
         """Add a sample of the status to the history; return the event with the decisions, if any are new."""
         self._seen = [each for each in self._seen if each.at_s >= now_s - HISTORY_S]
         self._seen.append(sample_of_status(self._document, now_s, DRAW_S))
-        if not self._history.poll(now_s):
+        if not self._history.poll(now_s) and self._has_listed:
             return []
+        self._has_listed = True
         return [("decisions", json.dumps(self._history.listed[::-1], separators=(",", ":")))]
 
     def _drawn(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
@@ -150,14 +163,15 @@ class PageFeed:
     def _drawing(self, asked: ChartsRequest) -> str:
         document, now = self._document, datetime.now().astimezone()
         limits = ChartLimits(
-            document.get("targets") or {},
+            document.get("slo") or {},
             len(document.get("gpus", ())),
             any(row["role"] == "prefill" for row in document["workers"]),
+            document.get("kv_scale_up_threshold"),
         )
         offset = now.utcoffset()
         return live_svg(
             asked,
-            sorted([*self._history.samples, *self._seen], key=lambda each: each.at_s),
+            sorted([*self._history.samples, *self._past, *self._seen], key=lambda each: each.at_s),
             self._history.changes,
             limits,
             now.timestamp(),
@@ -170,7 +184,8 @@ async def _run(namespace: str, channel: Channel) -> None:
 
     poller = StatusPoller(namespace)
     planner_dir = poller.found.log_dir / "planner"
-    feed = PageFeed(poller, lambda last, tail_bytes: recent_records(planner_dir, last, tail_bytes))
+    began_s = poller.found.began_s
+    feed = PageFeed(poller, lambda last, tail_bytes: recent_records(planner_dir, last, tail_bytes, began_s))
     try:
         while question := await asyncio.to_thread(channel.read):
             shown = [ChartsRequest(int(span_s), int(width)) for span_s, width in question[0]["charts"]]

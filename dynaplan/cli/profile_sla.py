@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.main import EXIT_INTERRUPTED
+from dynaplan.cli.options import config_file_option
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 
@@ -33,7 +34,7 @@ log = logging.getLogger("dynaplan.profile_sla")
     name="profile-sla",
     epilog="Any option of a service: --Service.key=value",
 )
-@click.option("--config", "config_file", required=True, metavar="FILE", help="YAML of the graph to serve.")
+@config_file_option("YAML of the graph to serve.", required=True)
 @click.option(
     "--output-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -153,14 +154,10 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
     from dynaplan.graph.loading import load_graph
     from dynaplan.lab.profiling.recommendation import Goal
     from dynaplan.lab.profiling.session import ProfileOptions
-    from dynaplan.util.errors import ConfigError
 
     directory = Path.cwd()
     graph = load_graph(given["graph"], directory)
-    try:
-        path = find_config_file(config_file, directory, graph)
-    except ConfigError as error:
-        raise ConfigError(error.args[0].replace("-f", "--config", 1), hint=error.hint) from error
+    path = find_config_file(config_file, directory, graph)
     return ProfileOptions(
         config=read_config(path, overrides),
         output_dir=given["output_dir"].resolve(),

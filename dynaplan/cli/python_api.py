@@ -89,6 +89,7 @@ class ServedDeployment:
         self.namespace = found.namespace
         self.url = found.frontend_url
         self.log_dir = found.log_dir
+        self._began_s = found.began_s
         self._serve_pid = found.arbiter.pid
 
     def __enter__(self) -> Self:
@@ -134,7 +135,7 @@ class ServedDeployment:
         """Return the planner's last decisions as records, the oldest first."""
         from dynaplan.planner.recorders.decision_log import recent_records
 
-        documents = recent_records(self.log_dir / "planner", last)
+        documents = recent_records(self.log_dir / "planner", last, since_s=self._began_s)
         return [DecisionRecord.from_json(document) for document in documents]
 
     def stop(self, *, now: bool = False) -> None:
@@ -162,8 +163,8 @@ class ServedDeployment:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout.strip()
-        said = done.stderr.strip().removeprefix("Error: ") or f"`dynaplan {words[0]}` failed"
-        raise UserError(said) if done.returncode == EXIT_INPUT else PermanentError(said)
+        message = done.stderr.strip().removeprefix("Error: ") or f"`dynaplan {words[0]}` failed"
+        raise UserError(message) if done.returncode == EXIT_INPUT else PermanentError(message)
 
 
 Result = TypeVar("Result")

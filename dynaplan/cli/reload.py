@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.deployment import connect
-from dynaplan.cli.options import namespace_option, step_timeout_option
+from dynaplan.cli.options import config_file_option, namespace_argument, step_timeout_option
 from dynaplan.cli.restart import (
     replace_worker,
     request_replacement,
@@ -71,10 +71,8 @@ MAX_VALUE_CHARS = 40
     name="reload",
     epilog="Any option of a service: --Service.key=value, from now on",
 )
-@namespace_option
-@click.option(
-    "-f", "--config-file", metavar="FILE", help="Another YAML; default: the one that is served with."
-)
+@namespace_argument
+@config_file_option("Another YAML; default: the one that is served with.")
 @click.option("--dry-run", is_flag=True, help="Show the difference, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Apply it without asking.")
 @step_timeout_option
@@ -446,11 +444,11 @@ class ReloadRun:
         click.echo(f"{error.args[0]}\nGoing back to the settings of before.", err=True)
         self._write(self._old)
         await self._put(store, live)
-        told = {(each.name, each.pid) for each in self._workers()} - self._untouched
+        replaced = {(each.name, each.pid) for each in self._workers()} - self._untouched
         try:
             for service in reversed(services):
                 for worker in self._present(service):
-                    if (worker.name, worker.pid) not in told:
+                    if (worker.name, worker.pid) not in replaced:
                         continue
                     if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
                         await replace_worker(store, self._found, worker, self._timeout_s, GPU_FREE_TIMEOUT_S)

@@ -59,8 +59,8 @@ def _lines(each: ReplayedDecision) -> list[str]:
         return [f"{each.wall_time}  both: {each.recorded.current} -> {each.recorded.desired}"]
     return [
         f"{each.wall_time}  from {each.recorded.current}",
-        f"  recorded   {_told(each.recorded)}",
-        f"  replayed   {_told(each.replayed)}",
+        f"  recorded   {_describe(each.recorded)}",
+        f"  replayed   {_describe(each.replayed)}",
     ]
 
 
@@ -72,7 +72,7 @@ then.
 """
 
 
-def _told(decision: Decision) -> str:
+def _describe(decision: Decision) -> str:
     if decision.is_change:
         return f"-> {decision.desired}: {decision.reason}"
     steps = decision.steps
@@ -87,5 +87,5 @@ def _summary(replayed: Sequence[ReplayedDecision]) -> str:
         "recorded": sum(each.recorded.is_change for each in replayed),
         "replayed": sum(each.replayed.is_change for each in replayed),
     }
-    told = ", ".join(f"{name} {count} changes" for name, count in changes.items())
-    return f"{len(replayed)} intervals, {different} decided otherwise ({told})"
+    changed = ", ".join(f"{name} {count} changes" for name, count in changes.items())
+    return f"{len(replayed)} intervals, {different} decided otherwise ({changed})"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.options import namespace_option
+from dynaplan.cli.options import namespace_argument
 from dynaplan.util.errors import ConfigError, DeploymentError
 from dynaplan.util.masking import looks_secret, mask_line, mask_secrets
 
@@ -29,7 +29,7 @@ MIN_SECRET_CHARS = 4
 
 
 @click.command(name="report")
-@namespace_option
+@namespace_argument
 @click.option("-n", "--lines", type=click.IntRange(0), default=200, show_default=True, help="Of each log.")
 @click.option(
     "-o",

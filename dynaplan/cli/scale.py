@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dynaplan.cli.deployment import connect, refuse_on_demand
+from dynaplan.cli.deployment import connect, gpus_of, refuse_on_demand
 from dynaplan.cli.options import environment_option, namespace_option, store_option
 from dynaplan.cli.scale_args import (
     ScaleArguments,
@@ -25,6 +25,7 @@ from dynaplan.cli.scale_args import (
     check_leaving,
     check_options,
     describe_hold,
+    join_counts,
     parse_count,
     parse_hold,
 )
@@ -71,7 +72,21 @@ NOT_CARRIED_OUT = (
 )
 
 
-@click.command(name="scale")
+class ScaleCommand(click.Command):
+    """Takes ``decode 3`` for ``decode=3``, and answers ``--decode 3`` with it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, join_counts(args))
+        except click.NoSuchOption as error:
+            role = error.option_name.lstrip("-")
+            if role not in {each.value for each in COUNT_KEYS}:
+                raise
+            hint = f"Write `dynaplan scale {role}=3`, or {role}=+1 for one more."
+            raise click.UsageError(f"No such option {error.option_name!r}. {hint}", ctx) from None
+
+
+@click.command(cls=ScaleCommand, name="scale")
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE[=N]...")
 @namespace_option
 @store_option
@@ -156,7 +171,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
     from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
     from dynaplan.store import connections
 
-    settings = planner_settings(found)
+    settings, has_gpus = planner_settings(found), bool(gpus_of(found))
     store = connections.connect_store()
     try:
         fleet = await published_fleet(store, found.namespace)
@@ -166,7 +181,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
             wanted, after = arguments.resolve(now, holds)
             if fleet:
                 least = {role: held.at_least for role in arguments.roles if (held := after.of(role))}
-                check_gpus(fleet, wanted or least, left_out)
+                check_gpus(fleet, wanted or least, left_out, has_gpus=has_gpus)
             if fleet and settings and arguments.hold:
                 check_budget(settings, fleet, after)
             return wanted, after

@@ -25,6 +25,7 @@ from dynaplan.util.amounts import seconds_of
 from dynaplan.util.durations import clock, local_zone_name, moment, wall_clock
 from dynaplan.util.errors import CapacityError, ConfigError, nearest
 
+_ROLE = re.compile(r"[A-Za-z]\w*", re.ASCII)
 _ARGUMENT = re.compile(r"([+-]?)(\d{1,5})", re.ASCII)
 
 
@@ -92,10 +93,28 @@ class ScaleArguments:
         return wanted, after
 
 
+def join_counts(words: Sequence[str]) -> list[str]:
+    """Join a role and the number behind it: ``decode 3`` is ``decode=3``."""
+    joined: list[str] = []
+    for place, word in enumerate(words):
+        role = words[place - 1] if place else ""
+        is_value = place > 1 and words[place - 2].startswith("--") and "=" not in words[place - 2]
+        if _ARGUMENT.fullmatch(word) and _ROLE.fullmatch(role) and not is_value:
+            joined[-1] = f"{role}={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def parse_count(text: str, roles: Mapping[str, Role]) -> CountArgument:
     """Read ``decode=3``, ``decode=+1``, ``decode=-1`` or ``decode``; raises ConfigError."""
     name, equals, number = text.partition("=")
     if name not in roles:
+        if _ARGUMENT.fullmatch(name):
+            raise ConfigError(
+                f"scale {text}: of which role?",
+                hint=f"Write {' or '.join(f'{role}={name}' for role in _plain(roles))}.",
+            )
         raise ConfigError(
             f"scale {text}: no role '{name}' here", hint=f"Known: {', '.join(roles) or 'none'}."
         )
@@ -110,6 +129,11 @@ def parse_count(text: str, roles: Mapping[str, Role]) -> CountArgument:
     if found[1]:
         return CountArgument(roles[name], more=int(number))
     return CountArgument(roles[name], number=int(number))
+
+
+def _plain(roles: Mapping[str, Role]) -> list[str]:
+    """Return the roles themselves, without their components' names."""
+    return [name for name, role in roles.items() if name == role.value]
 
 
 def check_options(asked: Sequence[CountArgument], hold: HoldArgument | None) -> None:
@@ -210,13 +234,21 @@ def check_decode_left(counts: Mapping[Role, int], holds: RoleHolds) -> None:
         )
 
 
-def check_gpus(fleet: FleetCounts, counts: Mapping[Role, int], left_out: Sequence[str] = ()) -> None:
+def check_gpus(
+    fleet: FleetCounts, counts: Mapping[Role, int], left_out: Sequence[str] = (), *, has_gpus: bool = True
+) -> None:
     """Raise CapacityError when all GPUs of the box are too few; GPUs that are in use now are waited for.
 
-    ``left_out`` are lines on GPUs of the box that are not among them, and why.
+    ``left_out`` are lines on GPUs of the box that are not among them, and why. Where only cores compute (not
+    ``has_gpus``) the number of GPUs bounds the number of workers.
     """
     need = counts.get(Role.PREFILL, fleet.prefill.present) * fleet.prefill.gpus
     need += counts.get(Role.DECODE, fleet.decode.present) * fleet.decode.gpus
+    if need > fleet.gpus_total and not has_gpus:
+        raise CapacityError(
+            f"that is room for {need:g} workers, and this deployment has it for {fleet.gpus_total}",
+            hint=f"Ask for fewer workers, or serve with --gpus {need:g}, which bounds their number.",
+        )
     if need > fleet.gpus_total:
         others = "".join(f"\n  {line}: left out" for line in left_out)
         raise CapacityError(
@@ -257,6 +289,11 @@ def parse_hold(
         raise ConfigError(
             "--hold fixes the number, --at-least and --at-most bound it",
             hint="Give one of them; bounds hold until `dynaplan release`, or --for 2h.",
+        )
+    if is_held and hours is not None:
+        raise ConfigError(
+            "--hold keeps the number at all hours, --at at some",
+            hint="Give one of them: --at holds by itself, every day until `dynaplan release`.",
         )
     if at_least is not None and at_most is not None and at_least > at_most:
         raise ConfigError(f"at least {at_least} and at most {at_most}: no number is both", hint="Swap them.")

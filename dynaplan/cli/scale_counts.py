@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynaplan.cli.deployment import service_config
+from dynaplan.cli.deployment import decisions_of, service_config
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.rules.lost_keys import TimedEntries
@@ -27,8 +27,10 @@ from dynaplan.fleet.store_keys import (
     LEAVE_FIRST,
     SCALED_ROLES,
     DesiredCounts,
+    by_name,
     fleet_key,
-    planner_prefix,
+    scaling_key,
+    scaling_prefix,
 )
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.planner.model import DecisionRecord
@@ -94,22 +96,22 @@ async def write_counts(
     The decision id is above every id in use. The transaction fails, and is tried again on what there is
     then, when a key has changed since it was read. Holds that are over, or cannot be read, count as none.
     """
-    prefix = planner_prefix(namespace)
     for _ in range(ATTEMPTS):
-        items = {item.key: item for item in await store.list(prefix)}
+        items = {item.key: item for item in await store.list(scaling_prefix(namespace))}
         now = DesiredCounts.from_keys(namespace, {key: item.value for key, item in items.items()})
-        text = items[prefix + HOLDS].value if prefix + HOLDS in items else RoleHolds().to_text()
+        held = by_name(namespace, items).get(HOLDS)
+        text = held.value if held else RoleHolds().to_text()
         before = current_holds(text)
         asked, holds = change(now, before)
-        puts = {prefix + COUNT_KEYS[role]: str(number) for role, number in asked.items()}
+        puts = {scaling_key(namespace, COUNT_KEYS[role]): str(number) for role, number in asked.items()}
         decision_id = now.next_decision_id if asked else now.decision_id
         if asked:
-            puts[prefix + "decision_id"] = str(decision_id)
+            puts[scaling_key(namespace, "decision_id")] = str(decision_id)
             if leave_first:
-                puts[prefix + LEAVE_FIRST] = f"{decision_id} {leave_first}"
+                puts[scaling_key(namespace, LEAVE_FIRST)] = f"{decision_id} {leave_first}"
         if holds.to_text() != text:
-            puts[prefix + HOLDS] = holds.to_text()
-        expected = dict.fromkeys((*puts, prefix + HOLDS), 0)
+            puts[scaling_key(namespace, HOLDS)] = holds.to_text()
+        expected = dict.fromkeys((*puts, scaling_key(namespace, HOLDS)), 0)
         expected |= {key: item.revision for key, item in items.items()}
         if await store.commit(Transaction(expected=expected, puts=puts)):
             keys = {key: item.value for key, item in items.items()} | puts
@@ -124,12 +126,13 @@ async def change_entries(
 
     Entries that are over, or cannot be read, count as none. ``change`` may raise UserError.
     """
-    key = planner_prefix(namespace) + name
+    key = scaling_key(namespace, name)
     for _ in range(ATTEMPTS):
-        item = await store.get(key)
+        items = {item.key: item for item in await store.list(scaling_prefix(namespace))}
+        item = by_name(namespace, items).get(name)
         before = current_entries(read, item.value if item else "")
         after = change(before)
-        expected = {key: item.revision if item else 0}
+        expected = {key: items[key].revision if key in items else 0}
         if await store.commit(Transaction(expected=expected, puts={key: after.to_text()})):
             return before, after
     raise TemporaryError(f"somebody else changes the {name} all the time", hint="Try again.")
@@ -321,10 +324,7 @@ def _when(settings: PlannerSettings, last: DecisionRecord | None, *, is_decision
 
 
 def _last_record(found: RunningDeployment) -> DecisionRecord | None:
-
-    from dynaplan.planner.recorders.decision_log import recent_records
-
-    for document in recent_records(found.log_dir / "planner", 1):
+    for document in decisions_of(found, 1):
         try:
             record = DecisionRecord.from_json(document)
             datetime.fromisoformat(record.wall_time)

@@ -11,7 +11,14 @@ import click
 
 from dynaplan.cli.deployment import make_paths_absolute
 from dynaplan.cli.main import OWN_PROCESS
-from dynaplan.cli.options import api_key_option, compat_option, store_option, tls_options, token_file_option
+from dynaplan.cli.options import (
+    api_key_option,
+    compat_option,
+    config_file_option,
+    store_option,
+    tls_options,
+    token_file_option,
+)
 from dynaplan.cli.service_options import (
     ARGUMENTS,
     GRAPH_OF_A_MODEL,
@@ -20,8 +27,10 @@ from dynaplan.cli.service_options import (
     file_for,
     is_model,
     is_models_file,
+    model_hint,
     model_override,
     models_overrides,
+    refuse_what_is_no_graph,
     serve_command,
 )
 from dynaplan.config.settings.frontend import FrontendSettings
@@ -49,9 +58,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     epilog="Any option of a service: --Service.key=value",
 )
 @click.argument("graphs", metavar="GRAPH...", nargs=-1, required=True)
-@click.option(
-    "-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module."
-)
+@config_file_option("YAML; looked up here, then beside the graph's module.")
 @click.option(
     "-p",
     "--port",
@@ -187,6 +194,7 @@ def command(
         from dynaplan.cli.serve_checks import check_settings
 
         graph, config_file = _graph_of(graphs, config_file, ctx)
+        refuse_what_is_no_graph(graph)
         directory = _enter(working_dir or default_working_dir(graph))
         loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
         from dynaplan.fleet.serve import ServeOptions, serve
@@ -197,9 +205,10 @@ def command(
         frontend = config.get("Frontend", {})
         host, port = listen_address(host, port, frontend)
         warn(warnings + check_settings(loaded, spec, config) + exposure_warnings(host, api_key, frontend))
+        check_event_hook()
         memory = memory_lines(spec, config, served["gpus"])
     if dry_run:
-        click.echo(dry_run_page(spec, config, served["gpus"], served["use_busy_gpus"], show_env, memory))
+        echo_dry_run(spec, config, served["gpus"], served["use_busy_gpus"], show_env, memory)
         return 0
     if detach:
         from dynaplan.cli.detach import serve_detached
@@ -297,8 +306,14 @@ def load_deployment(
     from dynaplan.config.overrides import MODELS
     from dynaplan.graph.config import resolve_graph, unused_common_overrides, validate_config
     from dynaplan.graph.loading import load_graph
+    from dynaplan.util.errors import GraphError
 
-    loaded = load_graph(graph, directory)
+    try:
+        loaded = load_graph(graph, directory)
+    except GraphError as error:
+        if hint := model_hint(graph):
+            error.hint = f"{error.hint}\n  {hint}"
+        raise
     read, notes = read_config_file(find_config(config_file, directory, loaded), overrides)
     config = with_worker_sections(read)
     loaded = loaded.with_models(components_of(config.get(MODELS) or {}))
@@ -350,20 +365,35 @@ def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[st
     return lines
 
 
-def dry_run_page(
+def echo_dry_run(
     spec: GraphSpec,
     config: Sections,
     gpus: int | None,
     use_busy_gpus: bool,
     show_env: bool,
     memory: list[str],
-) -> str:
-    """Return what ``--dry-run`` prints: the configuration, the models' memory, the workers and the GPUs."""
+) -> None:
+    """Print the configuration, the models' memory, the workers and the GPUs.
+
+    GPUs that others have at this moment are a warning: they may be free when it is served. Raises
+    CapacityError for a graph that the box has too few GPUs for.
+    """
     from dynaplan.fleet.gpu_inventory import gpu_map
     from dynaplan.graph.config import dry_run_text, environment_text
 
     parts = [dry_run_text(config), environment_text(config) if show_env else "", "\n".join(memory)]
-    return "\n\n".join(filter(None, [*parts, gpu_map(spec, config, gpus, use_busy_gpus)]))
+    click.echo("\n\n".join(filter(None, parts)) + "\n")
+    tables, fault = gpu_map(spec, config, gpus, use_busy_gpus)
+    click.echo(tables)
+    warn([f"it cannot start now: {fault}"] if fault else [])
+
+
+def check_event_hook() -> None:
+    """Raise ConfigError for a hook of ``--on-event`` that could not be called."""
+    if hook := os.environ.get(ON_EVENT_VARIABLE):
+        from dynaplan.fleet.event_hook import check_hook
+
+        check_hook(hook)
 
 
 def warn(warnings: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.config.service_config import section_options, served_model_name
+from dynaplan.config.service_config import COMMON, section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.config.stock import matching_options
@@ -42,8 +42,10 @@ def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]
         check = CHECKS.get(each.role)
         if check is None or not graph.service(each.name).options:
             continue
+        options = section_options(config, each.name)
         try:
-            found = check(section_options(config, each.name), each, spec)
+            _check_model_arrives(each, options, config)
+            found = check(options, each, spec)
         except ConfigError as error:
             raise ConfigError(f"{each.name}: {error.args[0]}", hint=error.hint) from error
         warnings += (f"{each.name}: {warning}" for warning in found)
@@ -99,6 +101,18 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
                 hint=f"Expected the same. --Common.{key}=... is for all services that list {key} in their "
                 "common-configs.",
             )
+
+
+def _check_model_arrives(service: ServiceSpec, options: Options, config: Sections) -> None:
+    """Raise ConfigError when ``Common`` names a model that the service's section does not take from there."""
+    is_real = service.role in (Role.DECODE, Role.PREFILL) and engine_of(options) != SIMULATED
+    model = (config.get(COMMON) or {}).get("model")
+    if is_real and model and not options.get("model"):
+        raise ConfigError(
+            f"it has no model: {COMMON}.model reaches only a section that lists model in its common-configs",
+            hint=f"Write --{service.name}.model={model}, or take a file that has the lists: "
+            f"-f {engine_of(options)}.yaml.",
+        )
 
 
 def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> list[str]:

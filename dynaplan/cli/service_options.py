@@ -19,7 +19,7 @@ import click
 from dynaplan.config.overrides import NEGATIVE, typed_value
 from dynaplan.config.settings.fields import Options, kebab
 from dynaplan.engines.pulled_models import CATALOGUE
-from dynaplan.util.errors import nearest
+from dynaplan.util.errors import ConfigError, nearest
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+(?<!\.py)", re.ASCII)
 """``organization/model``, the name of a model on the Hugging Face hub."""
@@ -118,6 +118,46 @@ def is_model(text: str) -> bool:
         return (path / "config.json").is_file() and not (path / "__init__.py").is_file()
     parent = text.partition("/")[0]
     return HUB_NAME.fullmatch(text) is not None and parent != "graphs" and not Path(parent).is_dir()
+
+
+HUB_ADDRESS = re.compile(r"(?:(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/|hf:(?://)?)(?P<name>.+)")
+"""The address of a model on the Hugging Face hub, as other tools take it."""
+
+
+def refuse_what_is_no_graph(text: str) -> None:
+    """Raise ConfigError for a model's address, and for a directory that holds neither model nor graph."""
+    if found := HUB_ADDRESS.fullmatch(text):
+        repository = "/".join(found["name"].split("/")[:2])
+        raise ConfigError(
+            f"{text} is an address: dynaplan downloads no model from there",
+            hint=f"`hf download {repository} --local-dir DIRECTORY` fetches it; then `dynaplan serve "
+            "DIRECTORY/FILE.gguf` (llama.cpp), or `dynaplan serve DIRECTORY` (vLLM).\n"
+            f"  vLLM fetches by itself what is no GGUF: `dynaplan serve {repository}`.",
+        )
+    path = Path(text).expanduser()
+    if path.is_dir() and ("/" in text or not text.isidentifier()) and not any(path.glob("*.py")):
+        files = sorted(path.glob("*.gguf"))
+        near = f"Did you mean {files[0]}? " if files else ""
+        raise ConfigError(
+            f"{text} is a directory without a model or a graph",
+            hint=f"{near}A model's directory has a config.json (vLLM, SGLang, TensorRT-LLM); llama.cpp takes "
+            "the path of a .gguf file. `dynaplan pull` lists small models to begin with.",
+        )
+
+
+MODEL_NAME = re.compile(r"[A-Za-z][\w.-]*(:[\w.-]+)?", re.ASCII)
+
+
+def model_hint(text: str) -> str:
+    """Return what to do when a word that names no graph was meant as a model; empty for other words."""
+    is_class = text.partition(":")[2].isidentifier()
+    if is_class or not MODEL_NAME.fullmatch(text) or text.startswith("graphs."):
+        return ""
+    pulled = ", ".join(CATALOGUE)
+    return (
+        f"If it is a model: `dynaplan pull` fetches {pulled}; any other is served by the path of its .gguf "
+        "file, or by its name on the hub with vLLM: `dynaplan serve ORGANIZATION/MODEL`."
+    )
 
 
 def option_hint(name: str, arguments: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynaplan.cli.options import config_file_option
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
@@ -43,11 +44,9 @@ if TYPE_CHECKING:
     help="load, sla, both, formula, static:P,D, best-static (tries splits that stand still), hpa or kpa  "
     "[default: the graph's, load]",
 )
-@click.option(
-    "-f",
-    "config_file",
-    help="Graph's YAML, looked up here, then among the shipped graphs: simulates the deployment that "
-    "`dynaplan serve` makes of it",
+@config_file_option(
+    "Graph's YAML, looked up here, then among the shipped graphs: simulates the deployment that "
+    "`dynaplan serve` makes of it"
 )
 @click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
@@ -148,12 +147,12 @@ def command(
         results = found.results if found else list(run_simulations(options, watch))
     table = rows(results)
     order = [] if found else dispatched(options)
-    said = [*notes(results), *origins(options), *order]
+    below = [*notes(results), *origins(options), *order]
     if found:
         next(row for row in table if row["policy"] == found.policy)["recommended"] = found.words
-        said.append(f"Recommended: {found.words}.")
+        below.append(f"Recommended: {found.words}.")
     width = screen.width()
-    click.echo("\n".join([text_table(table, width), *(fold(note, width, "  ") for note in said)]))
+    click.echo("\n".join([text_table(table, width), *(fold(note, width, "  ") for note in below)]))
     if json_path:
         write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
@@ -322,8 +321,8 @@ def simulation_of(
 
 def _routing(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the command line's options of the router."""
-    said = {"mode": given["router"], "is_kv_events": given["kv_events"]}
-    return {name: value for name, value in said.items() if value is not None}
+    stated = {"mode": given["router"], "is_kv_events": given["kv_events"]}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 DEFAULT_STARTUP_S = 60.0

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import service_config
+from dynaplan.cli.deployment import gpus_of, service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
 from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.fleet.rules.statefile import planner_keys_of
-from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
@@ -29,8 +29,10 @@ from dynaplan.util.http_routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
 if TYPE_CHECKING:
     import aiohttp
 
+    from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.gpus import Gpu
     from dynaplan.fleet.reattach.versions import RunningServe
     from dynaplan.graph.lifecycle import Worker
     from dynaplan.planner.ports import WorkerLoadSource
@@ -109,15 +111,13 @@ class StatusReader:
             if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored | foreign
         )
         keys = {item.key: item.value for item in items if item.key not in ignored}
-        holds = keys.get(planner_prefix(namespace) + HOLDS, "")
+        names = by_name(namespace, keys)
         return DeploymentState(
             ignored=ignored,
             not_callable=foreign,
             registered=registered,
-            holds=current_holds(holds),
-            reservations=current_entries(
-                ReservedGpus.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
-            ),
+            holds=current_holds(names.get(HOLDS, "")),
+            reservations=current_entries(ReservedGpus.from_text, names.get(RESERVATIONS, "")),
             desired=DesiredCounts.from_keys(namespace, keys),
             fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
         )
@@ -145,9 +145,11 @@ def deployment_document(
     kept = planner_keys_of(found.document)
     reservations = answers.reservations or current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
     usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
+    gpus = gpus_of(found)
+    shown = found.workers if gpus else [replace(each, gpus=()) for each in found.workers]
     workers = [
         worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
-        for worker in found.workers
+        for worker in shown
     ]
     workers += [unmanaged_row(each, loads.get(each.worker)) for each in unmanaged(answers.registered)]
     return {
@@ -160,8 +162,8 @@ def deployment_document(
         "version": serve.version.number if serve else None,
         **_service(found, answers),
         "workers": workers,
-        "gpus": _gpus(found, reservations),
-        "free_gpus": answers.fleet.get(FREE_GPUS),
+        "gpus": _gpus(gpus, found, reservations),
+        "free_gpus": answers.fleet.get(FREE_GPUS) if gpus else None,
         "waits": waits,
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
         "reservations": reservations.to_json(),
@@ -206,10 +208,17 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
         "models": _models(answers),
         "policy": settings.policy if settings else None,
         "targets": asdict(promised) if promised else None,
+        "slo": asdict(settings.targets()) if settings else None,
+        "kv_scale_up_threshold": _kv_scale_up(settings),
         "dispatch": _dispatch(found),
         "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
         "is_pending": desired.is_pending,
     }
+
+
+def _kv_scale_up(settings: PlannerSettings | None) -> float | None:
+    """Return the KV usage above which the planner adds a decode worker; None where it does not go by it."""
+    return settings.decode_kv_scale_up_threshold if settings and settings.policy != "sla" else None
 
 
 def _dispatch(found: RunningDeployment) -> str | None:
@@ -234,10 +243,8 @@ def _models(answers: DeploymentState) -> list[str]:
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 
 
-def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
+def _gpus(gpus: Iterable[Gpu], found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
     """Return the GPUs of the deployment, with the workers that hold them, and their reservations."""
-    from dynaplan.fleet.rules.statefile import inventory_of
-
     reserved = reservations.in_force(time.time(), wall_clock)
     holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
     return [
@@ -248,7 +255,7 @@ def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str
             "workers": [worker.name for worker in holding if gpu.index in worker.gpus],
             "reserved": reserved_words(reserved[gpu.index]) if gpu.index in reserved else "",
         }
-        for gpu in inventory_of(found.document)
+        for gpu in gpus
     ]
 
 
@@ -383,9 +390,9 @@ def unreachable_notes(instances: Iterable[Instance]) -> list[str]:
 
 def uptime_s(started_at: int) -> float | None:
     """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
-    if not started_at:
-        return None
-    return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
+    from dynaplan.process import process_table
+
+    return process_table.age_s(started_at) if started_at else None
 
 
 def is_lost(row: Mapping[str, Any]) -> bool:
@@ -433,10 +440,12 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
 
 def routing_lines(known: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return sentences: workers whose engines report their caches, and each whose cache is predicted."""
-    told = [worker for worker, sources in known.items() if set(sources.values()) == {EVENTS}]
-    lines = [f"routed by what its engine says it has cached: {', '.join(sorted(told))}"] if told else []
+    reporting = [worker for worker, sources in known.items() if set(sources.values()) == {EVENTS}]
+    lines = (
+        [f"routed by what its engine says it has cached: {', '.join(sorted(reporting))}"] if reporting else []
+    )
     for worker, sources in sorted(known.items()):
-        if worker not in told:
+        if worker not in reporting:
             by_source: dict[str, list[str]] = {}
             for frontend, source in sources.items():
                 by_source.setdefault(source, []).append(frontend)

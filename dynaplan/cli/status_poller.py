@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import connect
+from dynaplan.cli.deployment import connect, decisions_of, gpus_of
 from dynaplan.cli.status_document import (
     ENGINE_ROLES,
     DeploymentState,
@@ -24,6 +24,8 @@ from dynaplan.cli.status_document import (
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
 from dynaplan.store.instances import public_urls
+from dynaplan.util.documents import parse_object
+from dynaplan.util.http_routes import LOAD_HISTORY_PATH
 
 if TYPE_CHECKING:
     import aiohttp
@@ -39,13 +41,12 @@ class StatusPoller:
 
     def __init__(self, namespace: str | None) -> None:
         from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
-        from dynaplan.fleet.rules.statefile import inventory_of
         from dynaplan.planner.metrics.exposition import ITL, TTFT, Exposition, metrics_prefix
 
         self.found: RunningDeployment = connect(namespace)
         self._reader = StatusReader(self.found.namespace)
         self._read_counts = Exposition(metrics_prefix(), self.found.namespace, buckets=(TTFT, ITL)).read
-        self._gpus = inventory_of(self.found.document)
+        self._gpus = gpus_of(self.found)
         self._read_uses = uses_reader(self._gpus)
         self._read_activity = activity_reader(self._gpus)
         self._session: aiohttp.ClientSession | None = None
@@ -93,7 +94,6 @@ class StatusPoller:
         self.found = find_deployment(self.found.namespace)
 
     async def _poll_slow_sources(self, answers: DeploymentState) -> None:
-        from dynaplan.planner.recorders.decision_log import recent_records
         from dynaplan.planner.rules.explain import summarize
 
         self._routed = await read_routing(answers.registered)
@@ -103,13 +103,22 @@ class StatusPoller:
                 counts[key] = counts.get(key, 0.0) + value
         if counts:
             self._window.add(time.monotonic(), counts)
-        records = recent_records(self.found.log_dir / "planner", 1)
-        if records:
+        if records := decisions_of(self.found, 1):
             budget = records[0].get("next_state", {}).get("error_budget")
             self._decision = {"last_decision": summarize(records[0]), "error_budget": budget}
 
+    async def load_histories(self) -> list[dict[str, Any]]:
+        """Read the load of the last hours from the frontends; empty while none answers."""
+        answers = [await self._get(url + LOAD_HISTORY_PATH) for url in public_urls(self._listed.registered)]
+        return [parse_object(answer) for answer in answers if answer]
+
     async def _counts(self, url: str) -> Counts | None:
         """Return the counts of the frontends at that address; None when they do not answer."""
+        answer = await self._get(f"{url}/metrics")
+        return self._read_counts(answer) if answer else None
+
+    async def _get(self, url: str) -> bytes:
+        """Return what a frontend answers; nothing when it does not."""
         import aiohttp
 
         from dynaplan.config import certificates
@@ -119,10 +128,10 @@ class StatusPoller:
             timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         try:
-            async with self._session.get(f"{url}/metrics", raise_for_status=True) as response:
-                return self._read_counts(await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return None
+            async with self._session.get(url, raise_for_status=True) as response:
+                return await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return b""
 
     def _tokens_per_s(self, worker: str, now_s: float, generated: int | None) -> float | None:
         """Return the tokens that a worker has generated since the last poll, per second."""
@@ -205,18 +214,24 @@ class LoadWindow:
             return None
         (first_s, first), (last_s, last) = self._readings[0], self._readings[-1]
         seen = {key: max(0.0, value - first.get(key, 0.0)) for key, value in last.items()}
-        window_s = max(last_s - first_s, 1e-9)
-        # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
-        tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
-        return LoadSummary(
-            window_s,
-            seen.get(REQUESTS, 0.0) / window_s,
-            tokens / window_s,
-            _mean_ms(seen, TTFT),
-            percentile_ms(seen, TTFT, self._percentiles[0]),
-            _mean_ms(seen, ITL),
-            percentile_ms(seen, ITL, self._percentiles[1]),
-        )
+        return summarize_load(seen, max(last_s - first_s, 1e-9), self._percentiles)
+
+
+def summarize_load(
+    seen: Counts, window_s: float, percentiles: tuple[float, float] = (95.0, 95.0)
+) -> LoadSummary:
+    """Return the load of what was counted in that time."""
+    # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
+    tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
+    return LoadSummary(
+        window_s,
+        seen.get(REQUESTS, 0.0) / window_s,
+        tokens / window_s,
+        _mean_ms(seen, TTFT),
+        percentile_ms(seen, TTFT, percentiles[0]),
+        _mean_ms(seen, ITL),
+        percentile_ms(seen, ITL, percentiles[1]),
+    )
 
 
 def percentile_ms(seen: Counts, name: str, percentile: float) -> float | None:

@@ -130,13 +130,18 @@ def _load(document: Document) -> tuple[str, ...]:
 
 
 def _times(name: str, figures: Mapping[str, Any], targets: Mapping[str, Any]) -> str:
-    """Return ``TTFT 182 ms, p95 430 (target 500)``."""
+    """Return ``TTFT 182 ms, p95 430 ms (target 500)``."""
     mean_ms, high_ms = figures[f"{name}_mean_ms"], figures[f"{name}_percentile_ms"]
     if mean_ms is None or high_ms is None:
         return f"{name.upper()} -"
     percentile = targets.get(f"{name}_percentile", 95)
     target = f" (target {targets[f'{name}_ms']:g})" if targets else ""
-    return f"{name.upper()} {mean_ms:.3g} ms, p{percentile:g} {high_ms:.3g}{target}"
+    return f"{name.upper()} {_ms(mean_ms)}, p{percentile:g} {_ms(high_ms)}{target}"
+
+
+def _ms(time_ms: float) -> str:
+    """Return a time with its unit: ``4.48 ms``, ``3210 ms``."""
+    return f"{time_ms:.0f} ms" if time_ms >= 100 else f"{time_ms:.3g} ms"
 
 
 def _gpus(document: Document) -> tuple[tuple[str, ...], ...]:

@@ -249,12 +249,12 @@ class LiveScreen:
         task.add_done_callback(self._calls.discard)
 
     async def _run_command(self, arguments: list[str], *, is_page: bool) -> None:
-        said = await self._call(arguments)
+        output = await self._call(arguments)
         if is_page:
             self._message = ""
-            self._show(said)
+            self._show(output)
         else:
-            self._message = " / ".join(line.strip() for line in said.splitlines())
+            self._message = " / ".join(line.strip() for line in output.splitlines())
         self._wake.set()
 
     def _show(self, text: str) -> None:

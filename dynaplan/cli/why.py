@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect, service_config
-from dynaplan.cli.options import namespace_option
+from dynaplan.cli.deployment import connect, decisions_of, service_config
+from dynaplan.cli.options import namespace_argument
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.util import screen
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.model_keys import ModelEvent
     from dynaplan.fleet.rules.reconcile import Removal
 
 
 @click.command(name="why")
-@namespace_option
+@namespace_argument
 @click.option(
     "-n", "--last", type=click.IntRange(1), default=3, show_default=True, help="How many decisions."
 )
@@ -36,11 +37,10 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     from dynaplan.fleet.model_keys import model_events_in
     from dynaplan.fleet.rules.reconcile import removals_in
     from dynaplan.fleet.rules.statefile import planner_keys_of
-    from dynaplan.planner.recorders.decision_log import recent_records
     from dynaplan.planner.rules.explain import explain, is_change
 
     found = connect(namespace)
-    records = recent_records(found.log_dir / "planner", 10_000 if changes else last)
+    records = decisions_of(found, 10_000 if changes else last)
     if changes:
         records = [record for record in records if is_change(record)]
     for record in records[-last:]:
@@ -54,10 +54,23 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(fold(line, screen.width(), INDENT))
     if not records and not served_models(service_config(found)):
-        what = "change" if changes else "decision"
-        click.echo(
-            f"No {what} yet. The planner decides every adjustment-interval, once a decode worker is ready."
-        )
+        click.echo(fold(no_decisions(found, "change" if changes else "decision"), screen.width()))
+
+
+def no_decisions(found: RunningDeployment, what: str) -> str:
+    """Return why there is nothing to explain, and where an earlier deployment's decisions are."""
+    from dynaplan.cli.scale_counts import planner_settings
+    from dynaplan.planner.recorders.decision_log import recent_records
+
+    if planner_settings(found) is None:
+        text = f"No {what}: this deployment has no planner that scales it."
+    else:
+        text = f"No {what} yet. The planner decides every adjustment-interval, once a decode worker is ready."
+    planner_dir = found.log_dir / "planner"
+    if not recent_records(planner_dir, 1):
+        return text
+    began = _local(found.began_s)
+    return f"{text} This deployment began at {began}; {planner_dir} has the decisions of earlier ones."
 
 
 INDENT = " " * 13
@@ -97,7 +110,7 @@ def model_lines(found: Iterable[ModelEvent]) -> list[str]:
 
 def removal_lines(found: Iterable[Removal]) -> list[str]:
     """Return a line for each, in local time."""
-    return [f"{_local(each.at_unix_s)}  {each.worker} was told to leave: {each.why}" for each in found]
+    return [f"{_local(each.at_unix_s)}  {each.worker} was removed: {each.why}" for each in found]
 
 
 def _local(at_unix_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,11 @@ class RunningDeployment:
     def log_dir(self) -> Path:
         """The directory of the workers' logs, ``{watcher name}.log``."""
         return Path(self._addresses["log_dir"])
+
+    @property
+    def began_s(self) -> float:
+        """The deployment's start, seconds since the epoch; a ``serve`` that is restarted goes on with it."""
+        return time.time() - process_table.age_s(self.arbiter.started_at)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -144,9 +150,10 @@ def _remains(path: Path) -> str:
 def _elsewhere() -> list[str]:
     """Return lines about deployments of this machine that have their statefiles elsewhere."""
     own = {each.arbiter.pid for each in filter(None, map(_read, statefiles()))}
-    lines = []
+    searched, lines = _state_dir(), []
     for pid, (which, state_dir) in claimants().items():
-        where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if state_dir else ""
+        is_elsewhere = state_dir is not None and state_dir != searched
+        where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if is_elsewhere else ""
         lines += [] if pid in own else [f"There is {which} (serve pid {pid}){where}."]
     return lines
 

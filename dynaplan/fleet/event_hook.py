@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.util.clock import Clock
+from dynaplan.util.errors import ConfigError
 from dynaplan.util.masking import looks_secret
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,27 @@ class HookEvent:
 
     kind: str
     text: str
+
+
+def check_hook(target: str) -> None:
+    """Raise ConfigError unless this is an http or https address, or a command whose program is there."""
+    scheme = urlsplit(target).scheme
+    if "://" in target or scheme in ("http", "https"):
+        if scheme not in ("http", "https") or not urlsplit(target).hostname:
+            raise ConfigError(
+                f"--on-event {target}: that is no address of a web server",
+                hint="Write http://HOST/PATH or https://HOST/PATH, or a command.",
+            )
+        return
+    try:
+        words = shlex.split(target)
+    except ValueError as error:
+        raise ConfigError(f"--on-event {target}: {error}", hint="Quote it as a shell would.") from None
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"--on-event {target}: there is no program {words[0] if words else ''!r}",
+            hint="Name one on the PATH, or its path, with its arguments; or an address: http://HOST/PATH.",
+        )
 
 
 class DecisionEvents(Protocol):

@@ -3,6 +3,8 @@
 One small file per claim in a directory that everybody may write to and where nobody may remove the
 files of others (mode 1777). A claim belongs to the user that its file belongs to, and counts as long as the
 arbiter it names runs; so nothing has to be cleaned up after a crash, and nobody can end another's claim.
+Simulated GPUs are each deployment's own: they are shared, and claimed from others, only where
+``DYNAPLAN_NODE_DIR`` names the directory.
 What it cannot prevent: another user of the machine may claim GPUs that it does not use, and the owner of
 the directory, the first user or root, may remove claims. Containers keep off each other's GPUs only
 if they share the directory and the pids of the machine.
@@ -11,6 +13,7 @@ if they share the directory and the pids of the machine.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -22,9 +25,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from dynaplan.fleet.gpus import SIMULATED_UUID
 from dynaplan.fleet.statefile_store import state_dir
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.process.node_directory import HINT, node_dir, open_node_directory
+from dynaplan.process.node_directory import HINT, NODE_VARIABLE, node_dir, open_node_directory
 from dynaplan.process.port_holders import user_name
 from dynaplan.process.process_table import environment_of, is_alive
 from dynaplan.util.documents import parse_object, text_field, whole_field
@@ -75,6 +79,8 @@ class NodeClaims:
         self._arbiter = arbiter
         self._namespace = namespace
         self._directory = directory or node_dir(os.environ)
+        is_shared = directory is not None or bool(os.environ.get(NODE_VARIABLE))
+        self._simulated_suffix = "" if is_shared else _suffix_of(namespace)
         self._lock_timeout_s = lock_timeout_s
         self._claimed: set[str] = set()
         self._worker = worker
@@ -83,27 +89,31 @@ class NodeClaims:
         """Claim these GPUs; return all but the ones that another living arbiter holds."""
         with self._locked() as directory:
             foreign = self._held(directory)
-            obtained = {uuid for uuid in uuids if uuid not in foreign}
+            obtained = {uuid for uuid in uuids if self._name(uuid) not in foreign}
             for uuid in obtained:
-                self._write(directory, uuid)
-        self._claimed |= obtained
+                self._write(directory, self._name(uuid))
+        self._claimed |= {self._name(uuid) for uuid in obtained}
         return obtained
 
     def release(self, uuids: Iterable[str]) -> None:
         """Give these GPUs back; the claims of another living arbiter are left alone."""
         with self._locked() as directory:
-            for uuid in uuids:
-                document = _read(directory, _file_name(uuid, os.getuid()))
+            for name in map(self._name, uuids):
+                document = _read(directory, _file_name(name, os.getuid()))
                 if document is not None and not self._is_foreign(_arbiter(document)):
-                    os.unlink(_file_name(uuid, os.getuid()), dir_fd=directory)
-                self._claimed.discard(uuid)
+                    os.unlink(_file_name(name, os.getuid()), dir_fd=directory)
+                self._claimed.discard(name)
 
     def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
         with self._locked() as directory:
             held = self._held(directory)
             self._restore_claims(directory, held)
-        return {uuid: held[uuid] for uuid in uuids if uuid in held}
+        return {uuid: held[name] for uuid in uuids if (name := self._name(uuid)) in held}
+
+    def _name(self, uuid: str) -> str:
+        """Return the name that a GPU is claimed by: a simulated one is named with its deployment."""
+        return uuid + self._simulated_suffix if uuid.startswith(SIMULATED_UUID) else uuid
 
     def _restore_claims(self, directory: int, held: Mapping[str, str]) -> None:
         """Write claims of ours again that have vanished; those that others hold now (``held``) are lost."""
@@ -180,7 +190,7 @@ def claimants(directory: Path | None = None) -> dict[int, tuple[str, Path | None
     """Return the living arbiters that have claims there: pid -> deployment and user in words, and a path.
 
     A worker that claims for itself is no arbiter. The path is the directory of its statefile; None where the
-    process may not be inspected.
+    process may not be inspected, or its environment has a path that is relative to where it runs.
 
     Whatever is in the way, a directory that is not there included, is "none": this is for messages only.
     """
@@ -199,12 +209,23 @@ def claimants(directory: Path | None = None) -> dict[int, tuple[str, Path | None
                 and is_alive(arbiter := _arbiter(document))
             ):
                 namespace = str(document["namespace"])[:MAX_NAMESPACE]
-                environment = environment_of(arbiter.pid)
-                where = state_dir(environment) if environment else None
+                where = _state_dir_of(arbiter.pid)
                 found[arbiter.pid] = f"deployment {namespace!r} of {user_name(document['uid'])}", where
     finally:
         os.close(fd)
     return found
+
+
+def _suffix_of(namespace: str) -> str:
+    """Return what tells a deployment's simulated GPUs from those of others: of its user, home and name."""
+    owner = f"{os.getuid()} {state_dir(os.environ)}"
+    return f"@{namespace}-{hashlib.sha256(owner.encode()).hexdigest()[:12]}"
+
+
+def _state_dir_of(pid: int) -> Path | None:
+    environment = environment_of(pid)
+    chosen = environment.get("DYN_LOCAL_STATE_DIR", "/")
+    return state_dir(environment) if "HOME" in environment and chosen[0] in "/~" else None
 
 
 def _file_name(uuid: str, uid: int) -> str:

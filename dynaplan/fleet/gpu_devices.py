@@ -15,13 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuProcess, GpuUse, busy_gpus
+from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu, GpuActivity, GpuProcess, GpuUse, busy_gpus
 from dynaplan.fleet.rules.allocation import visible_gpus
 from dynaplan.process.node_directory import node_dir
 from dynaplan.util.errors import CapacityError, ConfigError
 
 DEFAULT_SIMULATED = 8
-SIMULATED_UUID = "GPU-SIM-"
 
 SIMULATED_BYTES = 80 * 2**30
 """The memory of a simulated GPU in bytes: an H100's."""
@@ -153,7 +152,7 @@ def uses_reader(gpus: Sequence[Gpu], directory: Path | None = None) -> Callable[
     ``directory`` has the files of simulated ones: the node directory by default.
     """
     directory = directory or node_dir(os.environ)
-    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
+    if all(gpu.is_simulated for gpu in gpus):
         return lambda: simulated_uses(gpus, directory)
     uses = NvmlUses()
     return lambda: uses.of(gpus)
@@ -164,7 +163,7 @@ def activity_reader(
 ) -> Callable[[], Mapping[int, GpuActivity]]:
     """Return the reader of these GPUs' utilisation and watts, as ``uses_reader``."""
     directory = directory or node_dir(os.environ)
-    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
+    if all(gpu.is_simulated for gpu in gpus):
         return lambda: {gpu.index: _simulated_activity(directory, gpu) for gpu in gpus}
     uses = NvmlUses()
     return lambda: uses.activity_of(gpus)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from dynaplan.util.errors import ConfigError
 
+SIMULATED_UUID = "GPU-SIM-"
+"""The beginning of a simulated GPU's UUID."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -26,6 +29,10 @@ class Gpu:
     uuid: str
     name: str = ""
     memory_bytes: int = 0
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.uuid.startswith(SIMULATED_UUID)
 
 
 @dataclass(frozen=True)

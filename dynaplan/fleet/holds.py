@@ -108,7 +108,7 @@ def _minute(hour: str, minute: str) -> int:
 
 
 HOLDS = "holds"
-"""The key of the holds, below ``planner_prefix``."""
+"""The name of the holds' key: ``store_keys.scaling_key``."""
 
 MAX_HOLD_S = 366 * 86400
 """Longest time from the making of a hold with a deadline to that deadline, seconds."""
@@ -322,7 +322,7 @@ def _parse_hours_field(document: Mapping[str, Any]) -> str:
 
 
 RESERVATIONS = "reservations"
-"""The key of the reservations, below ``planner_prefix``."""
+"""The name of the reservations' key: ``store_keys.scaling_key``."""
 
 MAX_GPU_INDEX = 1024
 """The largest index of a GPU that can be reserved."""

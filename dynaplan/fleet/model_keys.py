@@ -2,8 +2,8 @@
 
 1. *Demand*, ``v1/{namespace}/model_demand/{frontend's instance id}``, under the frontend's lease: the
    requests that wait for each model and that are answered, by the model's name.
-2. *Orders*, ``v1/{namespace}/planner/models``: what a person has asked for, by ``dynaplan load``, ``unload``,
-   ``pin`` and ``unpin``. One JSON object by the model's name; it is kept in the statefile.
+2. *Orders*, ``v1/{namespace}/planner_extensions/models``: what a person has asked for, by ``dynaplan
+   load``, ``unload``, ``pin`` and ``unpin``. One JSON object by the model's name; it is kept in the statefile.
 3. *Reports*, in the field ``models`` of the published fleet: the state of each model, and why requests for it
    are refused, if they are.
 
@@ -31,7 +31,7 @@ MODEL_DEMAND = InstanceKeys("model_demand")
 """The instance is a frontend; the value is what ``demand_text`` makes."""
 
 MODEL_ORDERS = "models"
-"""The name of the key of the orders, below the planner's prefix."""
+"""The name of the key of the orders, one of ``store_keys.EXTENSIONS``."""
 
 MODELS_FIELD = "models"
 """The field of the published fleet with the reports, by the model's name."""

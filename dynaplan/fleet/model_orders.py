@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaplan.fleet.model_keys import MODEL_ORDERS, ModelOrders
-from dynaplan.fleet.store_keys import planner_prefix
+from dynaplan.fleet.store_keys import scaling_key
 from dynaplan.store.model import Transaction
 from dynaplan.store.port import KeyValueStore
 from dynaplan.util.errors import TemporaryError
@@ -20,7 +20,7 @@ async def change_order(store: KeyValueStore, namespace: str, model: str, order: 
 
     Orders that cannot be read are replaced. Raises StoreUnavailable, or TemporaryError.
     """
-    key = planner_prefix(namespace) + MODEL_ORDERS
+    key = scaling_key(namespace, MODEL_ORDERS)
     for _ in range(ATTEMPTS):
         item = await store.get(key)
         try:

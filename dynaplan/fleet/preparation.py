@@ -53,7 +53,7 @@ from dynaplan.fleet.runtime_dir import (
 )
 from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, move_all_into_memory, shared_servers
 from dynaplan.fleet.statefile_store import DocumentStore, NamespaceLock, StatefileStore, statefile_path
-from dynaplan.fleet.store_keys import fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import fleet_key, scaling_prefix
 from dynaplan.fleet.watchers import first_services, listening_services
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
@@ -260,7 +260,7 @@ def forget_decisions(namespace: str) -> None:
     async def forget() -> None:
         store = connections.connect_store()
         try:
-            keys = tuple(item.key for item in await store.list(planner_prefix(namespace)))
+            keys = tuple(item.key for item in await store.list(scaling_prefix(namespace)))
             await store.commit(Transaction(deletes=(*keys, fleet_key(namespace))))
         finally:
             await store.close()

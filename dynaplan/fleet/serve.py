@@ -22,6 +22,7 @@ import zmq
 
 from dynaplan.config.settings.servers import describe_other_store
 from dynaplan.fleet.arbiter import ServeArbiter
+from dynaplan.fleet.gpu_inventory import shows_gpus
 from dynaplan.fleet.heartbeats import HeartbeatFiles
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.page_access import PAGE_PATH, page_url
@@ -270,9 +271,12 @@ def banner(launch: Launch, is_simulated: bool, store: str = "", page: str = "") 
     the web page is; empty where there is none.
     """
     kind = "simulated GPUs" if is_simulated else "GPUs"
+    asked = [(service.name, service.gpus) for service in launch.graph.services]
+    has_gpus = shows_gpus(launch.gpus, asked, launch.config)
+    gpus = f", {len(launch.gpus)} {kind}" if has_gpus else ""
     frontend = launch.graph.of_role(Role.FRONTEND)
     rows = [
-        ("graph", f"{launch.graph.identifier}, namespace {launch.namespace}, {len(launch.gpus)} {kind}"),
+        ("graph", f"{launch.graph.identifier}, namespace {launch.namespace}{gpus}"),
         ("URL", launch.frontend_url),
         *([("page", page)] if page else []),
         ("logs", str(launch.log_dir)),

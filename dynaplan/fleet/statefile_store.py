@@ -42,9 +42,15 @@ class DocumentStore(Protocol):
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """Return the statefiles' directory: ``DYN_LOCAL_STATE_DIR``, or ``~/.dynamo/state``."""
+    """Return the statefiles' directory: ``DYN_LOCAL_STATE_DIR``, or ``~/.dynamo/state``.
+
+    ``~`` is the home directory of that environment, which may be another process's.
+    """
+    home = Path(environ.get("HOME") or Path.home())
     chosen = environ.get("DYN_LOCAL_STATE_DIR")
-    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".dynamo" / "state"
+    if not chosen:
+        return home / ".dynamo" / "state"
+    return (home / chosen[2:] if chosen.startswith("~/") else Path(chosen).expanduser()).absolute()
 
 
 def statefile_path(environ: Mapping[str, str], namespace: str) -> Path:

@@ -4,6 +4,8 @@
    ``v1/{namespace}/planner/{num_prefill_workers, num_decode_workers, decision_id, scaled_decision_id}``,
    decimal text. The planner writes the first three in one transaction; the executor of the decision writes
    the last as its acknowledgement. -1 means not set. Source: Dynamo's ``VirtualConnectorClient``.
+   Dynaplan's ``EXTENSIONS`` of it are below ``v1/{namespace}/planner_extensions/``: Dynamo's client warns of
+   every key beside the four. One list or watch of ``v1/{namespace}/planner`` has both.
 2. Settings of remote prefill that are changed while requests flow, as in Dynamo 0.2:
    ``/{namespace}/disagg_router/{max_local_prefill_length, max_prefill_queue_size}``, decimal text; a key
    that is deleted gives the configured value back.
@@ -18,10 +20,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.instances import InstanceKeys
 from dynaplan.util.documents import parse_object, whole_field, whole_number
+
+T = TypeVar("T")
 
 COUNT_KEYS: Mapping[Role, str] = {Role.PREFILL: "num_prefill_workers", Role.DECODE: "num_decode_workers"}
 """The key of each role's desired count."""
@@ -31,7 +36,47 @@ SCALED_ROLES = tuple(COUNT_KEYS)
 
 
 def planner_prefix(namespace: str) -> str:
+    """Return the prefix of the protocol's own keys."""
     return f"v1/{namespace}/planner/"
+
+
+EXTENSIONS = frozenset({"holds", "reservations", "leave_first", "store_id", "models"})
+"""The names of the keys beside the protocol's."""
+
+
+def scaling_prefix(namespace: str) -> str:
+    """Return the prefix of the protocol's keys and of the extensions."""
+    return f"v1/{namespace}/planner"
+
+
+def scaling_key(namespace: str, name: str) -> str:
+    """Return the key of that name, of the protocol or of an extension."""
+    return f"{scaling_prefix(namespace)}{'_extensions' if name in EXTENSIONS else ''}/{name}"
+
+
+def former_extensions(namespace: str, keys: Iterable[str]) -> dict[str, str]:
+    """Return the keys of extensions that are among the protocol's, where 0.1.0 had them: key -> name.
+
+    The fleet plugin moves them when it starts. To be removed with 0.2.
+    """
+    prefix = planner_prefix(namespace)
+    return {
+        key: name
+        for key in keys
+        if key.startswith(prefix) and (name := key.removeprefix(prefix)) in EXTENSIONS
+    }
+
+
+def by_name(namespace: str, keys: Mapping[str, T]) -> dict[str, T]:
+    """Return what is under the protocol's keys and the extensions' by its name, wherever an extension is."""
+    former = former_extensions(namespace, keys)
+    names = {name: keys[key] for key, name in former.items()}
+    own = (planner_prefix(namespace), f"{scaling_prefix(namespace)}_extensions/")
+    return names | {
+        key.rpartition("/")[2]: value
+        for key, value in keys.items()
+        if key not in former and key.startswith(own)
+    }
 
 
 def fleet_key(namespace: str) -> str:
@@ -43,14 +88,14 @@ GPUS_LEFT_OUT = "gpus_left_out"
 """The field of the published fleet with a line for each reason for which GPUs are not among its total."""
 
 LEAVE_FIRST = "leave_first"
-"""The key below the planner's prefix that names the worker that leaves first when a decision removes one.
+"""The extension that names the worker that leaves first when a decision removes one.
 
 Its text is ``DECISION_ID NAME``: it counts for that decision alone."""
 
 
 def first_to_leave(namespace: str, keys: Mapping[str, str], decision_id: int) -> str:
     """Return the name of the worker that leaves first by that decision; empty when none is named."""
-    written, _, name = keys.get(planner_prefix(namespace) + LEAVE_FIRST, "").partition(" ")
+    written, _, name = by_name(namespace, keys).get(LEAVE_FIRST, "").partition(" ")
     return name if whole_number(written) == decision_id else ""
 
 

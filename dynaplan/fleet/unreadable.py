@@ -9,10 +9,12 @@ from dynaplan.fleet.rules.lost_keys import PERSONS_KEYS
 from dynaplan.fleet.store_keys import (
     COUNT_KEYS,
     LIVE_SETTINGS,
+    by_name,
     fleet_key,
     live_setting,
     live_settings_prefix,
     planner_prefix,
+    scaling_prefix,
 )
 from dynaplan.store.instances import INSTANCES_BUCKET, SERVICES_PREFIX, Instance, not_callable
 from dynaplan.store.model import KeyValue
@@ -24,7 +26,7 @@ NUMBERS = (*COUNT_KEYS.values(), "decision_id", "scaled_decision_id")
 def prefixes(namespace: str) -> tuple[str, ...]:
     """The prefixes of the keys that ``unreadable`` knows how to judge."""
     instances = f"{SERVICES_PREFIX}{namespace}/", f"{INSTANCES_BUCKET}/{namespace}/"
-    settings = planner_prefix(namespace), live_settings_prefix(namespace)
+    settings = scaling_prefix(namespace), live_settings_prefix(namespace)
     return *instances, *settings, fleet_key(namespace)
 
 
@@ -57,8 +59,8 @@ def _fault(namespace: str, item: KeyValue) -> str:
             not_callable(item.value)
         elif item.key == fleet_key(namespace):
             FleetCounts.from_json(parse_object(item.value))
-        elif read := PERSONS_KEYS.get(item.key.removeprefix(planner_prefix(namespace))):
-            read(item.value)
+        elif names := by_name(namespace, {item.key: item.value}).keys() & PERSONS_KEYS.keys():
+            PERSONS_KEYS[names.pop()](item.value)
         elif item.key.removeprefix(planner_prefix(namespace)) in NUMBERS and whole_number(item.value) is None:
             return f"{shown(item.value)}: expected a whole number"
         elif item.key.removeprefix(live_settings_prefix(namespace)) in LIVE_SETTINGS:

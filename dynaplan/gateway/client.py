@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.request_bodies import BodyShare, receive_body
-from dynaplan.util.http_routes import TRACE_PARENT, TRACE_STATE, trace_headers
+from dynaplan.util.http_routes import NO_TRACE, TRACE_PARENT, TRACE_STATE, trace_headers
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -38,7 +38,12 @@ class Client:
     def trace_headers(self) -> Mapping[str, str]:
         """Return the headers of the client's trace; empty without a usable one."""
         headers = self._request.headers
-        return trace_headers({name: headers.get(name) for name in (TRACE_PARENT, TRACE_STATE)})
+        parent = headers.get(TRACE_PARENT)
+        return (
+            trace_headers({TRACE_PARENT: parent, TRACE_STATE: headers.get(TRACE_STATE)})
+            if parent
+            else NO_TRACE
+        )
 
     async def read_body(self, share: BodyShare, *, max_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body, decompressed; raises ApiError, as ``receive_body`` does."""

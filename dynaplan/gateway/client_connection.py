@@ -95,6 +95,7 @@ class ClientConnection(asyncio.Protocol):
         self._parsed_bytes = 0
         self._head_bytes = 0
         self._is_in_head = False
+        self._is_upgrade = False
         self._body: RequestBody | None = None
         # the requests that have come
         self._waiting: deque[Request] = deque()
@@ -166,8 +167,11 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # the request is answered as if it had not asked
-            self._is_deaf = True
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._is_upgrade:
+                self._parse_without_upgrade(data[upgrade.args[0] :])
+                return
+            self._is_deaf = True  # CONNECT
             self._is_kept = self._is_kept and bool(self._waiting)
         except httptools.HttpParserError as error:
             self._refuse_malformed(error)
@@ -178,6 +182,18 @@ class ClientConnection(asyncio.Protocol):
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(*_too_large_head().answer)
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Parse a request that asks for another protocol, HTTP/2 perhaps, as one that does not (RFC 9110).
+
+        The parser takes what follows its head for the other protocol's.
+        """
+        line = b"%b %b HTTP/1.1\r\n" % (self._parser.get_method(), self._target)
+        named = (b"upgrade", b"http2-settings", b"connection")
+        kept = [b"%b: %b\r\n" % pair for pair in self._headers if pair[0] not in named]
+        self._is_upgrade = False
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(b"%b%b\r\n%b" % (line, b"".join(kept), rest))
 
     def pause_writing(self) -> None:
         self._room = self._loop.create_future()
@@ -202,8 +218,10 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._parsed_bytes += len(name) + len(value)
         headers = self._headers
-        if self._is_in_head:  # what follows the body are trailers
+        if self._is_in_head:
             headers.append((name.lower(), value))
+        elif name.lower() in _FRAMING:  # behind the body, where only trailers are
+            raise _Malformed(400, "A trailer is about the body's framing", "bad_http")
         if len(name) + len(value) > MAX_LINE_BYTES:
             raise _Malformed(431, f"A header is larger than {MAX_LINE_BYTES} bytes", "header_too_large")
         if self._parsed_bytes > MAX_HEAD_BYTES:
@@ -213,6 +231,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         assert self.transport is not None
+        if self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
+            self._is_upgrade = True
+            return
         self._is_in_head = False
         self._requests += 1
         version = self._parser.get_http_version()
@@ -240,6 +261,8 @@ class ClientConnection(asyncio.Protocol):
             self._body.add(data)
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
         body, self._body = self._body, None
         if body is not None:
             body.complete()
@@ -390,6 +413,7 @@ class ClientConnection(asyncio.Protocol):
         return f"{head}{REQUEST_ID}: {request.name}\r\n\r\n".encode("utf-8", "surrogateescape")
 
 
+_FRAMING = (b"content-length", b"transfer-encoding", b"content-encoding")
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -402,14 +426,17 @@ def _read_framing(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int
 
     The parser has refused lengths that contradict each other, or a transfer encoding.
     """
-    length, encodings = 0, []
+    length, hosts, encodings = 0, 0, []
     for name, value in headers:
+        hosts += name == b"host"
         if name == b"content-length":
             length = int(value)
         elif name == b"content-encoding":
             encodings += value.decode("latin-1").lower().replace(" ", "").split(",")
         elif name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or version == "1.0"):
             raise _Malformed(400, "The only transfer encoding here is 'chunked', of HTTP/1.1", "bad_http")
+    if hosts > 1 or (not hosts and version == "1.1"):  # RFC 9112, 3.2
+        raise _Malformed(400, "A request has one header 'Host'", "bad_http")
     encodings = [each for each in encodings if each not in ("", "identity")]
     if len(encodings) > 1 or set(encodings) - set(ENCODINGS):
         raise _Malformed(

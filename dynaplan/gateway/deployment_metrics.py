@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
+from dynaplan.config.service_config import ServiceConfig
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
+from dynaplan.fleet.gpu_inventory import shown_gpus
 from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
-from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
+from dynaplan.fleet.rules.statefile import Document, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.gateway import timing
@@ -67,10 +69,11 @@ class DeploymentMetrics:
     async def _gather(self, render_own: Callable[[], bytes]) -> str:
         namespace = self._runtime.namespace
         document = await asyncio.to_thread(self._read_document)
-        samples = list(fleet_samples(document)) if document else []
-        if document and inventory_of(document) != self._gpus:
-            self._gpus = inventory_of(document)
-            self._read_gpus = _gpu_reader(self._gpus)
+        gpus = shown_gpus(document, ServiceConfig.get_instance()) if document else self._gpus
+        samples = list(fleet_samples(document, has_gpus=bool(gpus))) if document else []
+        if gpus != self._gpus:
+            self._gpus = gpus
+            self._read_gpus = _gpu_reader(gpus) if gpus else list
         samples += await asyncio.to_thread(self._read_gpus)
         texts = [("", render_own().decode())]
         try:
@@ -111,7 +114,7 @@ class DeploymentMetrics:
         return list(zip(found, texts, strict=True))
 
 
-def fleet_samples(document: Document) -> Iterator[FleetSample]:
+def fleet_samples(document: Document, *, has_gpus: bool = True) -> Iterator[FleetSample]:
     """Yield the state and the restarts of every worker in the statefile, and the GPUs that it holds."""
     about = "State of a worker; 1 for the state that it is in"
     for worker in fleet_of(document):
@@ -119,7 +122,7 @@ def fleet_samples(document: Document) -> Iterator[FleetSample]:
         yield "dynaplan_worker_state", about, {**labels, "state": worker.state.value}, 1.0
         restarts = float(len(worker.restarts_s))
         yield "dynaplan_worker_recent_restarts", "Restarts that still count to the limit", labels, restarts
-        for index in worker.gpus if worker.state in HOLDS_GPUS else ():
+        for index in worker.gpus if has_gpus and worker.state in HOLDS_GPUS else ():
             held = {"gpu": str(index), "worker": worker.name}
             yield "dynaplan_gpu_held", "1 for each worker that holds the GPU", held, 1.0
 

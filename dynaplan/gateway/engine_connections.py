@@ -127,9 +127,9 @@ class EngineConnection(asyncio.Protocol):
         return data
 
     async def forward(self, take: Callable[[bytes], bool]) -> None:
-        """Give what comes to ``take`` for as long as it returns True: it has taken a piece then.
+        """Give whole lines to ``take`` as they come, for as long as it returns True: it has taken them then.
 
-        Return when a piece waits to be read, or nothing more comes.
+        Return when something else waits to be read, or nothing more comes.
         """
         self._take = take
         try:
@@ -145,10 +145,13 @@ class EngineConnection(asyncio.Protocol):
         if not pieces:
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if take(data):
-            self.drop_unread()
-        else:
+        if not (data.endswith(b"\n") and take(data)):
             pieces[:] = (data,)
+            return
+        pieces.clear()
+        self._unread_bytes = 0
+        if self._is_paused:
+            self.drop_unread()
 
     def drop_unread(self) -> None:
         """Forget what waits for a reader, and read on."""

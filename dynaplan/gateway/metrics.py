@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -25,8 +28,10 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from dynaplan.gateway.engine_answers import Usage, count_tokens
+from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
@@ -53,10 +58,10 @@ NO_USAGE = Usage()
 
 
 class _GatheredHistogram:
-    """A histogram of every token: what is observed is gathered here, and written when it is to be read.
+    """A histogram whose observations are gathered here, and written when they are to be read.
 
-    An observation of ``prometheus_client``'s own takes twice the time of all that is done with a token
-    otherwise, and it has no way to add several: its buckets and its sum are reached by their private names.
+    An observation of ``prometheus_client``'s own takes as long as all else that is done with a token, and it
+    has no way to add several: its buckets and its sum are reached by their private names.
     """
 
     def __init__(self, child: Histogram) -> None:
@@ -65,7 +70,7 @@ class _GatheredHistogram:
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
 
-    def observe(self, amount: float, times: int) -> None:
+    def observe(self, amount: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, amount)] += times
         self._sum += amount * times
 
@@ -87,13 +92,13 @@ class _ModelMetrics:
         self._inflight_gauges = metrics.inflight.labels(*labels), metrics.active.labels(*labels)
         self._queued_gauge = metrics.queued.labels(*labels)
         self.inflight = self.queued = 0
-        self.duration_s = metrics.duration_s.labels(*labels)
-        self.input_tokens = metrics.input_tokens.labels(*labels)
-        self.output_tokens = metrics.output_tokens.labels(*labels)
-        self.cached_tokens = metrics.cached_tokens.labels(*labels)
+        self.duration_s = _GatheredHistogram(metrics.duration_s.labels(*labels))
+        self.input_tokens = _GatheredHistogram(metrics.input_tokens.labels(*labels))
+        self.output_tokens = _GatheredHistogram(metrics.output_tokens.labels(*labels))
+        self.cached_tokens = _GatheredHistogram(metrics.cached_tokens.labels(*labels))
         self.output_tokens_total = metrics.output_tokens_total.labels(*labels)
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
-        self.ttft_s = metrics.ttft_s.labels(*labels)
+        self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
         self.written_s = metrics.now_s() if metrics.is_shared else math.inf
         self.ttft_over_s = self.itl_over_s = math.inf
@@ -105,7 +110,9 @@ class _ModelMetrics:
 
     def write(self) -> None:
         """Write what is only counted between two renderings."""
-        self.itl_s.write()
+        histograms = self.duration_s, self.input_tokens, self.output_tokens, self.cached_tokens
+        for histogram in (*histograms, self.ttft_s, self.itl_s):
+            histogram.write()
         for gauge in self._inflight_gauges:
             gauge.set(self.inflight)
         self._queued_gauge.set(self.queued)
@@ -173,8 +180,6 @@ class RequestRecord:
         """
         self.begin_answer()
         self._of_model.inflight -= 1
-        if self._metrics.is_shared:
-            self._of_model.write()
         self._of_model.duration_s.observe(self._now_s() - self.begun_s)
         if self.output_tokens > 1 and self._mean_itl_s() > self._of_model.itl_over_s:
             self._of_model.over_itl.inc()
@@ -188,6 +193,8 @@ class RequestRecord:
                 self._of_model.cached_tokens.observe(stated.cached_tokens)
         self._of_model.output_tokens_total.inc(output_tokens)
         self._metrics.count_ended(self._labels, error_type)
+        if self._metrics.is_shared:
+            self._of_model.write()
 
     def _mean_itl_s(self) -> float:
         """Return the seconds between two of the tokens that have arrived, on average."""
@@ -225,7 +232,9 @@ class FrontendMetrics:
         self._define_models()
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
         self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        self.history = LoadHistory(self._read_load, now_s)
         self._models: dict[str, _ModelMetrics] = {}
+        self._placed: dict[tuple[str, str], Counter] = {}
         self._started: dict[tuple[str, ...], Counter] = {}
         self._ended: dict[tuple[str, ...], Counter] = {}
 
@@ -248,7 +257,10 @@ class FrontendMetrics:
 
     def count_prefill(self, model: str, place: str) -> None:
         """Count a prefill by place: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
-        self._prefills.labels(self.namespace, model, place).inc()
+        child = self._placed.get((model, place))
+        if child is None:
+            child = self._placed[model, place] = self._prefills.labels(self.namespace, model, place)
+        child.inc()
 
     def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
         """Set the gauges of a model from a worker's card, the data of its registration."""
@@ -270,6 +282,17 @@ class FrontendMetrics:
         registry.register(RouterNames(collect, _prefix()))
         return generate_latest(registry)
 
+    def render_history(self) -> bytes:
+        """Return the load of the last hours as JSON; that of all frontends that share the directory."""
+        document = self.history.to_json({"ttft": TTFT_S, "itl": ITL_S})
+        return msgspec.json.encode(document)
+
+    def _read_load(self) -> LoadCounts:
+        if self._shared:
+            return _load_in(_DescribedFiles(self._shared, self._about).collect())
+        own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)
+        return _load_in(metric for each in own for metric in each.collect())
+
     def of_model(self, model: str) -> _ModelMetrics:
         """Return the labelled metrics of that model, made at the first call."""
         known = self._models.get(model)
@@ -283,6 +306,7 @@ class FrontendMetrics:
         if child is None:
             child = self._started[labels] = self._started_total.labels(self.namespace, *labels)
         child.inc()
+        self.history.update()
 
     def count_ended(self, labels: tuple[str, str, str], error_type: str) -> None:
         """Count an ended request of (model, endpoint, request type); an empty ``error_type`` is success."""
@@ -292,6 +316,7 @@ class FrontendMetrics:
             status = "error" if error_type else "success"
             child = self._ended[key] = self._total.labels(self.namespace, *labels, status, error_type)
         child.inc()
+        self.history.update()
 
     def _define_requests(self) -> None:
         request = ("model", "endpoint", "request_type")
@@ -367,6 +392,27 @@ class FrontendMetrics:
         return Histogram(
             _name(name), about, ("dynamo_namespace", "model"), registry=self._registry, buckets=buckets
         )
+
+
+def _load_in(metrics: Iterable[Metric]) -> LoadCounts:
+    """Return the load in these metrics, that of all models together."""
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for metric in metrics:
+        for sample in metric.samples:
+            sums[sample.name, sample.labels.get("le", "")] += sample.value
+
+    def latency(name: str, bounds_s: Sequence[float]) -> LatencyCounts:
+        bounds = [floatToGoString(bound) for bound in (*bounds_s, math.inf)]  # type: ignore[no-untyped-call]
+        cumulative = [sums[f"{name}_bucket", bound] for bound in bounds]
+        counts = (now - before for before, now in pairwise((0.0, *cumulative)))
+        return LatencyCounts(tuple(counts), sums[f"{name}_sum", ""])
+
+    return LoadCounts(
+        sums[_name("requests_total"), ""],
+        sums[_name("output_tokens_total"), ""],
+        latency(_name("time_to_first_token_seconds"), TTFT_S),
+        latency(_name("inter_token_latency_seconds"), ITL_S),
+    )
 
 
 class _DescribedFiles(Collector):

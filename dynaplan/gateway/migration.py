@@ -305,6 +305,8 @@ _GRAMMARS = (
 _BOUND_TO_THE_WHOLE = ("echo", "suffix", "prompt_logprobs", "use_beam_search", "return_token_ids", "audio")
 """Fields whose effect is on the prompt, or on the answer as a whole."""
 
+_BINDING = frozenset((*_GRAMMARS, *_BOUND_TO_THE_WHOLE))
+
 
 @dataclass(frozen=True)
 class Continuation:
@@ -426,7 +428,7 @@ def _find_binding_field(document: Mapping[str, Any]) -> str:
         return "response_format"
     if document.get("tools") and document.get("tool_choice") not in (None, "auto", "none"):
         return "tool_choice"
-    return next((name for name in (*_GRAMMARS, *_BOUND_TO_THE_WHOLE) if document.get(name)), "")
+    return min((name for name in _BINDING & document.keys() if document[name]), default="")
 
 
 def _find_obstacle_in_chat(document: Mapping[str, Any]) -> str:

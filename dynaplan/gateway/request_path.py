@@ -671,4 +671,6 @@ def _error_type(status: int) -> str:
         return ""
     if status == 429:
         return "overload"
+    if status == 501:
+        return "not_implemented"
     return "validation" if status < 500 else "internal"

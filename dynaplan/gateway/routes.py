@@ -16,7 +16,7 @@ from dynaplan.gateway.model_routes import ModelRoutes
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.errors import nearest
-from dynaplan.util.http_routes import ALL_METRICS_PATH
+from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 
 MODELS = "/v1/models"
 
@@ -48,6 +48,7 @@ class FrontendRoutes:
             "/live": ("GET", self._check_life),
             "/metrics": ("GET", self._render_metrics),
             ALL_METRICS_PATH: ("GET", self._render_all_metrics),
+            LOAD_HISTORY_PATH: ("GET", self._render_history),
         }
 
     async def handle(self, request: Request) -> Response | None:
@@ -117,6 +118,10 @@ class FrontendRoutes:
     async def _render_all_metrics(self, request: Request) -> Response:
         body = await self._deployment_metrics.read(self.own_metrics)
         return Response(200, {"Content-Type": CONTENT_TYPE}, body)
+
+    async def _render_history(self, request: Request) -> Response:
+        body = self._path.reports.metrics.render_history()
+        return Response(200, {"Content-Type": "application/json"}, body)
 
     def own_metrics(self) -> bytes:
         """Return the metrics of the frontends on this port, in Prometheus' text format."""

@@ -159,7 +159,7 @@ class EngineAnswer:
         Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
         """
         if take is not None and not self._held:
-            await self._connection.forward(lambda data: data.endswith(b"\n") and take(data))
+            await self._connection.forward(take)
         chunk = await self._read_some()
         if not self._held and chunk.endswith(b"\n"):
             return chunk

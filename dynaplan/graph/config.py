@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from dynaplan.config import stock
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.overrides import (
     MODEL_SETS,
@@ -50,6 +51,10 @@ DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
 """The environment variable with YAML or JSON text that replaces the file."""
 
 
+SAME_FILE = 0.8
+"""The similarity from which a file's name counts as a slip of another's: all end with the same letters."""
+
+
 def find_config_file(
     name: str, working_dir: Path, graph: Graph | None = None, *, beside: Sequence[Path] = ()
 ) -> Path:
@@ -62,7 +67,7 @@ def find_config_file(
             return folder / name
     known = [file.name for folder in folders for file in folder.glob("*.y*ml")]
     looked = " and ".join(dict.fromkeys(map(str, folders)))
-    raise ConfigError(f"-f {name}: no such file in {looked}", hint=nearest(name, known))
+    raise ConfigError(f"-f {name}: no such file in {looked}", hint=nearest(name, known, cutoff=SAME_FILE))
 
 
 def read_config(file: Path | None, overrides: Sequence[str] = ()) -> Sections:
@@ -105,7 +110,23 @@ STOCK_SERVICES = frozenset(
 )  # fmt: skip
 """Names of our stock services and of Dynamo's. A YAML may have a section for one that the graph lacks."""
 
+SECTION_OPTIONS: Mapping[str, Options] = {
+    "Frontend": stock.FRONTEND,
+    "Processor": stock.PROCESSOR,
+    "Router": stock.ROUTER,
+    "Planner": stock.PLANNER,
+    "VllmWorker": stock.WORKER,
+    "PrefillWorker": stock.WORKER,
+}
+"""The options of each stock service's section."""
+
 FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+ARGUMENTS = {
+    **{name: f"{SERVICE_ARGS}.{name}" for name in ("workers", "resources", "envs")},
+    **{name: f"{SERVICE_ARGS}.resources.{name}" for name in ("gpu", "gpus")},
+}
+"""Keys that belong below ``ServiceArgs``, and the place of each there."""
+
 TYPO_SIMILARITY = 0.85
 """The similarity (difflib's ratio) from which an unknown option counts as a slip of a known one.
 
@@ -130,7 +151,7 @@ def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> li
         if name in services:
             warnings += _check_section(services[name], section, config)
         else:
-            warnings.append(_unknown_section(name, services))
+            warnings.append(_check_unused_section(name, section, services, config))
     return warnings
 
 
@@ -145,11 +166,29 @@ def unused_common_overrides(config: Mapping[str, Mapping[str, Any]], overrides: 
     ]
 
 
-def _unknown_section(name: str, services: Mapping[str, Any]) -> str:
-    """Return the warning for a section of a stock service that the graph lacks; raise for any other name."""
-    if name in STOCK_SERVICES:
-        return f"{name}: this graph has no such service; its section has no effect"
-    raise ConfigError(f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON]))
+def _check_unused_section(
+    name: str,
+    section: Mapping[str, Any],
+    services: Mapping[str, Service[Any]],
+    config: Mapping[str, Mapping[str, Any]],
+) -> str:
+    """Return the warning for a section of a stock service that the graph lacks; raise for any other name.
+
+    Values of options that are known are checked all the same. The warning says where this graph has them.
+    """
+    if name not in STOCK_SERVICES:
+        raise ConfigError(f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON]))
+    known = SECTION_OPTIONS.get(name, {})
+    warning = f"{name}: this graph has no such service; its section has no effect"
+    for key in section:
+        if kebab(key) not in known or kebab(key) == COMMON_CONFIGS:
+            continue
+        _check_option(f"{name}.{key}", key, section[key], known)
+        having = [each.name for each in services.values() if kebab(key) in (each.options or {})]
+        having.sort(key=lambda other: kebab(key) not in kebab_keys(config.get(other) or {}))
+        if having and name != having[0]:
+            warning += f"; here write --{having[0]}.{kebab(key)}={section[key]}"
+    return warning
 
 
 def _check_section(
@@ -167,6 +206,10 @@ def _check_section(
         elif service.options is not None:
             where = f"{name}.{key} (from {COMMON})" if key in common else f"{name}.{key}"
             option = service.options.get(kebab(key))
+            if option is None and kebab(key) in ARGUMENTS:
+                raise ConfigError(
+                    f"{where}: unknown option", hint=f"Write --{name}.{ARGUMENTS[kebab(key)]}={value}."
+                )
             if option is None and engine:
                 yield from _pass_to_engine(where, key, engine, service.options)
             elif option is not None and option.engine not in ("", engine):

@@ -159,12 +159,19 @@ def _graph_errors(module_name: str, working_dir: Path) -> Iterator[None]:
 
 def _import_error(module_name: str, error: Exception) -> GraphError:
     """Make the error, with the file and line at which the author's own code last ran."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
     ]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    if missing and not missing.startswith(("dynamo", "dynaplan")):
+        package = missing.partition(".")[0]
+        where += (
+            f"\n  {package} is not installed here: `pip install {package}`; a module of your own is looked "
+            "for in --working-dir."
+        )
     return GraphError(f"cannot import {module_name!r}: {type(error).__name__}: {error}", hint=where)
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from dynaplan.util.errors import DeploymentError
 
-HINT = "Set DYNAPLAN_NODE_DIR to a directory that all users of the GPUs share, mode 1777."
+NODE_VARIABLE = "DYNAPLAN_NODE_DIR"
+
+HINT = f"Set {NODE_VARIABLE} to a directory that all users of the GPUs share, mode 1777."
 
 
 def open_node_directory(path: Path) -> int:
@@ -114,4 +116,4 @@ DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
 
 def node_dir(environ: Mapping[str, str]) -> Path:
     """Return the directory of the claims: ``DYNAPLAN_NODE_DIR``, or ``/tmp/dynaplan-gpus``."""
-    return Path(environ.get("DYNAPLAN_NODE_DIR") or DEFAULT_DIRECTORY).absolute()
+    return Path(environ.get(NODE_VARIABLE) or DEFAULT_DIRECTORY).absolute()

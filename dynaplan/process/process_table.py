@@ -64,6 +64,11 @@ def identify(pid: int) -> int | None:
     return None if stat is None or stat.is_gone else stat.started_at
 
 
+def age_s(started_at: int) -> float:
+    """Return the seconds since a process began, by its start in clock ticks since boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK")
+
+
 @cache
 def boot_id() -> str:
     """Return the identifier of this boot of the machine; empty when the kernel does not tell."""

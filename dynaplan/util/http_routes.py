@@ -13,6 +13,9 @@ ROUTING_PATH = "/routing"
 ALL_METRICS_PATH = "/metrics/all"
 """The route of a frontend's public port with the metrics of the whole deployment."""
 
+LOAD_HISTORY_PATH = "/metrics/history"
+"""The route of a frontend's public port with the load of the last hours, as JSON."""
+
 EVENTS = "events"
 """The source where a worker's engine reports its blocks; any other begins with "prediction" and says why."""
 

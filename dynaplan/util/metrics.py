@@ -65,7 +65,7 @@ _PLANNER = {
     "predicted_num_prefill_replicas": "Prefill workers that the last decision asked for",
     "predicted_num_decode_replicas": "Decode workers that the last decision asked for",
     "prefill_queue_size": "Prompts in the prefill queue",
-    "gpu_hours": "Hours of GPUs used by workers since the planner started",
+    "gpu_seconds_total": "Seconds of GPUs used by workers since the planner started",
     "observed_requests_per_second": "Requests per second in the last interval",
     "observed_ttft_ms": "Mean time to first token in the last interval, milliseconds",
     "observed_itl_ms": "Mean inter-token latency in the last interval, milliseconds",

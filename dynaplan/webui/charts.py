@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from html import escape
 from typing import Any
 
+from dynaplan.config.settings.planner import KV_USAGE_PER_WAITING_REQUEST
 from dynaplan.lab.drawing.panels import ClockAxis, Lane, Panel, Series, draw, readable
 
 SPANS_S = (900, 3600, 6 * 3600)
@@ -28,6 +29,11 @@ STEP_PX = 4
 
 DECODE, PREFILL = 0, 1
 """The colours of what decode workers do, and all workers together, and of prefill workers."""
+
+KV_TITLE = (
+    f"KV cache of decode workers, %, and {100 * KV_USAGE_PER_WAITING_REQUEST:g} for each request waiting"
+)
+"""The usage may exceed 100 %: as the planner counts it, requests that wait add to it."""
 
 DAY_S = 86400
 
@@ -62,11 +68,15 @@ class TimedChange:
 
 @dataclass(frozen=True)
 class ChartLimits:
-    """The limits that are drawn: the targets as ``status`` has them, empty without; the number of GPUs."""
+    """The limits that are drawn: the targets as ``status`` has them, empty without; the number of GPUs.
+
+    ``kv_scale_up`` is the KV usage above which the planner adds a decode worker; None where it does not.
+    """
 
     targets: Mapping[str, Any]
     gpus: int
     has_prefill: bool
+    kv_scale_up: float | None = None
 
 
 def live_svg(
@@ -113,30 +123,30 @@ def _panels(lines: Lines, at_s: Sequence[float], limits: ChartLimits) -> list[Pa
 
     def latency(name: str) -> Panel:
         percentile = targets.get(f"{name}_percentile", 95)
-        title = f"{name.upper()}, ms: p{percentile:g}, mean dashed" + (", target dotted" if targets else "")
         curves = [series(f"p{percentile:g}", f"{name}_high_ms")]
         curves.append(series("mean", f"{name}_ms", is_dashed=True))
-        return Panel(f"{name}_ms", title, curves, targets.get(f"{name}_ms"), is_adaptive=True)
+        target_ms = targets.get(f"{name}_ms")
+        return Panel(f"{name}_ms", f"{name.upper()}, ms", curves, target_ms, "target", is_adaptive=True)
 
     workers = [series("decode", "decode"), series("wanted", "decode_wanted", is_dashed=True)]
     if limits.has_prefill:
         workers.append(series("prefill", "prefill", PREFILL))
         workers.append(series("wanted", "prefill_wanted", PREFILL, is_dashed=True))
+    kv_limit = None if limits.kv_scale_up is None else 100 * limits.kv_scale_up
     at_engines = [series("running", "running"), series("waiting", "waiting", is_dashed=True)]
     every = [
         Panel("requests", "Requests per second", [series("requests", "requests_per_s")]),
         Panel("tokens", "Tokens generated per second", [series("tokens", "tokens_per_s")]),
         latency("ttft"),
         latency("itl"),
-        Panel("decode", "Workers that are ready (dashed: wanted)", workers, is_counted=True),
-        Panel(
-            "gpus", "GPUs held (dotted: all)", [series("held", "gpus")], float(limits.gpus), is_counted=True
-        ),
+        Panel("decode", "Workers ready", workers, is_counted=True),
+        Panel("gpus", "GPUs", [series("held", "gpus")], float(limits.gpus), "all", is_counted=True),
         Panel("busy", "GPUs held: busy, %", [series("busy", "gpus_busy", times=100)]),
-        Panel("kv", "KV cache of decode workers, %", [series("used", "kv_usage", times=100)]),
-        Panel("service", "Requests at the engines (dashed: waiting)", at_engines, is_adaptive=True),
+        Panel("kv", KV_TITLE, [series("used", "kv_usage", times=100)], kv_limit, "add a worker"),
+        Panel("service", "Requests at the engines", at_engines, is_adaptive=True),
     ]
-    return [each for each in every if each.key == "decode" or _is_known(each)]
+    shown = [each for each in every if limits.gpus or each.key not in ("gpus", "busy")]
+    return [replace(each, has_legend=True) for each in shown if each.key == "decode" or _is_known(each)]
 
 
 def _is_known(panel: Panel) -> bool:
@@ -184,9 +194,9 @@ VALUES = tuple(each.name for each in fields(DeploymentSample) if each.name not i
 """The names of the values of a sample."""
 
 
-def samples_of_log(records: Iterable[Document]) -> Iterator[DeploymentSample]:
-    """Yield a sample of each record of a ``decisions.jsonl``, oldest first."""
-    before_s = None
+def samples_of_log(records: Iterable[Document], began_s: float | None = None) -> Iterator[DeploymentSample]:
+    """Yield a sample of each record of a ``decisions.jsonl``, oldest first; none is of before ``began_s``."""
+    before_s = began_s
     for record in records:
         at_s = record_time_s(record)
         if at_s is None:
@@ -247,9 +257,7 @@ def sample_of_status(document: Document, at_s: float, lasted_s: float) -> Deploy
     rows = [row for row in document.get("workers", ()) if row.get("role") in ("decode", "prefill")]
     gpus = [row for row in document.get("gpus", ()) if row.get("workers")]
     busy = [value for row in gpus if (value := _number(row, "utilisation")) is not None]
-    usage = [
-        value for row in rows if row["role"] == "decode" and (value := _number(row, "kv_usage")) is not None
-    ]
+    usage = [value for row in rows if row["role"] == "decode" and (value := _pressure(row)) is not None]
     return DeploymentSample(
         at_s,
         lasted_s,
@@ -263,7 +271,7 @@ def sample_of_status(document: Document, at_s: float, lasted_s: float) -> Deploy
         prefill=_ready(rows, "prefill"),
         decode_wanted=_wanted(_number(desired, "decode")),
         prefill_wanted=_wanted(_number(desired, "prefill")),
-        gpus=float(len(gpus)),
+        gpus=float(len(gpus)) if document.get("gpus") else None,
         gpus_busy=_mean(busy),
         kv_usage=_mean(usage),
         running=_total(rows, "running"),
@@ -290,6 +298,14 @@ def resample(
                 for step in range(first, last + 1):
                     lines[name][step] = value
     return lines
+
+
+def _pressure(row: Document) -> float | None:
+    """Return a worker's KV usage as the planner counts it: see ``engines.worker_load.kv_pressure``."""
+    usage, running, waiting = (_number(row, name) for name in ("kv_usage", "running", "waiting"))
+    if usage is None or not running or not waiting:
+        return usage
+    return usage + KV_USAGE_PER_WAITING_REQUEST * waiting
 
 
 def _ready(rows: Iterable[Document], role: str) -> float:

@@ -163,10 +163,12 @@ class PageRoutes:
             await answer.write(b":\n\n")  # a comment: the page knows that it is connected
             async for name, text in events:
                 # Drawings are fetched: a browser's parser makes documents of them, no script does.
-                told = "charts" if name == asked.name else name
+                event = "charts" if name == asked.name else name
                 data = "null" if name == asked.name else text
-                await answer.write(f"event: {told}\ndata: {data}\n\n".encode())
+                await answer.write(f"event: {event}\ndata: {data}\n\n".encode())
             await answer.end_stream()
+        except ConnectionError:
+            pass
         finally:
             await events.aclose()
 
@@ -201,10 +203,10 @@ class PageRoutes:
         self._running += 1
         try:
             log.info("the page asks for: dynaplan %s", " ".join(arguments))
-            said = await self._call([*arguments, "--namespace", self._place.namespace])
+            output = await self._call([*arguments, "--namespace", self._place.namespace])
         finally:
             self._running -= 1
-        return Response.json({"command": " ".join(["dynaplan", *arguments]), "said": said})
+        return Response.json({"command": " ".join(["dynaplan", *arguments]), "output": output})
 
     async def _prompt(self, request: Request) -> Response | None:
         """Answer a chat request as the frontend answers any client's, with its key."""

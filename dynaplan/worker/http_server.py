@@ -444,7 +444,7 @@ class LimitedConnections:
             self._refusals = 0
 
     def _stalled(self, now_s: float) -> Iterator[LimitedConnection]:
-        """Yield the connections whose client has not gone on for its time."""
+        """Yield the connections on which a client has sent no head, or taken no answer, for its timeout."""
         times_s = {"head_timeout": self._limits.head_s, "write_timeout": self._limits.write_s}
         for connection in self.open:
             progress = connection.progress()

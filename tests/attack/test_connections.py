@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from dynaplan.worker import http_server
 from dynaplan.worker.http_server import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.polling import consistently, eventually
@@ -18,6 +19,7 @@ from tests.fakes.polling import consistently, eventually
 COMPLETIONS = "/v1/completions"
 MANY_TOKENS = 1_000_000
 """More than the kernel's buffers take, on both of a stream's connections."""
+
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -190,3 +192,38 @@ async def test_with_too_many_busy_connections_a_new_one_is_answered_503(
         assert (await here.get("/live"))[0] == 200
         assert await closed(here, "too_many_connections") == 1
         await eventually(lambda: "1 connections refused" in caplog.text)
+
+
+async def test_a_connection_whose_first_request_is_on_its_way_does_not_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stage(max_connections=2) as here, client(here) as first, client(here) as second:
+        async with client(here, LIVE) as third:
+            assert (await all_of(third)).startswith(b"HTTP/1.1 503")
+        assert not first.at_eof()
+        assert not second.at_eof()
+        monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 0.0)
+        async with client(here, LIVE) as fourth:
+            assert (await fourth.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_each_of_many_that_find_no_room_reads_why_whatever_it_sends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = json.dumps(body(COMPLETIONS, prompt="x" * 20_000)).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+    async with stage(max_connections=2) as here:
+        worker = await here.worker("hold_before")
+        requests = [asyncio.ensure_future(here.post(COMPLETIONS)) for _ in range(2)]
+        await eventually(lambda: worker.in_flight == 2)
+
+        async def refused() -> bytes:
+            async with client(here, head + text) as reader:
+                return await all_of(reader)
+
+        found = await asyncio.gather(*(refused() for _ in range(3 * http_server.MAX_REFUSED)))
+        assert {answer.partition(b"\r\n")[0] for answer in found} == {b"HTTP/1.1 503 Service Unavailable"}
+        assert all(b"Retry-After" in answer for answer in found)
+        worker.go_on.set()
+        assert [status for status, _ in await asyncio.gather(*requests)] == [200, 200]
+        await eventually(lambda: "connections refused" in caplog.text)

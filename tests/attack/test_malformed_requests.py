@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 
@@ -65,13 +66,45 @@ async def _answering_prefill_worker(here: Stage) -> None:
     here.runtime.spawn(answer(), "prefill worker")
 
 
-async def test_a_broken_content_encoding_is_answered_400_in_json() -> None:
+@pytest.mark.parametrize(
+    ("encoding", "status", "code"),
+    [
+        ("deflate", 400, "invalid_body"),
+        ("gzip", 400, "invalid_body"),
+        ("br", 415, "unknown_encoding"),
+        ("zstd", 415, "unknown_encoding"),
+        ("gzip, deflate", 415, "unknown_encoding"),
+    ],
+)
+async def test_a_broken_or_unknown_content_encoding_is_answered_in_json(
+    encoding: str, status: int, code: str
+) -> None:
     async with stage() as here:
         await here.worker()
-        answer = await raw(here, request_with(b"\x00\x01garbage", b"Content-Encoding: deflate"))
+        header = f"Content-Encoding: {encoding}".encode()
+        answer = await raw(here, request_with(b"\x00\x01garbage", header))
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400")
-    assert json.loads(body)["error"]["code"] == "invalid_body"
+    assert head.startswith(b"HTTP/1.1 %d" % status)
+    assert json.loads(body)["error"]["code"] == code
+
+
+async def test_a_small_compressed_body_that_becomes_a_large_one_is_refused_at_the_limit() -> None:
+    bomb = gzip.compress(b'{"model":"%b","prompt":"%b"}' % (MODEL.encode(), b"x" * 20_000_000))
+    async with stage(max_body_bytes=1_000_000) as here:
+        await here.worker()
+        answer = await raw(here, request_with(bomb, b"Content-Encoding: gzip"))
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+async def test_no_byte_of_a_malformed_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with stage({"DYNAPLAN_API_KEY": "secret-key"}) as here:
+        await here.worker()
+        request = request_with(b"{}", b"Authorization: Bearer secret-key").replace(b"\r\n", b"\n")
+        answer = await raw(here, request)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert "no HTTP request" in caplog.text
+    assert "secret-key" not in caplog.text + answer.decode()
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_every_unreadable_key_is_named_with_its_fault() -> None:
         KeyValue("v1/ns/planner/decision_id", "3"),
         KeyValue("/ns/disagg_router/max_prefill_queue_size", "-1"),
         KeyValue("/ns/disagg_router/max_local_prefill_length", "1000"),
-        KeyValue("v1/ns/planner/holds", '{"decode": {"at_least": "all"}}'),
+        KeyValue("v1/ns/planner_extensions/holds", '{"decode": {"at_least": "all"}}'),
         KeyValue("v1/ns/fleet", "[]"),
         KeyValue("/services/ns/VllmWorker/generate/1", REGISTRATION),
         KeyValue("/services/ns/VllmWorker/generate/2", "{}"),
@@ -156,7 +156,7 @@ def test_every_unreadable_key_is_named_with_its_fault() -> None:
     assert unreadable("ns", items) == {
         "v1/ns/planner/num_decode_workers": "'--5': expected a whole number",
         "/ns/disagg_router/max_prefill_queue_size": "'-1': expected a whole number from 0 on",
-        "v1/ns/planner/holds": "'at_least' is 'all': expected a whole number, at least 0",
+        "v1/ns/planner_extensions/holds": "'at_least' is 'all': expected a whole number, at least 0",
         "v1/ns/fleet": "it is []: expected a JSON object",
         "/services/ns/VllmWorker/generate/2": "'transport' is None: expected a JSON object",
     }

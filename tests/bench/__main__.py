@@ -11,6 +11,7 @@ import psutil
 from tests.bench import (
     azure,
     bursts,
+    connections,
     data_path,
     events,
     fluid,
@@ -40,6 +41,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "lifecycle": lifecycle.rows,
     "throughput": throughput.rows,
     "data-path": data_path.rows,
+    "connections": connections.rows,
     "idle": throughput.idle_rows,
     "sla": sla.rows,
     "fluid": fluid.rows,

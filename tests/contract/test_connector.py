@@ -8,7 +8,12 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import (
+    DesiredCounts,
+    fleet_key,
+    planner_prefix,
+    scaling_key,
+)
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Decision
 from dynaplan.planner.virtual.connector import VirtualConnector
@@ -52,7 +57,7 @@ class OverKeys:
                 await self.store.put(planner_prefix("ns") + name, str(getattr(desired, name)))
 
     async def hold(self, holds: RoleHolds) -> None:
-        await self.store.put(planner_prefix("ns") + HOLDS, holds.to_text())
+        await self.store.put(scaling_key("ns", HOLDS), holds.to_text())
 
     async def publish(self, fleet: FleetCounts) -> None:
         roles = {
@@ -203,10 +208,10 @@ async def test_holds_that_a_store_has_lost_are_waited_for_and_not_for_ever(keys,
 
 async def test_holds_that_cannot_be_read_hold_nothing_and_are_named_once(keys, caplog):
     for _ in range(3):
-        await keys.store.put(planner_prefix("ns") + HOLDS, '{"decode": 7}')
+        await keys.store.put(scaling_key("ns", HOLDS), '{"decode": 7}')
         assert await keys.connector.holds() == RoleHolds()
     assert [record.message for record in caplog.records] == [
-        "ignoring v1/ns/planner/holds: 'decode' is 7: expected a JSON object"
+        "ignoring v1/ns/planner_extensions/holds: 'decode' is 7: expected a JSON object"
     ]
 
 

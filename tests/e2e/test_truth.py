@@ -41,7 +41,7 @@ def test_a_stopped_fleet_plugin_is_named_and_replaced_and_scaling_goes_on(
 
 NONSENSE = {
     "v1/dynamo/planner/num_decode_workers": "--5",
-    "v1/dynamo/planner/holds": '{"decode": 7}',
+    "v1/dynamo/planner_extensions/holds": '{"decode": 7}',
     "/dynamo/disagg_router/max_prefill_queue_size": "²",
     "/services/dynamo/VllmWorker/generate/4d": '{"instance_id": Infinity, "component": ["x"], "card": []}',
     "/services/dynamo/VllmWorker/generate/4e": "[" * 200_000,

@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 KNOWN = {
     "kvstats_gpu_cache_usage_percent": "Dynamo's name",
-    "gpu_hours": "Dynamo's name",
     "observed_ttft_ms": "Dynamo's name",
     "observed_itl_ms": "Dynamo's name",
     "estimated_ttft_ms": "Dynamo's name",

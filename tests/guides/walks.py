@@ -140,6 +140,7 @@ WALKS = {
         }
     ),
     "trtllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
+    "tutorial": Walk(instead={"--for 90s": "--for 5s", "duration=1800": "duration=300"}),
     "vllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
     "watching": Walk(before=(SERVING,), until={"dynaplan status --watch": "GPUs free"}),
     "web-page": Walk(before=(SERVING,)),

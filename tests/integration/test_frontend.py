@@ -283,7 +283,7 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
             assert f"Did you mean '{meant}'?" in json.loads(text)["error"]["message"]
         for other in ("/", "/api/chat"):
             _, text = await here.get(other)
-            assert f"/metrics/all, /pooling, /rerank, /score, /tokenize, {CHAT}, " in text
+            assert f"/metrics/all, /metrics/history, /pooling, /rerank, /score, /tokenize, {CHAT}, " in text
         assert (await here.get("/v1/embeddings"))[0] == 405
 
 
@@ -428,7 +428,7 @@ async def test_the_api_key_protects_the_api_and_not_the_probes() -> None:
         assert (await here.get("/v1/models"))[0] == 401
         assert (await here.get("/health"))[0] == 200
         for key, expected in (("wrong", 401), ("sécret", 401), ("secret", 200)):
-            headers = {"Authorization": f"Bearer {key}"}
+            headers = {"Authorization": f"{'bearer' if key == 'secret' else 'Bearer'} {key}"}
             async with here.client.post(here.url + CHAT, json=body(CHAT), headers=headers) as response:
                 assert response.status == expected
 

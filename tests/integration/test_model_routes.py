@@ -12,7 +12,7 @@ import pytest
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.fleet.model_keys import MODEL_ORDERS, ModelOrders, ModelReport
-from dynaplan.fleet.store_keys import fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import fleet_key, scaling_key
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.polling import eventually
 
@@ -56,7 +56,7 @@ async def states(here: Stage) -> list[tuple[str, str]]:
 
 
 async def orders(here: Stage) -> ModelOrders:
-    item = await here.store.get(planner_prefix("ns") + MODEL_ORDERS)
+    item = await here.store.get(scaling_key("ns", MODEL_ORDERS))
     return ModelOrders.from_text(item.value if item else "")
 
 

@@ -240,7 +240,7 @@ async def test_an_action_is_a_command_and_its_answer_what_that_printed(
     response = await browser.post("/ui/act", ACTION)
     assert await response.json() == {
         "command": "dynaplan scale decode=+1 --no-wait",
-        "said": "<b>done</b>",
+        "output": "<b>done</b>",
     }
     assert commands == [["scale", "decode=+1", "--no-wait", "--namespace", "ns"]]
 

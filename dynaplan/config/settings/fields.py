@@ -81,6 +81,11 @@ class Option(NamedTuple):
         return ", ".join((_KINDS[self.kind][0], *bounds))
 
     @property
+    def has_effect(self) -> bool:
+        """True unless it is only taken because the original had it."""
+        return not self.about.startswith(NO_EFFECT)
+
+    @property
     def default_words(self) -> str:
         """The default in words; empty where there is none."""
         return self.default_text or ("" if self.default in (None, "") else _default_text(self.default))

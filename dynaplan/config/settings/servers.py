@@ -131,7 +131,7 @@ def store_backend(environ: Mapping[str, str], where: str = BACKEND_VARIABLE) -> 
     word = text.lower().replace("-", "_")
     if word and word not in BACKENDS:
         raise ConfigError(
-            f"{where} is {text!r}: there is no such key-value store", hint=nearest(word, BACKENDS)
+            f"{where} is {text!r}: there is no such key-value store", hint=nearest(word, PLACES)
         )
     return BACKENDS.get(word, ETCD)
 

@@ -120,6 +120,7 @@ function keyed(parent, items, keyOf, make, update) {
 function showLook(look) {
   seenAt = new Date();
   models = look.models;
+  hasPlanner = Boolean(look.policy);
   connection("live", "Live");
   document.title = `${look.namespace} – dynaplan`;
   text(byId("name"), look.namespace);
@@ -240,7 +241,7 @@ function showGpus(look) {
   text(byId("held-of"), watts ? `held, ${number(watts)} W` : "held");
   const names = [...new Set(look.gpus.map((row) => row.name))];
   text(byId("gpus-title"), names.length === 1 && names[0] ? `${look.gpus.length} GPUs, ${names[0]}` : "GPUs");
-  byId("gpus-section").hidden = !look.gpus.length;
+  byId("gpus-section").hidden = byId("gpus-tile").hidden = !look.gpus.length;
   keyed(byId("gpus"), look.gpus, (row) => row.index, () => {
     const item = element("li", "", "");
     const line = element("div", "line", "");
@@ -293,6 +294,7 @@ function loadCharts() {
 
 function showDecisions(decisions) {
   byId("no-decisions").hidden = decisions.length > 0;
+  text(byId("no-decisions"), hasPlanner ? "None yet. The planner decides every adjustment interval." : "None: no planner scales this deployment.");
   keyed(byId("decisions"), decisions, (each) => String(each.at_s), (each) => {
     const item = element("li", each.is_change ? "change" : "", "");
     const details = document.createElement("details"), summary = document.createElement("summary");
@@ -318,7 +320,7 @@ async function act(action) {
     const response = await fetch("/ui/act", { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(action) });
     if (!response.ok) return say((await response.text()).trim());
     const done = await response.json();
-    say(`${done.command}\n${done.said}`);
+    say(`${done.command}\n${done.output}`);
   } catch (error) {
     say(`Not done: ${error.message}`);
   }
@@ -361,7 +363,7 @@ byId("log").addEventListener("close", () => { logOf = null; });
 
 // -- a prompt
 
-let prompting = null, models = [];
+let prompting = null, models = [], hasPlanner = false;
 async function prompt() {
   const answer = byId("answer"), pace = byId("pace");
   const content = byId("question").value.trim() || byId("question").placeholder;

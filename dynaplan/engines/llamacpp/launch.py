@@ -218,7 +218,8 @@ def check_fields(options: LlamaOptions, params: Any) -> None:
             set_field(params, attribute, value)
         except AttributeError:
             raise ConfigError(
-                f"{name} is no option of llama.cpp", hint=_nearest_field(params, name)
+                f"{name} is no option of llama.cpp",
+                hint=LLAMACPP_INSTEAD.get(name) or _nearest_field(params, name),
             ) from None
         except KeyError:
             prefix = TRANSLATED_OPTIONS[name].prefix if name in TRANSLATED_OPTIONS else ""
@@ -266,6 +267,21 @@ def _context_tokens(own: Options, slots: int) -> int:
             hint="Leave ctx-size out: it follows from max-model-len and parallel.",
         )
     return needed
+
+
+_IN_THE_FILE = "It is vLLM's; a GGUF file says it itself."
+
+LLAMACPP_INSTEAD: Mapping[str, str] = {
+    "gpu-memory-utilization": "It is vLLM's; llama.cpp has n-gpu-layers: the layers on the GPU, -1 for all.",
+    "cpu-offload-gb": "It is vLLM's; llama.cpp has n-gpu-layers: all further layers stay on the CPU.",
+    "kv-cache-dtype": "It is vLLM's; llama.cpp has cache-type-k and cache-type-v: f16, q8_0, q4_0 ...",
+    "enforce-eager": "It is vLLM's, and there is nothing like it here: leave it out.",
+    "swap-space": "It is vLLM's, and there is nothing like it here: leave it out.",
+    "enable-chunked-prefill": "It is vLLM's; llama.cpp always divides prompts, by max-num-batched-tokens.",
+    "num-gpu-blocks-override": "It is vLLM's; the KV cache has room for max-num-seqs times max-model-len.",
+    **dict.fromkeys(("dtype", "quantization", "tokenizer", "load-format", "trust-remote-code"), _IN_THE_FILE),
+}
+"""vLLM's options that llama.cpp lacks, and the ones that do the same."""
 
 
 def _nearest_field(params: Any, name: str) -> str:

@@ -19,8 +19,7 @@ from dataclasses import replace
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.fleet.gpu_devices import SIMULATED_UUID
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
 from dynaplan.fleet.plugin.shared_memory import ReadHost, SharedDevices, SharedMemory, read_host_memory
@@ -35,6 +34,7 @@ from dynaplan.fleet.rules.models import (
     model_status,
     worker_of,
 )
+from dynaplan.fleet.rules.restarting import too_little_bytes
 from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.models.model import (
@@ -169,7 +169,7 @@ class ModelManager:
         asleep: Container[int],
     ) -> ModelStatus:
         worker = worker_of(model.component, fleet)
-        learnt = self.learnt.get(model.name, NOTHING_LEARNT)
+        learnt = self._learn_too_little(model, worker)
         used_unix_s = demand[model.name].last_use_unix_s if model.name in demand else 0.0
         if used_unix_s > learnt.last_use_unix_s + USE_KEPT_S:
             learnt = self.learnt[model.name] = replace(learnt, last_use_unix_s=used_unix_s)
@@ -185,6 +185,14 @@ class ModelManager:
         if held and worker is None:  # it has gone, and its memory is not back
             return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
         return replace(status, held_bytes=held) if held else status
+
+    def _learn_too_little(self, model: ServedModel, worker: Worker | None) -> Learnt:
+        """Return what was learnt of the model; of a load that lacked memory, how much was too little."""
+        learnt = self.learnt.get(model.name, NOTHING_LEARNT)
+        given = too_little_bytes(worker) if worker else 0
+        if given > learnt.too_little_bytes:
+            learnt = self.learnt[model.name] = replace(learnt, too_little_bytes=given)
+        return learnt
 
     def _rules_of(self, model: ServedModel) -> ModelSettings:
         own, service = model.settings, self._launch.graph.service(model.component)

@@ -16,10 +16,13 @@ from dynaplan.fleet.rules.lost_keys import PersistedKeys
 from dynaplan.fleet.store_keys import (
     CACHE_WORTH,
     DesiredCounts,
+    by_name,
     first_to_leave,
     fleet_key,
+    former_extensions,
     live_settings_prefix,
-    planner_prefix,
+    scaling_key,
+    scaling_prefix,
     worth_in,
 )
 from dynaplan.fleet.unreadable import unreadable
@@ -50,7 +53,7 @@ class StoreLink:
         self._store = store
         self._namespace = namespace
         self._wake = wake
-        self._counts = PrefixWatcher(store, planner_prefix(namespace), full_key_string, value_string)
+        self._counts = PrefixWatcher(store, scaling_prefix(namespace), full_key_string, value_string)
         self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
         self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
         self._worth = PrefixWatcher(store, CACHE_WORTH.prefix(namespace), full_key_string, value_string)
@@ -72,6 +75,7 @@ class StoreLink:
         self._counts.on_snapshot(self._write_again)
         for watcher in (self._counts, self._live):
             watcher.on_change(self._name_unreadable)
+        self._counts.on_change(self._move_former_extensions)
         self._asleep.on_change(self._wake.set)
         self._tasks.spawn(self._follow_registrations(), "registrations")
         self._tasks.spawn(self._counts.run(), "desired counts")
@@ -96,7 +100,7 @@ class StoreLink:
     def model_orders(self) -> str | None:
         """What persons have asked for models, as it is in the store; None until that has answered."""
         keys = self._keys
-        return None if keys is None else keys.get(planner_prefix(self._namespace) + MODEL_ORDERS, "")
+        return None if keys is None else keys.get(scaling_key(self._namespace, MODEL_ORDERS), "")
 
     @property
     def counts(self) -> DesiredCounts | None:
@@ -123,12 +127,12 @@ class StoreLink:
     @property
     def persisted(self) -> PersistedKeys | None:
         """The planner's keys and the live settings; None until the store has answered."""
-        keys, planner = self._keys, planner_prefix(self._namespace)
+        keys = self._keys
         if keys is None or not self._live.has_synced:
             return None
         live, settings = live_settings_prefix(self._namespace), self._live.current
         return PersistedKeys(
-            {key.removeprefix(planner): keys[key] for key in keys},
+            by_name(self._namespace, keys),
             {key.removeprefix(live): settings[key] for key in settings},
         )
 
@@ -143,7 +147,7 @@ class StoreLink:
         return self._discovery.all() if self._is_following else None
 
     def acknowledge(self, decision_id: int) -> None:
-        self._enqueue(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
+        self._enqueue(scaling_key(self._namespace, "scaled_decision_id"), str(decision_id))
 
     def publish_fleet(self, document: dict[str, Any]) -> None:
         """Have the document written into the store, where status and planner read it."""
@@ -155,29 +159,29 @@ class StoreLink:
         The settings first: when the store's id is among the planner's keys, no setting was missing because
         the store had lost it.
         """
-        live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
+        live = live_settings_prefix(self._namespace)
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 settings = await self._store.list(live)
-                keys = await self._store.list(planner)
+                keys = await self._store.list(scaling_prefix(self._namespace))
         except (TimeoutError, TemporaryError, PermanentError) as error:
             log.debug("the planner's keys cannot be read: %s", error)
             return None
         return PersistedKeys(
-            {item.key.removeprefix(planner): item.value for item in keys},
+            by_name(self._namespace, {item.key: item.value for item in keys}),
             {item.key.removeprefix(live): item.value for item in settings},
         )
 
     async def restore(self, lost: PersistedKeys) -> None:
         """Write keys that the store has lost in one transaction; none of them if one is there by then."""
-        live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
+        live = live_settings_prefix(self._namespace)
         puts = {live + name: value for name, value in lost.live.items()}
-        puts |= {planner + name: value for name, value in lost.planner.items()}
+        puts |= {scaling_key(self._namespace, name): value for name, value in lost.planner.items()}
         await self._commit(Transaction(dict.fromkeys(puts, 0), puts))
 
     def replace(self, name: str, before: str, after: str) -> None:
         """Change a key of the planner, unless somebody else has changed it meanwhile."""
-        self._tasks.spawn(self._replace(planner_prefix(self._namespace) + name, before, after), name)
+        self._tasks.spawn(self._replace(scaling_key(self._namespace, name), before, after), name)
 
     def decide_first(self, keys: dict[str, str]) -> None:
         """Write the first decision, these keys and values, unless somebody else has written one meanwhile."""
@@ -185,8 +189,7 @@ class StoreLink:
         if self._is_deciding or known is None:
             return
         self._is_deciding = True
-        prefix = planner_prefix(self._namespace)
-        puts = {prefix + name: value for name, value in keys.items()}
+        puts = {scaling_key(self._namespace, name): value for name, value in keys.items()}
         expected = {key: 0 for key in puts if key not in known}
         self._tasks.spawn(self._commit(Transaction(expected, puts)), "first decision")
 
@@ -223,6 +226,17 @@ class StoreLink:
         self._written.clear()
         self._has_work.set()
         self._wake.set()
+
+    def _move_former_extensions(self) -> None:
+        """Move extensions away from where 0.1.0 had them; one that is in both places was written since."""
+        keys, namespace = self._counts.current, self._namespace
+        former = former_extensions(namespace, keys)
+        if not former:
+            return
+        places = {scaling_key(namespace, name): keys[old] for old, name in former.items()}
+        puts = {key: value for key, value in places.items() if key not in keys}
+        moved = Transaction(dict.fromkeys(puts, 0), puts, deletes=tuple(former))
+        self._tasks.spawn(self._call(self._store.commit(moved)), "move keys of 0.1.0")
 
     def _name_unreadable(self) -> None:
         """Say once of every value that is no number that it is taken for "not set"."""

@@ -72,29 +72,36 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int
 
 
 def gpu_map(
-    graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int, str], models: Mapping[str, str]
+    graph: GraphSpec,
+    inventory: Sequence[Gpu],
+    unusable: Mapping[int, str],
+    models: Mapping[str, str],
+    *,
+    has_gpus: bool = True,
 ) -> str:
     """Return two tables for ``--dry-run``: the graph's first workers, and the GPUs that each would get.
 
     ``models`` are the models of services, by name. A UUID is cut to its first part, which
-    ``CUDA_VISIBLE_DEVICES`` takes as well.
+    ``CUDA_VISIBLE_DEVICES`` takes as well. Where the inventory stands for cores (not ``has_gpus``) no GPU is
+    shown.
     """
     rows = [("WORKER", "ROLE", "GPUS", "MODEL")]
     holders: dict[int, list[str]] = {}
     for (name, component, role), worker in _first_workers(graph, inventory, unusable):
         share = "" if worker is None or worker.gpu_share == 1 else f" ({worker.gpu_share:g})"
-        gpus = "does not fit" if worker is None else (indices(worker.gpus) or "-") + share
+        held = indices(worker.gpus) if worker and has_gpus else ""
+        gpus = "does not fit" if worker is None else (held or "-") + share
         rows.append((name, role.value, gpus, models.get(component, "")))
         for index in worker.gpus if worker else ():
             holders.setdefault(index, []).append(name)
     tables = [text_table(rows)]
-    if inventory:
+    if inventory and has_gpus:
         gpu_rows = [
             (
                 str(gpu.index),
                 gpu.name or "-",
                 f"{gpu.memory_bytes / GB:.0f} GB" if gpu.memory_bytes else "-",
-                "-".join(gpu.uuid.split("-")[: 3 if gpu.uuid.startswith("GPU-SIM-") else 2]),
+                "-".join(gpu.uuid.split("-")[: 3 if gpu.is_simulated else 2]),
                 unusable.get(gpu.index) or ", ".join(holders.get(gpu.index, ())) or "free",
             )
             for gpu in inventory

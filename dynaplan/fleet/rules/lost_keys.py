@@ -18,7 +18,7 @@ from dynaplan.fleet.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
 from dynaplan.util.documents import whole_number
 
 STORE_ID = "store_id"
-"""The planner's key whose absence shows a store that has lost everything."""
+"""The key whose absence shows a store that has lost everything."""
 
 
 def _is_number(text: str) -> bool:

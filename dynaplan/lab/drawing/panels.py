@@ -68,15 +68,18 @@ class Series:
 class Panel:
     """Lines on one axis, whose scale reaches the highest of them or ``limit``, which is drawn too.
 
-    ``is_counted`` says that values are whole numbers; ``is_adaptive`` that the axis may be logarithmic.
+    ``has_legend``: the names of its lines, and of the limit, stand beside the title. ``is_counted`` says that
+    values are whole numbers; ``is_adaptive`` that the axis may be logarithmic.
     """
 
     key: str
     title: str
     series: Sequence[Series]
     limit: float | None = None
+    limit_name: str = ""
     is_adaptive: bool = False
     is_counted: bool = False
+    has_legend: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,8 @@ def _scale(panel: Panel) -> Scale:
 def _panel(panel: Panel, axis: TimeAxis, top: float) -> Iterator[str]:
     scale, floor = _scale(panel), top + HEAD + PLOT
     note = " (logarithmic)" if scale.is_log else ""
-    yield f'<text class="title" x="{LEFT}" y="{top + 14}">{escape(panel.title)}{note}</text>'
+    legend = _legend(panel) if panel.has_legend else ""
+    yield f'<text class="title" x="{LEFT}" y="{top + 14}">{escape(panel.title)}{note}{legend}</text>'
     yield f'<text class="read" x="{axis.right:g}" y="{top + 14}" text-anchor="end"></text>'
     yield from _grid(axis, top + HEAD, floor)
     for tick in scale.ticks():
@@ -234,6 +238,25 @@ def _panel(panel: Panel, axis: TimeAxis, top: float) -> Iterator[str]:
         path = _steps(each, axis, scale, floor - apart * max(0, each.policy))
         dashed = " dashed" if each.is_dashed else ""
         yield f'<path class="line{colour_class(each.policy)}{dashed}" {_data(each.policy)}d="{path}"/>'
+
+
+SOLID, DASHED, DOTTED = "\u2501", "\u254d", "\u2508"
+"""The marks of lines in a legend."""
+
+
+def _legend(panel: Panel) -> str:
+    """Return the names of the lines, each behind its mark; empty for one line without a limit."""
+    names = [
+        (colour_class(each.policy), DASHED if each.is_dashed else SOLID, each.name) for each in panel.series
+    ]
+    if panel.limit is not None:
+        names.append((" end", DOTTED, panel.limit_name))
+    if len(names) == 1:
+        return ""
+    return "".join(
+        f'<tspan class="key{style}">&#160;&#160; {mark}</tspan><tspan class="name"> {escape(name)}</tspan>'
+        for style, mark, name in names
+    )
 
 
 def _steps(series: Series, axis: TimeAxis, scale: Scale, floor: float) -> str:

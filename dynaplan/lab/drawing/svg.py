@@ -142,6 +142,9 @@ svg path { fill: none }
 .title { font-weight: 600 }
 svg .tick, svg .time { fill: var(--muted); font-size: 11px }
 .legend { font-size: 11.5px }
+.name { font-weight: 400 }
+.key { font-weight: 400; fill: currentColor }
+.key.end { fill: var(--limit) }
 .headline { font-size: 15px; font-weight: 600 }
 .grid { stroke: var(--grid) }
 .limit { stroke: var(--limit); stroke-dasharray: 2 3 }

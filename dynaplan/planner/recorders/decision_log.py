@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,19 +179,32 @@ def find_recording(path: Path) -> Path:
     )
 
 
-def recent_records(planner_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+def recent_records(
+    planner_dir: Path, last: int, tail_bytes: int = TAIL_BYTES, since_s: float = 0.0
+) -> list[dict[str, Any]]:
     """Read the last records of the planners that logged there, oldest first.
 
     They are the newest planner's, and when these are too few, those of the planners before it.
     ``planner_dir`` holds the pointer file, and a directory for each start of a planner. Of each file the
-    last ``tail_bytes`` are searched.
+    last ``tail_bytes`` are searched. Records from before ``since_s``, seconds since the epoch, are left
+    out: they are an earlier deployment's.
     """
     records: list[dict[str, Any]] = []
     for log_dir in _newest_first(planner_dir):
-        records = read_records(log_dir, last - len(records), tail_bytes) + records
-        if len(records) >= last:
+        found = read_records(log_dir, last - len(records), tail_bytes)
+        own = [record for record in found if _is_since(record, since_s)] if since_s else found
+        records = own + records
+        if len(records) >= last or len(own) < len(found):
             break
     return records
+
+
+def _is_since(record: dict[str, Any], since_s: float) -> bool:
+    """Return whether a record was written then or later; one without a time that can be read was not."""
+    try:
+        return datetime.fromisoformat(record["wall_time"]).timestamp() >= since_s
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def write_pointer(planner_dir: Path, log_dir: Path) -> None:

@@ -16,20 +16,20 @@ PREFIX = "dynamo_planner_"
 class GaugesRecorder:
     """Keeps the newest value of each gauge; see ``dynaplan.planner.ports.Recorder``.
 
-    A gauge without a value in the newest interval is left out. GPU hours are added up from pull to pull.
+    A gauge without a value in the newest interval is left out. GPU seconds are added up from pull to pull.
     """
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings
         self._last: Sample | None = None
-        self._gpu_hours = 0.0
+        self._gpu_s = 0.0
         self._of_decision: Mapping[str, float] = {}
 
     def record_sample(self, sample: Sample) -> None:
         """Count the workers, and the time of their GPUs since the pull before."""
         if self._last:
             passed_s = max(0.0, sample.at_s - self._last.at_s)
-            self._gpu_hours += passed_s / 3600 * self._gpus(self._last)
+            self._gpu_s += passed_s * self._gpus(self._last)
         self._last = sample
 
     def record_decision(self, record: DecisionRecord) -> None:
@@ -37,7 +37,7 @@ class GaugesRecorder:
 
     def read(self) -> dict[str, float]:
         """Return the present value of each gauge by its name."""
-        numbers = {"gpu_hours": self._gpu_hours, **self._of_decision}
+        numbers = {"gpu_seconds_total": self._gpu_s, **self._of_decision}
         if self._last:
             # Sleepers are replicas, and keep their GPUs.
             numbers["num_prefill_replicas"] = self._last.prefill_workers + self._last.prefill_asleep

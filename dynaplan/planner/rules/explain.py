@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dynaplan.config.settings.planner import KV_USAGE_PER_WAITING_REQUEST
 from dynaplan.planner.model import Decision, DecisionRecord, Step
 from dynaplan.planner.rules.load_policy import finite
 from dynaplan.util.errors import UserError
@@ -60,7 +61,7 @@ def _observed(record: DecisionRecord) -> list[str]:
     sleepers = f", and asleep {asleep} (`dynaplan wake`)" if asleep else ""
     lines = [f"{load.pulls} readings of the load; {workers} registered{sleepers}"]
     usage, depth = finite(load.kv_usage), finite(load.prefill_queue)
-    lines.append(f"mean KV usage {usage:.3g}" if usage is not None else f"no KV usage: {load.kv_missing}")
+    lines.append(f"mean KV usage {_usage(usage)}" if usage is not None else f"no KV usage: {load.kv_missing}")
     if depth is not None:
         first, last = load.prefill_queue_first, load.prefill_queue_last
         lines.append(f"prefill queue {depth:.3g} in all, from {first:g} to {last:g}")
@@ -70,6 +71,12 @@ def _observed(record: DecisionRecord) -> list[str]:
     if observation.failure:
         lines.append(f"the decision before was not carried out: {observation.failure}")
     return lines
+
+
+def _usage(usage: float) -> str:
+    """Return a KV usage, and how it can be more than the whole cache."""
+    waiting = f" (each request that waits adds {KV_USAGE_PER_WAITING_REQUEST:g})" if usage > 1 else ""
+    return f"{usage:.3g}{waiting}"
 
 
 def _traffic(record: DecisionRecord) -> list[str]:

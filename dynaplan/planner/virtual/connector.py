@@ -14,7 +14,14 @@ from dataclasses import replace
 
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import (
+    DesiredCounts,
+    by_name,
+    fleet_key,
+    planner_prefix,
+    scaling_key,
+    scaling_prefix,
+)
 from dynaplan.planner.deployment import DeployedComponents, missing_workers
 from dynaplan.planner.model import Decision
 from dynaplan.planner.ports import Registrations
@@ -87,7 +94,8 @@ class VirtualConnector:
             # An aggregated graph has no prefill workers to ask for.
             puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
         puts[prefix + "decision_id"] = str(now.next_decision_id)
-        unset = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS), 0)
+        held = scaling_key(self._namespace, HOLDS)
+        unset = dict.fromkeys((*puts, prefix + "scaled_decision_id", held), 0)
         expected = unset | {item.key: item.revision for item in items}
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
@@ -98,7 +106,7 @@ class VirtualConnector:
         return DeployedComponents(tuple(self._registrations.components()), missing)
 
     async def _read(self) -> tuple[KeyValue, ...]:
-        return await self._store.list(planner_prefix(self._namespace))
+        return await self._store.list(scaling_prefix(self._namespace))
 
     def _counts(self, items: tuple[KeyValue, ...]) -> DesiredCounts:
         """Read the counts. An acknowledgement that was seen stays: Dynamo's client takes its key along."""
@@ -111,8 +119,8 @@ class VirtualConnector:
 
     def _holds(self, items: tuple[KeyValue, ...]) -> RoleHolds:
         """Read the holds; raises TemporaryError for a while when their key was there and is gone."""
-        key = planner_prefix(self._namespace) + HOLDS
-        text = next((item.value for item in items if item.key == key), "")
+        key = scaling_key(self._namespace, HOLDS)
+        text = by_name(self._namespace, {item.key: item.value for item in items}).get(HOLDS, "")
         if text:
             self._seen_s = time.monotonic()
         elif self._seen_s is not None and time.monotonic() - self._seen_s < self._lost_for_s:

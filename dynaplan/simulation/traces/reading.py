@@ -137,6 +137,11 @@ def _open(path: Path) -> Iterator[TextIOWrapper]:
             binary = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
             with TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
                 yield file
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no trace {path}",
+            hint="Expected a file, a directory, or made-up load: sinusoid:low=5,high=20.",
+        ) from None
     except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot read the trace {path}: {reason}", hint=_known_formats()) from error

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from dynaplan.cli.component_commands import frontend, planner, worker
+from dynaplan.cli.component_commands import check_carried_out_here, frontend, planner, worker
 from dynaplan.cli.service_options import FLAGS, ComponentCommand, Flags, known_flags
 from dynaplan.config import stock
-from dynaplan.config.settings.fields import options_of
+from dynaplan.config.service_config import CONFIG_VARIABLE
+from dynaplan.config.settings.fields import NO_EFFECT, options_of
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
+from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.util.errors import ConfigError
 
 
@@ -76,6 +80,39 @@ def test_the_help_page_lists_the_sections_options() -> None:
 
 def settings(*arguments: str) -> PlannerSettings:
     return PlannerSettings.from_options(known_flags(planner.make_context("planner", list(arguments))))
+
+
+@pytest.mark.parametrize("planner_options", [{}, {"environment": "local"}])
+def test_orchestrate_is_refused_where_serve_carries_decisions_out(planner_options: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"environment: local: `dynaplan serve` \(pid 5\) carries"
+    ) as refused:
+        check_carried_out_here(deployment(planner_options))
+    assert "--Planner.environment=virtual" in str(refused.value)
+
+
+@pytest.mark.parametrize("planner_options", [{"environment": "virtual"}, None])
+def test_orchestrate_beside_a_planner_that_leaves_decisions_to_it_does_not_raise(
+    planner_options: dict[str, Any] | None,
+) -> None:
+    check_carried_out_here(deployment(planner_options))
+
+
+def deployment(planner_options: dict[str, Any] | None) -> Any:
+    """A deployment with a planner of these options, or without one."""
+    workers = [] if planner_options is None else [Worker("ns_Planner", "Planner", Role.PLANNER, since_s=0.0)]
+    config = json.dumps({"Planner": planner_options or {}})
+    return SimpleNamespace(
+        namespace="ns",
+        workers=workers,
+        arbiter=SimpleNamespace(pid=5),
+        document={"environment": {CONFIG_VARIABLE: config}},
+    )
+
+
+@pytest.mark.parametrize("command", [worker, frontend, planner])
+def test_options_without_an_effect_are_taken_and_not_shown(command: click.Command) -> None:
+    assert NO_EFFECT not in " ".join(CliRunner().invoke(command, ["--help"]).output.split())
 
 
 def test_every_option_of_a_planner_section_is_a_flag() -> None:

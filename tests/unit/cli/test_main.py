@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
@@ -12,8 +11,8 @@ from click.shell_completion import FishComplete, ShellComplete, ZshComplete
 from click.testing import CliRunner
 
 from dynaplan import __version__
-from dynaplan.cli.main import COMMANDS, LazyGroup, group
-from dynaplan.util.errors import ConfigError, DeploymentError, DynaplanError
+from dynaplan.cli.main import COMMAND_GROUPS, COMMANDS, LazyGroup, group
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 
 def run(*arguments: str) -> str:
@@ -47,7 +46,7 @@ def test_the_module_runs_as_the_command_does() -> None:
     assert __version__ in result.stdout
 
 
-@pytest.mark.parametrize("command", ["status", "stop"])
+@pytest.mark.parametrize("command", ["status", "stop", "why", "bench", "reload"])
 @pytest.mark.parametrize("named", [["mine"], ["--namespace", "mine"], ["mine", "--namespace", "mine"]])
 def test_a_deployment_is_named_by_an_argument_or_by_the_option(
     command: str, named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
@@ -68,6 +67,13 @@ def test_an_argument_wins_over_the_variable_but_not_over_another_option(
     assert isinstance(both.exception, ConfigError)
 
 
+def test_the_help_page_has_the_commands_by_what_they_are_for() -> None:
+    page = CliRunner().invoke(group, ["--help"]).output
+    places = [page.index(f"\n{title}:\n") for title in COMMAND_GROUPS]
+    assert places == sorted(places)
+    assert page.index("\nRun:") < page.index("  serve ") < page.index("\nWatch:") < page.index("  why ")
+
+
 def test_the_help_page_names_every_command_and_imports_none() -> None:
     script = (
         "import sys; from dynaplan.cli.main import COMMANDS, group\n"
@@ -80,75 +86,6 @@ def test_the_help_page_names_every_command_and_imports_none() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout == "[]\n"
-
-
-DISAGG = ("serve", "graphs.disagg:Frontend", "-f", "disagg.yaml", "--dry-run")
-AGG = ("serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--dry-run", "--gpus", "8")
-
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("DYNAPLAN_NODE_DIR", "DYN_LOCAL_STATE_DIR", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    for name in ("ETCD_ENDPOINTS", "NATS_SERVER", "DYN_NAMESPACE"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "list.yaml").write_text("VllmWorker:\n  - engine: sim\n")
-    (tmp_path / "tow.yaml").write_text("VlmWorker:\n  engine: sim\n")
-    return tmp_path
-
-
-def answer(*typed: str) -> str:
-    """The message and its hint, as the user reads them."""
-    result = CliRunner().invoke(group, typed)
-    assert result.exit_code
-    error = result.exception
-    assert isinstance(error, DynaplanError | SystemExit), result
-    return result.output + (
-        f"{error}\n{getattr(error, 'hint', '')}" if isinstance(error, DynaplanError) else ""
-    )
-
-
-@pytest.mark.parametrize(
-    ("number", "typed", "words"),
-    [
-        (1, ("serve", "graphs.disag:Frontend"), ["graphs.disag", "Did you mean 'graphs.disagg'?"]),
-        (2, ("serve", "graphs.disagg:Fronted"), ["Fronted", "Did you mean 'Frontend'?"]),
-        (3, (*DISAGG[:2], "-f", "disag.yaml"), ["no such file in", "Did you mean 'disagg.yaml'?"]),
-        (7, (*DISAGG[:2], "--config", "f.yaml"), ["--config", "Did you mean", "'--config-file'"]),
-        (8, (*AGG, "--VllmWorker.max-num-seq=3"), ["max-num-seq", "Did you mean 'max-num-seqs'?"]),
-        (9, (*AGG[:2], "-f", "tow.yaml"), ["VlmWorker", "Did you mean 'VllmWorker'?"]),
-        (10, (*AGG, "--VllmWorker.engine=vlm"), ["'vlm'", "Did you mean 'vllm'?", "llamacpp"]),
-        (11, (*DISAGG, "--Planner.adjustment-interval=ten"), ["'ten'", "expected a number, more than 0"]),
-        (13, (*AGG[:2], "-f", "list.yaml"), ["list.yaml", "Write sections such as"]),
-        (17, (*AGG, "--Common.engine=vllm", "--Common.model=a/b"), ["pip install 'vllm'", "vllm-command"]),
-        (22, (*AGG, "--VllmWorker.ServiceArgs.workers=9"), ["9 x 1", "8 visible", "Lower"]),
-        (24, ("status", "--namespace", "tow"), ["no deployment tow"]),
-        (25, ("status",), ["no deployment is running", "dynaplan serve", "DYN_LOCAL_STATE_DIR"]),
-        (
-            37,
-            (*DISAGG, "--Planner.policy=sla"),
-            ["profile", "`dynaplan profile-sla` measures one", "policy: load"],
-        ),
-        (41, ("simulate", "--trace", "sinusoid:", "--policy", "sal"), ["sal", "Did you mean 'sla'?"]),
-        (41, ("simulate", "--trace", "sinus:"), ["sinus", "Did you mean 'sinusoid'?"]),
-    ],
-    ids=lambda value: str(value) if isinstance(value, int) else "",
-)
-def test_what_is_wrong_and_what_to_do_is_said(number: int, typed: tuple[str, ...], words: list[str]) -> None:
-    text = answer(*typed)
-    assert [word for word in words if word not in text] == [], text
-
-
-def test_20_a_state_directory_that_cannot_be_written_is_named_with_the_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path / "file" / "state"))
-    text = answer(*AGG[:4], "--port", "0")
-    assert str(tmp_path / "file") in text
-    assert "DYN_LOCAL_STATE_DIR" in text
 
 
 VARIABLE = "_DYNAPLAN_COMPLETE"

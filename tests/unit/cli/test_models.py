@@ -10,7 +10,7 @@ import pytest
 from dynaplan.cli.models import model_of, models_document, models_table
 from dynaplan.fleet.model_keys import ModelDemand, ModelReport, Refusal
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
-from dynaplan.fleet.store_keys import planner_prefix
+from dynaplan.fleet.store_keys import scaling_key
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, DeploymentError
@@ -47,7 +47,7 @@ def test_a_model_goes_by_its_name_and_its_aliases() -> None:
 
 async def test_an_order_changes_one_model_and_what_cannot_be_read_is_replaced() -> None:
     store = MemoryStore(SystemClock())
-    key = planner_prefix("ns") + "models"
+    key = scaling_key("ns", "models")
     await store.put(key, "[]")
     await change_order(store, "ns", "ant", load_order(5.0, 60.0))
     await change_order(store, "ns", "bee", unload_order(7.0))

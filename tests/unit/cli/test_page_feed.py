@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def record(ago_s: float, *, is_change: bool) -> dict[str, Any]:
 
 
 def history(records: list[dict[str, Any]]) -> DecisionHistory:
-    return DecisionHistory(lambda last, tail_bytes: records[-last:])
+    return DecisionHistory(lambda last, tail_bytes: records[-last:], NOW_S - HISTORY_S)
 
 
 def test_history_is_read_from_the_log_once_and_then_what_is_new() -> None:
@@ -44,7 +45,7 @@ def test_history_is_read_from_the_log_once_and_then_what_is_new() -> None:
     records.append(record(0, is_change=False))
     assert read.poll(NOW_S)
     assert [round(NOW_S - each.at_s) for each in read.samples] == [60, 30, 0]
-    assert [each.lasted_s for each in read.samples] == [600.0, 30.0, 30.0]
+    assert [each.lasted_s for each in read.samples] == [600.0, 30.0, 30.0], "the most that one speaks for"
     assert [NOW_S - each.at_s for each in read.changes] == [30.0]
     assert read.changes[0].text.startswith("changed prefill 1, decode 1 -> prefill 1, decode 2: ")
 
@@ -74,8 +75,14 @@ def test_changes_are_listed_with_all_that_why_says_and_of_the_rest_the_last() ->
 class Looks:
     """A deployment that looks the same at each poll; copies ``StatusPoller``."""
 
-    def __init__(self) -> None:
-        self.looks = 0
+    def __init__(self, *histories: dict[str, Any]) -> None:
+        self.looks = self.asked = 0
+        self.histories = list(histories)
+        self.found = SimpleNamespace(began_s=0.0)
+
+    async def load_histories(self) -> list[dict[str, Any]]:
+        self.asked += 1
+        return self.histories
 
     async def poll(self) -> dict[str, Any]:
         self.looks += 1
@@ -92,7 +99,7 @@ def page_feed() -> PageFeed:
 
 
 async def test_looks_have_the_sentences_of_top() -> None:
-    [(name, text)] = await page_feed().events([])
+    (name, text), _ = await page_feed().events([])
     look = json.loads(text)
     assert name == "look"
     assert look["workers"][0]["worker"] == "dynamo_VllmWorker"
@@ -101,7 +108,7 @@ async def test_looks_have_the_sentences_of_top() -> None:
 
 async def test_only_charts_that_are_shown_are_drawn_and_at_once() -> None:
     feed = page_feed()
-    assert [name for name, _ in await feed.events([])] == ["look"]
+    assert [name for name, _ in await feed.events([])] == ["look", "decisions"]
     assert [name for name, _ in await feed.events([SMALL])] == [SMALL.name]
     assert await feed.events([SMALL]) == []
 
@@ -110,6 +117,7 @@ async def test_charts_are_drawn_again_when_there_is_more_to_see(monkeypatch: pyt
     monkeypatch.setattr(module, "DEPLOYMENT_POLL_S", 0.0)
     monkeypatch.setattr(module, "DRAW_S", 0.0)
     drawing = page_feed()
+    await drawing.events([])
     for _ in range(3):
         assert [name for name, _ in await drawing.events([SMALL])] == ["look", SMALL.name]
 
@@ -118,3 +126,23 @@ async def test_new_decisions_are_listed_once() -> None:
     feed = PageFeed(Looks(), lambda last, tail_bytes: [record(10, is_change=True)])  # type: ignore[arg-type]
     feed._history.poll = lambda now_s, poll=feed._history.poll: poll(NOW_S)  # type: ignore[method-assign]
     assert [name for name, _ in await feed.events([])] == ["look", "decisions"]
+
+
+async def test_where_there_is_no_decision_the_page_is_told_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEPLOYMENT_POLL_S", 0.0)
+    monkeypatch.setattr(module, "DRAW_S", 0.0)
+    feed = page_feed()
+    assert (await feed.events([]))[1] == ("decisions", "[]")
+    assert [name for name, _ in await feed.events([])] == ["look"]
+
+
+async def test_what_frontends_have_kept_is_read_until_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEPLOYMENT_POLL_S", 0.0)
+    monkeypatch.setattr(module, "DRAW_S", 0.0)
+    poller = Looks()
+    feed = PageFeed(poller, no_records)  # type: ignore[arg-type]
+    await feed.events([])
+    poller.histories = [{"bounds_s": {}, "steps": []}]
+    await feed.events([])
+    await feed.events([])
+    assert poller.asked == 2

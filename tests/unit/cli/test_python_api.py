@@ -38,7 +38,7 @@ def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             raise DeploymentError("no deployment")
         arbiter = SimpleNamespace(pid=here.pid)
         return SimpleNamespace(
-            namespace=namespace, frontend_url="http://x:1", log_dir=tmp_path, arbiter=arbiter
+            namespace=namespace, frontend_url="http://x:1", log_dir=tmp_path, arbiter=arbiter, began_s=0.0
         )
 
     monkeypatch.setattr(detach, "start_detached", start)

@@ -16,6 +16,7 @@ from dynaplan.cli.reserve import check_known, parse_gpus, parse_release
 from dynaplan.fleet import deployments, scale_progress
 from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus
 from dynaplan.fleet.rules.statefile import with_planner_keys
+from dynaplan.fleet.store_keys import scaling_key
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
@@ -23,7 +24,7 @@ from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, TemporaryError
 from tests.unit.fleet.rules.graphs import box, worker
 
-KEY = f"v1/ns/planner/{RESERVATIONS}"
+KEY = scaling_key("ns", RESERVATIONS)
 
 
 @pytest.mark.parametrize(("text", "gpus"), [("gpu=7", [7]), ("gpu=6,7", [6, 7]), ("gpu=4-6,9", [4, 5, 6, 9])])

@@ -14,7 +14,14 @@ from dynaplan.cli.scale_counts import ScaleTimes
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet import circus_client, deployments, scale_progress
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts, first_to_leave, fleet_key, planner_prefix
+from dynaplan.fleet.store_keys import (
+    DesiredCounts,
+    first_to_leave,
+    fleet_key,
+    planner_prefix,
+    scaling_key,
+    scaling_prefix,
+)
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
@@ -47,10 +54,10 @@ class Box:
     async def wait_carried_out(
         self, found: Any, store: Any, request: Any, timeout_s: float, watch: Any
     ) -> None:
-        keys = {item.key: item.value for item in await store.list(planner_prefix("dynamo"))}
+        keys = {item.key: item.value for item in await store.list(scaling_prefix("dynamo"))}
         counts = DesiredCounts.from_keys("dynamo", keys)
         leaving = first_to_leave("dynamo", keys, counts.decision_id)
-        holds = RoleHolds.from_text(keys.get(planner_prefix("dynamo") + HOLDS, RoleHolds().to_text()))
+        holds = RoleHolds.from_text(keys.get(scaling_key("dynamo", HOLDS), RoleHolds().to_text()))
         self.asked.append((counts.num_decode_workers, leaving, holds.decode))
         if self.fails and counts.num_decode_workers == 2:
             raise PermanentError("1 of 2 decode workers ready")
@@ -103,7 +110,7 @@ async def test_the_new_one_is_ready_before_the_old_one_leaves_and_the_planner_ke
 
 async def test_a_hold_of_before_is_there_again(box: Box) -> None:
     mine = RoleHolds(decode=Hold(at_least=1, at_most=1))
-    await box.store.put(planner_prefix("dynamo") + HOLDS, mine.to_text())
+    await box.store.put(scaling_key("dynamo", HOLDS), mine.to_text())
     await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
     await WorkerRestart(box.store, "dynamo", OLD).run()
     assert box.asked[-1][2] == mine.decode
@@ -114,9 +121,9 @@ async def test_when_the_new_one_fails_the_old_one_goes_on(box: Box) -> None:
     await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
     with pytest.raises(PermanentError, match=f"no new worker took the place of {OLD.name}"):
         await WorkerRestart(box.store, "dynamo", OLD).run()
-    keys = {item.key: item.value for item in await box.store.list(planner_prefix("dynamo"))}
+    keys = {item.key: item.value for item in await box.store.list(scaling_prefix("dynamo"))}
     assert keys[planner_prefix("dynamo") + "num_decode_workers"] == "1"
-    assert RoleHolds.from_text(keys[planner_prefix("dynamo") + HOLDS]) == RoleHolds()
+    assert RoleHolds.from_text(keys[scaling_key("dynamo", HOLDS)]) == RoleHolds()
     assert box.workers == (OLD,)
 
 

@@ -44,7 +44,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
     """The store of a deployment with one decode worker, planned every 10 s."""
     store = MemoryStore(SystemClock())
     found = deployment({"adjustment-interval": 10, "max-gpu-budget": 4})
-    found.log_dir = tmp_path
+    found.log_dir, found.began_s = tmp_path, 0.0
 
     async def counted() -> None:
         for name, value in {"num_decode_workers": "1", "decision_id": "1"}.items():
@@ -54,6 +54,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
     asyncio.run(counted())
     monkeypatch.setattr(store, "close", closed)
     monkeypatch.setattr(scale, "find_here", lambda _: found)
+    monkeypatch.setattr(scale, "gpus_of", lambda _: (0,))
     monkeypatch.setattr(reserve, "connect", lambda _: found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(scale_progress, "check_alive", lambda _: None)
@@ -92,6 +93,22 @@ def test_the_answer_says_when_the_planner_may_change_it_and_how_to_keep_it(store
     assert "asked for decode=2 (decision 2)" in answer
     assert "The planner decides again 10 s after this is carried out, and may change that." in answer
     assert "To keep it: `dynaplan scale decode=2 --hold`, or --for 2h." in answer
+
+
+@pytest.mark.parametrize("words", [("decode", "2"), ("VllmWorker", "2"), ("decode", "+1")])
+def test_a_number_may_stand_behind_the_role(store: MemoryStore, words: tuple[str, ...]) -> None:
+    assert typed("scale", *words, "--no-wait", "--timeout", "3").exit_code == 0
+    assert asked_for(store) == "2"
+
+
+def test_a_number_alone_is_answered_with_the_role(store: MemoryStore) -> None:
+    assert "of which role?\n  Write decode=3." in str(typed("scale", "3").exception)
+
+
+def test_a_hold_with_hours_is_not_one_for_good(store: MemoryStore) -> None:
+    refused = typed("scale", "decode=2", "--at", "09:00-17:00", "--hold")
+    assert "--hold keeps the number at all hours, --at at some" in str(refused.exception)
+    assert asked_for(store) == "1"
 
 
 def test_a_hold_is_said_with_its_end_and_released_again(store: MemoryStore) -> None:

@@ -137,6 +137,14 @@ def test_more_gpus_than_the_box_has_are_refused() -> None:
         check_gpus(FLEET, {Role.DECODE: 4}, ["GPU 2: 71 of 80 GB in use"])
 
 
+def test_where_only_cores_compute_workers_are_counted_and_not_gpus() -> None:
+    check_gpus(FLEET, {Role.DECODE: 3}, has_gpus=False)
+    with pytest.raises(
+        CapacityError, match=r"room for 9 workers, and this deployment has it for 8\n.*--gpus 9"
+    ):
+        check_gpus(FLEET, {Role.DECODE: 4}, has_gpus=False)
+
+
 def test_a_hold_above_the_planners_gpu_budget_is_refused_with_the_option() -> None:
     settings = PlannerSettings(max_gpu_budget=5)
     check_budget(settings, FLEET, RoleHolds(decode=Hold(2)))

@@ -29,7 +29,7 @@ from dynaplan.fleet import scale_progress
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.startup_times import StartupTimesFile, startup_key
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.fleet.store_keys import DesiredCounts, scaling_key
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders import decision_log
@@ -54,7 +54,7 @@ async def store() -> MemoryStore:
 
 
 async def value(store: MemoryStore, name: str) -> str:
-    item = await store.get(f"v1/ns/planner/{name}")
+    item = await store.get(scaling_key("ns", name))
     return item.value if item else ""
 
 
@@ -67,7 +67,7 @@ async def test_counts_and_holds_are_written_together_above_every_id(store: Memor
 
 
 async def test_a_release_is_no_new_decision_and_leaves_an_empty_value(store: MemoryStore) -> None:
-    await store.put("v1/ns/planner/holds", AT_2.to_text())
+    await store.put("v1/ns/planner_extensions/holds", AT_2.to_text())
     written = await write_counts(store, "ns", lambda now, holds: ({}, RoleHolds()))
     assert written.before == AT_2
     assert await value(store, "holds") == "{}"
@@ -76,7 +76,7 @@ async def test_a_release_is_no_new_decision_and_leaves_an_empty_value(store: Mem
 
 async def test_holds_that_are_over_or_cannot_be_read_count_as_none(store: MemoryStore) -> None:
     for text in ('{"decode": 7}', RoleHolds(decode=Hold(2, until_s=time.time() - 1)).to_text()):
-        await store.put("v1/ns/planner/holds", text)
+        await store.put("v1/ns/planner_extensions/holds", text)
         written = await write_counts(store, "ns", lambda now, holds: ({Role.DECODE: 2}, holds))
         assert written.before == RoleHolds()
         assert await value(store, "holds") == "{}"
@@ -93,7 +93,7 @@ async def test_a_hold_made_meanwhile_is_seen_by_the_next_attempt(store: MemorySt
 
     async def overtaken(transaction):
         store.commit = commit
-        await store.put("v1/ns/planner/holds", AT_2.to_text())
+        await store.put("v1/ns/planner_extensions/holds", AT_2.to_text())
         return await commit(transaction)
 
     store.commit = overtaken
@@ -239,8 +239,8 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
     def say(document: dict[str, Any] | None, settings: PlannerSettings = SETTINGS, **options: Any) -> str:
         documents = [] if document is None else [document]
-        monkeypatch.setattr(decision_log, "recent_records", lambda directory, last: documents)
-        found: Any = SimpleNamespace(log_dir=tmp_path)
+        monkeypatch.setattr(decision_log, "recent_records", lambda directory, last, since_s: documents)
+        found: Any = SimpleNamespace(log_dir=tmp_path, began_s=0.0)
         return describe_next_decision(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 
     return say

@@ -39,11 +39,11 @@ def test_the_load_is_shown_against_its_targets() -> None:
     budget = {"ttft_requests": 12.4, "itl_requests": -3.2}
     view = view_of(document(load=FIGURES, targets=targets, error_budget=budget), 0.0)
     assert view.load == (
-        "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p90 96.3 (target 500)  ITL -",
+        "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p90 96.3 ms (target 500)  ITL -",
         "error budget: TTFT +12 requests, ITL -3",
     )
     assert view_of(document(load=FIGURES), 0.0).load == (
-        "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p95 96.3  ITL -",
+        "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p95 96.3 ms  ITL -",
     )
     assert view_of(document(load=None), 0.0).load == ("counting requests ...",)
     assert view_of(document(), 0.0).load == ()

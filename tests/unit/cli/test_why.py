@@ -1,4 +1,4 @@
-"""The lines about workers that were told to leave."""
+"""Whose decisions are explained, and the lines about workers that were removed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dynaplan.cli.why import removal_lines
 from dynaplan.fleet.rules.reconcile import Removal
 
 
-def test_each_removal_is_told_with_its_time_and_its_reason() -> None:
+def test_each_removal_is_printed_with_its_time_and_its_reason() -> None:
     at = datetime(2026, 5, 4, 3, 2, 1)
     why = "2 of 3 VllmWorker wanted; its cache served the least, 12 k tokens in about 10 minutes"
     assert removal_lines([Removal("ns_VllmWorker_2", at.timestamp(), why)]) == [
-        f"2026-05-04 03:02:01  ns_VllmWorker_2 was told to leave: {why}"
+        f"2026-05-04 03:02:01  ns_VllmWorker_2 was removed: {why}"
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from dynaplan.fleet import gpu_claims
 from dynaplan.fleet.deployments import find_deployment, find_deployments, port_holder
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.runtime_dir import hold_port
@@ -87,7 +89,36 @@ def test_a_deployment_with_its_statefile_elsewhere_is_named_with_the_way_to_see_
     with pytest.raises(DeploymentError) as raised:
         find_deployment()
     assert "There is deployment 'two' of " in str(raised.value)
-    assert f"(serve pid {parent.pid}); DYN_LOCAL_STATE_DIR=" in str(raised.value)
+    assert f"(serve pid {parent.pid})" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"HOME": "/srv/bob"}, "DYN_LOCAL_STATE_DIR=/srv/bob/.dynamo/state shows it"),
+        ({"HOME": "/srv/bob", "DYN_LOCAL_STATE_DIR": "~/s"}, "DYN_LOCAL_STATE_DIR=/srv/bob/s shows it"),
+        ({"HOME": "/srv/bob", "DYN_LOCAL_STATE_DIR": "/var/s"}, "DYN_LOCAL_STATE_DIR=/var/s shows it"),
+        ({"HOME": "/srv/bob", "DYN_LOCAL_STATE_DIR": "relative"}, ""),
+        ({"HOME": "/srv/bob", "DYN_LOCAL_STATE_DIR": "SEARCHED"}, ""),
+        ({}, ""),
+    ],
+)
+def test_another_deployments_directory_is_by_its_own_home_or_is_not_named(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], shown: str
+) -> None:
+    parent = identity_of(os.getppid())
+    NodeClaims(parent, "two", tmp_path / "node").claim(["GPU-SIM-0"])
+    theirs = {name: value.replace("SEARCHED", str(state)) for name, value in environment.items()}
+    monkeypatch.setattr(gpu_claims, "environment_of", lambda pid: theirs)
+    with pytest.raises(DeploymentError) as raised:
+        find_deployment()
+    line = next(line for line in str(raised.value).splitlines() if "There is deployment 'two'" in line)
+    assert line.endswith(f"(serve pid {parent.pid}); {shown}." if shown else f"(serve pid {parent.pid}).")
+
+
+def test_a_deployment_began_with_its_arbiter(state: Path) -> None:
+    write(state, "mine", SELF)
+    assert 0 <= time.time() - find_deployment("mine").began_s < 3600
 
 
 def test_the_holder_of_a_port_is_named_before_it_listens(state: Path) -> None:

@@ -19,10 +19,12 @@ from dynaplan.fleet.event_hook import (
     EventHook,
     EventWatch,
     HookEvent,
+    check_hook,
 )
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.planner import decision_events
 from dynaplan.planner.decision_events import RecordedDecisionEvents
+from dynaplan.util.errors import ConfigError
 from tests.fakes.clock import ManualClock
 
 
@@ -33,6 +35,27 @@ def worker(name: str, state: WorkerState) -> Worker:
 def record(at: str, before: float = 5.0, after: float = 4.0) -> dict[str, Any]:
     budgets = ({"error_budget": {"ttft_requests": each, "itl_requests": 1.0}} for each in (before, after))
     return dict(zip(("wall_time", "state", "next_state"), (at, *budgets), strict=True))
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:1/x", "https://host/x?a=b", "sh -c 'cat > told'"])
+def test_an_address_or_a_program_that_is_there_does_not_raise(target: str) -> None:
+    check_hook(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("http:/x", "no address of a web server"),
+        ("https://", "no address of a web server"),
+        ("ftp://host/x", "no address of a web server"),
+        ("no-such-program -v", "no program 'no-such-program'"),
+        ("say 'it", "No closing quotation"),
+        (" ", "no program ''"),
+    ],
+)
+def test_what_could_not_be_called_is_refused_before_anything_starts(target: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_hook(target)
 
 
 def test_a_worker_that_has_failed_is_one_event_and_what_was_so_before_is_none() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.fleet.gpu_claims import NodeClaims, claimants
+from dynaplan.process import node_directory
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.node_directory import node_dir
 from dynaplan.process.process_table import boot_id, identify, identity_of, is_alive
@@ -142,6 +143,25 @@ def test_claims_that_a_cleaner_took_away_are_made_again_at_the_next_look(
     assert "the claim on GPU-1" in caplog.text
     assert "GPU-2 had vanished, and meanwhile it is claimed by deployment" in caplog.text
     assert list(other.foreign(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-1"]
+
+
+def test_simulated_gpus_are_each_deployments_own_unless_the_directory_is_named(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DYNAPLAN_NODE_DIR", raising=False)
+    monkeypatch.setattr(node_directory, "DEFAULT_DIRECTORY", str(node))
+    monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path / "alice"))
+    ours, beside = NodeClaims(OURS, "a"), NodeClaims(THEIRS, "b")
+    assert ours.claim(["GPU-SIM-0", "GPU-1"]) == {"GPU-SIM-0", "GPU-1"}
+    assert beside.claim(["GPU-SIM-0", "GPU-1"]) == {"GPU-SIM-0"}
+    worker_of_ours = NodeClaims(THEIRS, "a", worker="a_VllmWorker_box_7")
+    assert worker_of_ours.claim(["GPU-SIM-0", "GPU-SIM-1"]) == {"GPU-SIM-1"}
+    assert set(ours.foreign(["GPU-SIM-0", "GPU-SIM-1", "GPU-1"])) == {"GPU-SIM-1"}
+    monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path / "bob"))
+    assert NodeClaims(THEIRS, "a").claim(["GPU-SIM-0"]) == {"GPU-SIM-0"}
+    ours.release(["GPU-SIM-0"])
+    assert worker_of_ours.foreign(["GPU-SIM-0"]) == {}
+    assert set(claimants(node)) == {OURS.pid, THEIRS.pid}
 
 
 def test_a_worker_claims_for_itself_and_is_no_deployment(node: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dynaplan.fleet.gpu_devices import simulated
-from dynaplan.fleet.gpu_inventory import in_use, notes
+from dynaplan.fleet.gpu_inventory import in_use, notes, shows_gpus
+from dynaplan.fleet.gpus import Gpu
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,27 @@ def test_memory_that_is_being_freed_is_waited_for(node: Path) -> None:
     remove.start()
     assert in_use(simulated(3), {1}, 20) == {}
     remove.join()
+
+
+REAL = (Gpu(0, "GPU-1"),)
+LLAMA = {"Worker": {"engine": "llamacpp"}}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "config", "shown"),
+    [
+        (simulated(8), 1.0, {}, True),
+        (simulated(8), 1.0, LLAMA, False),
+        (simulated(8), 0.0, {}, False),
+        (REAL, 1.0, LLAMA, True),
+        (REAL, 0.0, LLAMA, False),
+        ((), 0.0, {}, False),
+    ],
+)
+def test_gpus_are_shown_where_a_worker_has_one_that_computes(
+    gpus: tuple[Gpu, ...], asked: float, config: dict[str, dict[str, str]], shown: bool
+) -> None:
+    assert shows_gpus(gpus, [("Frontend", 0.0), ("Worker", asked)], config) is shown
 
 
 def test_what_is_left_out_is_told_and_so_is_what_is_used_all_the_same() -> None:

@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 from dynaplan.fleet.store_keys import (
     LIVE_SETTINGS,
     DesiredCounts,
+    by_name,
     first_to_leave,
     fleet_key,
+    former_extensions,
     live_setting,
     live_settings_prefix,
     planner_prefix,
+    scaling_key,
+    scaling_prefix,
     worth_in,
     worth_text,
 )
@@ -28,6 +32,23 @@ def keys(**values: str) -> dict[str, str]:
 def test_the_keys_of_a_namespace_are_those_of_the_protocol() -> None:
     assert planner_prefix("ns") == "v1/ns/planner/"
     assert fleet_key("ns") == "v1/ns/fleet"
+
+
+def test_extensions_are_no_keys_of_the_protocol_and_one_prefix_has_both() -> None:
+    assert scaling_key("ns", "holds") == "v1/ns/planner_extensions/holds"
+    assert scaling_key("ns", "decision_id") == planner_prefix("ns") + "decision_id"
+    for name in ("holds", "reservations", "leave_first", "store_id", "decision_id"):
+        assert scaling_key("ns", name).startswith(scaling_prefix("ns"))
+
+
+def test_extensions_are_read_where_the_version_before_had_them_unless_they_were_written_since() -> None:
+    found = keys(holds="old", store_id="s", decision_id="3") | {scaling_key("ns", "holds"): "new"}
+    assert by_name("ns", found) == {"holds": "new", "store_id": "s", "decision_id": "3"}
+    assert former_extensions("ns", found) == {
+        "v1/ns/planner/holds": "holds",
+        "v1/ns/planner/store_id": "store_id",
+    }
+    assert by_name("ns", {"v1/ns/plannerx": "7", "v1/other/planner/holds": "x"}) == {}
 
 
 def test_a_decision_is_read_from_its_keys() -> None:

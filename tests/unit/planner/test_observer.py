@@ -101,11 +101,11 @@ async def test_how_long_workers_take_to_start_is_what_the_fleet_says_unless_the_
     assert told.notes.records[-1].observation.startup_s == 5.0
 
 
-def test_gpu_hours_count_by_the_clock_and_only_while_workers_are_there():
+def test_gpu_seconds_count_by_the_clock_and_only_while_workers_are_there():
     gauges = GaugesRecorder(PlannerSettings(prefill_engine_num_gpu=2))
     for at_s, prefill in ((0.0, 1), (3600.0, 0), (7200.0, 0)):
         gauges.record_sample(Sample(at_s, prefill_workers=prefill, decode_workers=1))
-    assert gauges.read()["dynamo_planner_gpu_hours"] == 3.0 + 1.0
+    assert gauges.read()["dynamo_planner_gpu_seconds_total"] == 3600 * (3.0 + 1.0)
     assert gauges.read()["dynamo_planner_num_decode_replicas"] == 1
 
 
@@ -114,7 +114,7 @@ async def test_a_planner_of_its_own_serves_its_numbers(unused_tcp_port):
     clock = ManualClock()
     pulse = LoopPulse(clock)
     runner = await serve_metrics(
-        settings, lambda: {"dynamo_planner_gpu_hours": 1.5}, lambda: not pulse.is_late
+        settings, lambda: {"dynamo_planner_gpu_seconds_total": 1.5}, lambda: not pulse.is_late
     )
     url = f"http://127.0.0.1:{unused_tcp_port}"
 
@@ -133,6 +133,6 @@ async def test_a_planner_of_its_own_serves_its_numbers(unused_tcp_port):
             still = await health(session)
     finally:
         await runner.cleanup()
-    assert 'dynamo_planner_gpu_hours{dynamo_namespace="ns"} 1.5' in text
+    assert 'dynamo_planner_gpu_seconds_total{dynamo_namespace="ns"} 1.5' in text
     assert before == busy == (200, "ready")
     assert still == (503, "standing still")

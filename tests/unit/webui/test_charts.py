@@ -45,7 +45,7 @@ def test_it_is_one_document_on_one_line_whatever_it_holds() -> None:
     assert "\n" not in svg
     root = ElementTree.fromstring(svg)
     assert {each.tag.rpartition("}")[2] for each in root.iter()} <= {
-        *("svg", "metadata", "g", "text", "path", "title")
+        *("svg", "metadata", "g", "text", "tspan", "path", "title")
     }
 
 
@@ -71,6 +71,40 @@ def test_targets_are_drawn_where_there_are_any() -> None:
     without = drawn(limits=ChartLimits({}, 0, has_prefill=False))
     assert 'class="limit"' not in without
     assert "target" not in without
+
+
+def test_a_legend_names_the_lines_and_the_limit() -> None:
+    root = ElementTree.fromstring(drawn())
+    (title,) = root.findall("{*}g[@data-key='ttft_ms']/{*}text[@class='title']")
+    assert [each.text.strip() for each in title.findall("{*}tspan[@class='name']")] == [
+        "p90",
+        "mean",
+        "target",
+    ]
+
+
+def test_the_kv_usage_counts_waiting_requests_and_shows_the_planners_threshold() -> None:
+    look = document(worker_document(kv_usage=0.98, running=3, waiting=4), load=None)
+    sample = sample_of_status(look, NOW_S - 5, 10.0)
+    assert sample.kv_usage == pytest.approx(1.06)
+    limits = ChartLimits({}, 0, has_prefill=False, kv_scale_up=0.9)
+    svg = live_svg(ChartsRequest(900, 1000), [sample], [], limits, NOW_S, 0.0)
+    assert "KV cache of decode workers, %, and 2 for each request waiting" in svg
+    assert " add a worker</tspan>" in svg
+
+
+def test_without_gpus_none_are_drawn() -> None:
+    look = document(worker_document(gpus=[]), load=None, gpus=[])
+    assert sample_of_status(look, 100.0, 10.0).gpus is None
+    svg = live_svg(
+        ChartsRequest(900, 380),
+        [DeploymentSample(NOW_S - 5, 10.0, decode=1.0, gpus=1.0)],
+        [],
+        ChartLimits({}, 0, has_prefill=False),
+        NOW_S,
+        0.0,
+    )
+    assert [each["key"] for each in numbers_in(svg)["panels"]] == ["decode"]
 
 
 def test_prefill_workers_are_drawn_where_there_are_any() -> None:
@@ -120,6 +154,13 @@ def test_a_record_tells_traffic_workers_and_the_gpus_that_they_hold() -> None:
 def test_a_record_speaks_for_the_time_since_the_one_before() -> None:
     samples = list(samples_of_log([record(0), record(30)]))
     assert [each.lasted_s for each in samples] == [600.0, 30.0]
+
+
+def test_the_first_record_speaks_for_no_time_before_the_deployment() -> None:
+    began_s = record_time_s(record(0))
+    assert began_s is not None
+    samples = list(samples_of_log([record(20), record(30)], began_s + 5))
+    assert [each.lasted_s for each in samples] == [15.0, 10.0]
 
 
 def test_records_that_cannot_be_read_leave_out_what_they_do_not_say() -> None:

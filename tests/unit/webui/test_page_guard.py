@@ -22,7 +22,7 @@ def guard(host: str = "127.0.0.1") -> PageGuard:
 def request(**headers: str) -> Request:
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     nothing = cast(Any, None)
-    return Request("GET", "/ui", "/ui", Headers(pairs), nothing, nothing, "id")
+    return Request("GET", "/ui", "/ui", Headers(pairs), nothing, nothing, "name")
 
 
 @pytest.mark.parametrize(

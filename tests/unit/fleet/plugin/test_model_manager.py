@@ -151,6 +151,28 @@ async def test_a_model_that_can_never_start_is_told_to_those_who_wait_for_it(tmp
     assert box.link.fleet["absent"]["ant"]
 
 
+async def test_a_load_that_failed_for_want_of_memory_is_not_tried_again_with_as_little(
+    tmp_path: Path,
+) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.reconciler.reconcile_once()
+    (tmp_path / "ns_ant.log").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    )
+    given = []
+    for _ in range(3):
+        box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
+        await box.reconciler.reconcile_once()
+        await box.reconciler.reconcile_once()
+        given.append(box.reconciler.workers["ns_ant"].memory_bytes / GB)
+    assert given == [62.5, 78.125, 80], "all of it, before it is given up"
+    box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
+    await box.settle()
+    assert box.reconciler.workers["ns_ant"].state is WorkerState.FAILED
+    assert "it needs 100.0 GB" in box.link.fleet["models"]["ant"]["refusal"]["why"]
+
+
 def test_what_was_learnt_is_where_a_manager_begins(tmp_path: Path) -> None:
     box = models_box(tmp_path)
     learnt = {"ant": Learnt(memory_bytes=7)}

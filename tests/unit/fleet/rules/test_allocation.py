@@ -113,6 +113,14 @@ def test_the_gpu_map_shows_every_worker_and_every_gpu() -> None:
     assert "NAME" not in gpu_map(graph(frontend), (), {}, {})
 
 
+def test_where_gpus_stand_for_cores_the_map_has_the_workers_alone() -> None:
+    text = gpu_map(graph(decode(1)), box(2), {}, {"VllmWorker": "m"}, has_gpus=False)
+    assert text.splitlines() == [
+        "WORKER             ROLE    GPUS  MODEL",
+        "dynamo_VllmWorker  decode  -     m",
+    ]
+
+
 def test_the_gpu_map_says_what_does_not_fit() -> None:
     assert "does not fit" in gpu_map(graph(decode(2)), box(1), NOBODY, {})
 

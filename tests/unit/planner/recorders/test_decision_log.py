@@ -9,6 +9,7 @@ import signal
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,13 @@ def test_the_records_of_the_planner_before_fill_up(tmp_path):
     write_pointer(tmp_path, tmp_path / "elsewhere" / "deep")
     assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 2)] == [20, 30]
     assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 1)] == [30]
+
+
+def test_records_of_an_earlier_deployment_are_left_out(tmp_path):
+    write_lines(tmp_path / "20260101_000000", record(10), record(20))
+    began_s = datetime(2026, 1, 1, 0, 0, 15, tzinfo=UTC).timestamp()
+    assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 5, since_s=began_s)] == [20]
+    assert recent_records(tmp_path, 5, since_s=began_s + 60) == []
 
 
 def test_nothing_written_is_no_records(tmp_path):

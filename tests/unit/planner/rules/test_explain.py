@@ -36,6 +36,11 @@ def test_a_change_names_the_step_that_made_it():
     assert "changed    decode scale up: the mean KV usage 0.95 is above 0.9: one decode worker more" in text
 
 
+def test_a_usage_above_the_whole_cache_is_explained():
+    assert "mean KV usage 1.04 (each request that waits adds 0.02)\n" in told(interval(1, 1, 1.04))
+    assert "mean KV usage 0.95\n" in told(interval(1, 1, 0.95))
+
+
 def test_no_operation_says_would_have():
     assert "would have changed" in told(interval(1, 1, 0.95), PlannerSettings(no_operation=True))
 

@@ -192,7 +192,7 @@ def test_what_is_wrong_is_told_with_the_file_the_line_and_what_was_expected(
 
 
 def test_a_file_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read the trace .*missing\.csv: No such file"):
+    with pytest.raises(ConfigError, match=r"there is no trace .*missing\.csv\n  Expected a file"):
         next(read_trace(tmp_path / "missing.csv"))
 
 

@@ -1,0 +1,39 @@
+"""The fleet plugin's link to the store: where the keys are, and what it moves when it starts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dynaplan.fleet.plugin.store_link import StoreLink
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from tests.fakes.polling import eventually
+
+
+async def values(store: MemoryStore) -> dict[str, str]:
+    return {item.key: item.value for item in await store.list("v1/ns/planner")}
+
+
+async def test_extensions_of_the_version_before_are_moved_and_later_ones_win() -> None:
+    store = MemoryStore(SystemClock())
+    for name, value in {"holds": "{}", "store_id": "s", "decision_id": "3"}.items():
+        await store.put(f"v1/ns/planner/{name}", value)
+    await store.put("v1/ns/planner_extensions/holds", '{"decode": {"at_least": 1}}')
+    link = StoreLink(store, "ns", asyncio.Event())
+    link.start()
+    try:
+
+        async def is_moved() -> bool:
+            return await values(store) == {
+                "v1/ns/planner/decision_id": "3",
+                "v1/ns/planner_extensions/holds": '{"decode": {"at_least": 1}}',
+                "v1/ns/planner_extensions/store_id": "s",
+            }
+
+        await eventually(is_moved)
+        found = await link.read_persisted()
+        assert found
+        assert set(found.planner) == {"decision_id", "holds", "store_id"}
+    finally:
+        await link.close()
+        await store.close()
