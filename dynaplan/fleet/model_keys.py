@@ -3,7 +3,7 @@
 1. *Demand*, ``v1/{namespace}/model_demand/{frontend's instance id}``, under the frontend's lease: the
    requests that wait for each model and that are answered, by the model's name.
 2. *Orders*, ``v1/{namespace}/planner_extensions/models``: what a person has asked for, by ``dynaplan
-   load``, ``unload``, ``pin`` and ``unpin``. One JSON object by the model's name; it is kept in the statefile.
+   load``, ``unload``, ``pin`` and ``unpin``. One JSON object by the model's name; the statefile keeps it.
 3. *Reports*, in the field ``models`` of the published fleet: the state of each model, and why requests for it
    are refused, if they are.
 

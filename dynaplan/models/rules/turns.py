@@ -86,11 +86,11 @@ def claim_to_stay(settings: ModelSettings, status: ModelStatus, now_s: float) ->
     if settings.is_pinned:
         return Claim(Leave.NEVER, "is pinned")
     if status.state is ModelState.LOADING:
+        if not status.waiting and status.load_asked_s is None:
+            return Claim(Leave.AT_ONCE, "is loading, and nobody waits for it")
         if now_s >= status.since_s + settings.load_timeout_s:
-            return Claim(Leave.WHEN_OVERDUE, f"has been loading for {now_s - status.since_s:.0f} s")
-        if status.waiting or status.load_asked_s is not None:
-            return Claim(Leave.LATER, f"is loading for {count(status.waiting)}")
-        return Claim(Leave.AT_ONCE, "is loading, and nobody waits for it")
+            return Claim(Leave.WHEN_OVERDUE, f"has been loading for {seconds(now_s - status.since_s)}")
+        return Claim(Leave.LATER, f"is loading for {count(status.waiting)}")
     stays_until_s = status.since_s + settings.min_stay_s
     if status.state is ModelState.READY and now_s < stays_until_s:
         return Claim(
