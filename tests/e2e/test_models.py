@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -116,7 +115,7 @@ async def test_who_kills_serve_a_loading_worker_or_a_draining_one_loses_no_reque
     deployment: Deployment,
 ) -> None:
     await asyncio.to_thread(deployment.run, "unload", "cow")
-    answers = asyncio.create_task(mixed(deployment.url, MODELS, requests=150, clients=30, tokens=16))
+    answers = asyncio.create_task(mixed(deployment.url, MODELS, requests=90, clients=20, tokens=16))
     for kill in (kill_loading, kill_serve, kill_draining):
         await kill(deployment)
     assert [each for each in await answers if each.fault] == []
@@ -145,20 +144,13 @@ async def _in_state(deployment: Deployment, state: str) -> int:
     return int(await eventually(pid, interval_s=0.005))
 
 
-async def test_the_commands_load_pin_and_put_away(deployment: Deployment) -> None:
+async def test_a_pinned_model_stays_until_it_is_put_away(deployment: Deployment) -> None:
     async def run(*words: str) -> str:
         result = await asyncio.to_thread(deployment.run, *words)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
-    assert "bee is ready" in await run("load", "bee", "--for", "1h")
-    shown = json.loads(await run("models", "--json"))["models"]
-    assert {name: each["state"] == "ready" for name, each in shown.items()} == {
-        "ant": False,
-        "bee": True,
-        "cow": False,
-    }
-    await run("pin", "bee")
+    assert "bee is ready" in await run("pin", "bee")
     async with aiohttp.ClientSession() as session:
         refused = await ask(session, deployment.url, "cow", is_stream=False, tokens=4)
         assert "409" in refused.fault
@@ -166,5 +158,3 @@ async def test_the_commands_load_pin_and_put_away(deployment: Deployment) -> Non
         await run("unload", "bee")
         answered = await ask(session, deployment.url, "cow", is_stream=False, tokens=4)
         assert answered.fault == ""
-    result = await asyncio.to_thread(deployment.run, "load", "cat")
-    assert (result.returncode, "no model 'cat'" in result.stderr) == (2, True)
