@@ -24,6 +24,7 @@ from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.lab.simulate.options import SimulateOptions
+    from dynaplan.simulation.many_models.box import SimulatedModel
 
 
 @click.command(
@@ -129,11 +130,11 @@ def command(
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
             check_writable(option, Path(written))
-    if given["models"]:
-        compare_models(given, json_path)
-        return
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
+    if models := many_models(given["models"], file, context.obj):
+        compare_models(models, given, json_path)
+        return
     graph = read_graph(file, context.obj)
     own = str(graph.sections["Planner"].get("policy", "load"))
     policies = policies or (candidates_beside(own) if recommend else (own,))
@@ -161,21 +162,25 @@ def command(
         write("--html", html_path, page(served, results, order))
 
 
-def compare_models(given: Mapping[str, Any], json_path: str | None) -> None:
+def many_models(text: str | None, file: Path | None, overrides: Sequence[str]) -> dict[str, SimulatedModel]:
+    """Return the models of ``--models``, or of a file with a section ``Models``; none where there is
+    neither."""
+    from dynaplan.cli.imported_models import read_config_file
+    from dynaplan.lab.simulate.many_models import models_of, read_models
+
+    if text:
+        return read_models(text)
+    return models_of(read_config_file(file, overrides)[0]) if file else {}
+
+
+def compare_models(
+    models: Mapping[str, SimulatedModel], given: Mapping[str, Any], json_path: str | None
+) -> None:
     """Compare our rules for several models with those of other systems, and print the table."""
-    from dynaplan.lab.simulate.many_models import (
-        COLUMNS,
-        NOTES,
-        ManyModels,
-        read_models,
-        rows,
-        run_comparison,
-    )
+    from dynaplan.lab.simulate.many_models import COLUMNS, NOTES, ManyModels, rows, run_comparison
 
     memory_bytes = int(given["gpu_memory"] * 1e9)
-    options = ManyModels(
-        given["trace"], read_models(given["models"]), given["gpus"], memory_bytes, given["seed"]
-    )
+    options = ManyModels(given["trace"], models, given["gpus"], memory_bytes, given["seed"])
     table = rows(run_comparison(options))
     cells = [[heading for heading, _ in COLUMNS.values()]]
     cells += [[shown.format(row[key]) for key, (_, shown) in COLUMNS.items()] for row in table]

@@ -53,7 +53,7 @@ class ModelDemand:
     def plus(self, other: ModelDemand) -> ModelDemand:
         """Return the demand of two frontends together."""
         oldest = [each.oldest_unix_s for each in (self, other) if each.waiting]
-        later = self if self.last_use_unix_s >= other.last_use_unix_s else other
+        later = max((self, other), key=lambda each: (each.last_use_unix_s, each != NO_DEMAND))
         return ModelDemand(
             self.waiting + other.waiting,
             min(oldest, default=0.0),

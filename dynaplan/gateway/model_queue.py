@@ -64,8 +64,7 @@ class ModelQueue(FleetStatus):
         self._seen_uses = 0
         self._last_use_unix_s = 0.0
         self._is_removed = False
-        self.keep_alive_s: float | None = None
-        """For how long the last request that said so wants the model to stay idle."""
+        self._keep_alive_s: float | None = None
         self.report: ModelReport | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when a request begins or ceases to wait, or is the first after a while."""
@@ -94,7 +93,12 @@ class ModelQueue(FleetStatus):
         if in_flight or self._uses != self._seen_uses:
             self._seen_uses, self._last_use_unix_s = self._uses, round(self._unix_s(), 1)
         oldest = next(iter(self._waiting.values()), 0.0)
-        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s, self.keep_alive_s)
+        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s, self._keep_alive_s)
+
+    def keep_alive(self, asked_s: float) -> None:
+        """Have the model leave so long after its last use as a request asks, if its ``ttl`` is longer."""
+        self._keep_alive_s = asked_s if asked_s < (self._settings.ttl_s or math.inf) else None
+        self.changed()
 
     async def book(self, router: WorkerRouter, call: Call | None, comment: Comment | None) -> Booking:
         """Book a worker of the model, once it has one; ``comment`` tells a client with a stream meanwhile.
@@ -102,6 +106,7 @@ class ModelQueue(FleetStatus):
         Raises ApiError when the model is not loaded in time, or not at all, or too many wait already.
         """
         self._uses += 1
+        self._keep_alive_s = None
         booking = router.book_at_once()
         if booking:
             if self._uses == self._seen_uses + 1:

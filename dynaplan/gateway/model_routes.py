@@ -22,7 +22,6 @@ from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.http_messages import Answering, Request, RequestBody, Response
-from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.models import FrontendModel, FrontendModels
 from dynaplan.gateway.ollama_api import OllamaError, OllamaModel, Translation
 from dynaplan.gateway.openai_api import ApiError, bad_request
@@ -61,9 +60,9 @@ class ModelRoutes:
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/"): self._say_running,
             ("GET", "/api/version"): self._version,
-            ("GET", "/api/tags"): self._tags,
-            ("GET", "/api/ps"): self._ps,
-            ("POST", "/api/show"): self._show,
+            ("GET", "/api/tags"): in_ollamas_form(self._tags),
+            ("GET", "/api/ps"): in_ollamas_form(self._ps),
+            ("POST", "/api/show"): in_ollamas_form(self._show),
             ("POST", "/api/chat"): self._ollama(ollama_api.chat_request),
             ("POST", "/api/generate"): self._ollama(ollama_api.generate_request),
             ("POST", "/api/embed"): self._ollama(ollama_api.embed_request),
@@ -116,21 +115,19 @@ class ModelRoutes:
 
     async def _unload(self, request: Request) -> Response:
         model = self._models.find(str((await self._document(request)).get("model") or ""))
-        await self._order(model, unload_order(time.time()))
+        await self._put_away(model)
         return Response.json({"success": True})
 
     async def _unload_all(self, request: Request) -> Response:
         self._check_key(request)
         for model in self._models.all:
-            if _status(model).is_loaded:
-                await self._order(model, unload_order(time.time()))
+            if _status(model).is_loaded and not _is_pinned(model):
+                await self._put_away(model)
         return Response.text("OK")
 
     async def _unload_one(self, request: Request) -> Response:
         self._check_key(request)
-        await self._order(
-            self._models.find(unquote(request.path.removeprefix(_UNLOAD))), unload_order(time.time())
-        )
+        await self._put_away(self._models.find(unquote(request.path.removeprefix(_UNLOAD))))
         return Response.text("OK")
 
     async def _upstream(self, request: Request) -> Response | None:
@@ -194,41 +191,29 @@ class ModelRoutes:
 
     def _ollama(self, translate: Callable[[Mapping[str, Any], Any], Translation]) -> Handler:
         async def answer(request: Request) -> Response | None:
-            try:
-                document = await self._document(request)
-                asked = translate(document, self._models.names())
-                return await self._answer_ollama(request, asked)
-            except OllamaError as error:
-                return Response.json(ollama_api.error_document(str(error)), 400)
-            except ApiError as error:
-                return Response.json(ollama_api.error_document(str(error)), error.status)
+            document = await self._document(request)
+            return await self._answer_ollama(request, translate(document, self._models.names()))
 
-        return answer
+        return in_ollamas_form(answer)
 
     async def _answer_ollama(self, request: Request, asked: Translation) -> Response | None:
-        model = self._models.find(asked.model)
-        if model.queue and asked.keep_alive_s is not None:
-            ttl_s = model.queue.settings.ttl_s
-            model.queue.keep_alive_s = ollama_api.capped_keep_alive_s(asked.keep_alive_s, ttl_s)
-        if not asked.path:
-            await self._load_only(model, asked)
-            return Response.json(ollama_api.only_loaded(asked, time.time()))
-        connection = OllamaConnection(request.connection, asked, is_old=request.path == "/api/embeddings")
-        body = json.dumps(asked.body)
-        inner = replace(
-            request, path=asked.path, body=WholeBody(body.encode()), connection=cast(Answering, connection)
-        )
-        response = await self._completions(inner)
-        return connection.translated(response) if response else None
-
-    async def _load_only(self, model: FrontendModel, asked: Translation) -> None:
-        """Load the model, or put it away, as an empty request of Ollama asks."""
-        if model.queue is None:
-            return
-        if asked.is_unload:
-            await self._order(model, unload_order(time.time()))
-        else:
-            (await model.queue.book(model.router, None, None)).close()
+        model, arrived_s = self._models.find(asked.model), time.monotonic()
+        try:
+            if model.queue and not asked.is_unload:  # so that the time of the load is known
+                (await model.queue.book(model.router, None, None)).close()
+            if not asked.path:
+                return Response.json(ollama_api.only_loaded(asked, time.time()))
+            connection = OllamaConnection(
+                request.connection, asked, arrived_s, is_old=request.path == "/api/embeddings"
+            )
+            body = WholeBody(json.dumps(asked.body).encode())
+            response = await self._completions(
+                replace(request, path=asked.path, body=body, connection=cast(Answering, connection))
+            )
+            return connection.translated(response) if response else None
+        finally:
+            if model.queue and asked.keep_alive_s is not None:
+                model.queue.keep_alive(asked.keep_alive_s)
 
     # --------------------------------------------------------------------------------------------
 
@@ -246,6 +231,16 @@ class ModelRoutes:
         if not isinstance(document, dict):
             raise bad_request("The body must be a JSON object")
         return document
+
+    async def _put_away(self, model: FrontendModel) -> None:
+        """Write the order to unload the model. What its owner has pinned is not a client's to move."""
+        if _is_pinned(model):
+            raise ApiError(
+                409,
+                f"{model.name} is pinned: `dynaplan unpin {model.name}` comes first",
+                code="models_pinned",
+            )
+        await self._order(model, unload_order(time.time()))
 
     async def _order(self, model: FrontendModel, order: Mapping[str, Any]) -> None:
         await change_order(self._store, self._namespace, model.name, order)
@@ -265,6 +260,10 @@ def _status(model: FrontendModel) -> ModelStatus:
     return ModelStatus(model.name, ModelState(report.state), reason=report.why)
 
 
+def _is_pinned(model: FrontendModel) -> bool:
+    return bool(model.queue and model.queue.report and model.queue.report.is_pinned)
+
+
 def _ttl_s(model: FrontendModel) -> float:
     return model.queue.settings.ttl_s if model.queue else 0.0
 
@@ -275,7 +274,7 @@ def _own(model: FrontendModel) -> list[str]:
 
 def _described(name: str, model: FrontendModel) -> OllamaModel:
     card = next(iter(model.cards), {})
-    report = model.queue.report if isinstance(model.queue, ModelQueue) else None
+    report = model.queue.report if model.queue else None
     context = card.get("context_tokens")
     leaves_unix_s = report.leaves_unix_s if report else 0.0
     return OllamaModel(
@@ -285,6 +284,22 @@ def _described(name: str, model: FrontendModel) -> OllamaModel:
         context_tokens=context if isinstance(context, int) else 0,
         expires_unix_s=leaves_unix_s or math.inf,
     )
+
+
+def in_ollamas_form(handler: Handler) -> Handler:
+    """Return the handler with its errors in the form that Ollama's clients read."""
+
+    async def answer(request: Request) -> Response | None:
+        try:
+            return await handler(request)
+        except OllamaError as error:
+            return Response.json(ollama_api.error_document(str(error)), 400)
+        except ApiError as error:
+            headers = {"Content-Type": "application/json", **error.headers}
+            document = json.dumps(ollama_api.error_document(str(error)))
+            return Response(error.status, headers, document.encode())
+
+    return answer
 
 
 class WholeBody(RequestBody):
@@ -304,12 +319,12 @@ class WholeBody(RequestBody):
 class OllamaConnection:
     """The connection of a request in Ollama's words: what is written to it in OpenAI's goes on in its own."""
 
-    def __init__(self, connection: Answering, asked: Translation, *, is_old: bool) -> None:
+    def __init__(self, connection: Answering, asked: Translation, arrived_s: float, *, is_old: bool) -> None:
         self._connection = connection
         self._is_embedding = asked.path == "/v1/embeddings"
         self._is_old = is_old
         now_s = time.monotonic()
-        self._answer = ollama_api.Answer(asked, now_s, now_s, time.time() - now_s)
+        self._answer = ollama_api.Answer(asked, arrived_s, now_s, time.time() - now_s)
         self._has_ended = False
 
     def translated(self, response: Response) -> Response:
@@ -332,7 +347,6 @@ class OllamaConnection:
         await self._connection.respond(request, self.translated(response))
 
     def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
-        self._answer.admitted_s = time.monotonic()
         self._connection.start_stream(request, {"Content-Type": "application/x-ndjson"})
 
     async def write(self, data: bytes) -> None:

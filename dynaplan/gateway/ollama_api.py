@@ -274,11 +274,6 @@ def _keep_alive(document: Document) -> float | None:
     return keep_alive_s(document.get("keep_alive"))
 
 
-def capped_keep_alive_s(asked_s: float | None, ttl_s: float) -> float | None:
-    """Return the lease that a client gets: no longer than the owner's ``ttl``, 0 of which is no limit."""
-    return asked_s if asked_s is None or not ttl_s else min(asked_s, ttl_s)
-
-
 # Answers
 
 

@@ -83,7 +83,7 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
     A worker that drains posts ``/leaving/{instance id}`` to the process's own loopback server: it gets no new
-    request from then on, and the answer has how many of its requests this frontend still waits for. Workers
+    request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
     frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)

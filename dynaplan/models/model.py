@@ -282,17 +282,3 @@ class Plan:
     actions: tuple[Action, ...] = ()
     trail: tuple[Step, ...] = ()
     next_at_s: float = inf
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What a request for a model that came now would meet.
-
-    ``status`` is 0 when it is served or may wait, else the HTTP status with which it is refused before
-    anything is sent to the client; ``expected_wait_s`` is an estimate of its wait.
-    """
-
-    status: int = 0
-    why: str = ""
-    retry_after_s: float = 0.0
-    expected_wait_s: float = 0.0

@@ -81,6 +81,21 @@ async def test_llama_swaps_paths_show_and_end_what_runs() -> None:
         assert (await here.post("/upstream/ant/v1/completions", model="ant", prompt="a"))[0] == 200
 
 
+async def test_no_client_moves_a_model_that_its_owner_has_pinned() -> None:
+    async with serving() as here:
+        pinned = ModelReport("VllmWorker", "ready", is_pinned=True).to_json()
+        await here.store.put(fleet_key("ns"), json.dumps({"roles": {}, "models": {"ant": pinned}}))
+
+        async def is_known() -> bool:
+            return (await here.post("/models/unload", model="ant"))[0] == 409
+
+        await eventually(is_known)
+        before = await orders(here)
+        assert (await here.post("/api/models/unload/ant"))[0] == 409
+        assert await here.get("/unload") == (200, "OK")
+        assert await orders(here) == before
+
+
 async def test_a_change_of_a_models_state_is_an_event() -> None:
     async with serving() as here, here.client.get(here.url + "/models/sse") as response:
         first = [await response.content.readline() for _ in range(4)]

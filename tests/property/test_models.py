@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -139,6 +140,88 @@ def test_a_b_a_a_c_a_b_c_loads_each_model_once() -> None:
     box = Box((Device(0, 10),), models, Dynaplan())
     box.run((Chain(float(i), (Call(name, 0, 5),), 1e9) for i, name in enumerate("abaacabc")), 10.0)
     assert box.loads == 3
+
+
+# Memory faults
+
+
+class FaultyBox(Box):
+    """Models whose estimates are wrong, and whose memory comes back late, or never.
+
+    A load that finds too little memory fails, as an engine's does, and says how much there was.
+    """
+
+    def __init__(self, devices: tuple[Device, ...], models: dict[str, SimulatedModel], sizes: dict[str, int]):
+        super().__init__(devices, models, Dynaplan())
+        self.sizes = sizes
+        self.late_s: list[float] = []
+        self.too_little: dict[str, list[int]] = {name: [] for name in models}
+
+    def load(self, name: str, devices: tuple[int, ...]) -> None:
+        there = min(self._free(index) for index in devices)
+        super().load(name, devices)
+        worker = self.workers[name]
+        if self.sizes[name] <= there:
+            worker.status = replace(
+                worker.status,
+                held_bytes=dict.fromkeys(devices, self.sizes[name]),
+                measured_bytes=self.sizes[name],
+            )
+            return
+        self.too_little[name].append(there)
+        worker.generation += 1
+        worker.status = replace(worker.status, held_bytes={})
+        self._later(1.0, lambda: self._fail(name, there))
+
+    def _fail(self, name: str, there: int) -> None:
+        retry_at_s = self.now_s + 5
+        worker = self.workers[name]
+        if worker.status.state is ModelState.LOADING:
+            self._move(worker, ModelState.FAILED, placed_on=(), too_little_bytes=there, retry_at_s=retry_at_s)
+
+    def _free(self, index: int) -> int:
+        held = sum(each.status.held_bytes.get(index, 0) for each in self.workers.values())
+        return self.devices[index].total_bytes - self.devices[index].foreign_bytes - held
+
+    def _move(self, worker: Any, state: ModelState, **changes: Any) -> None:
+        held = dict(worker.status.held_bytes)
+        super()._move(worker, state, **changes)
+        late_s = self.late_s.pop() if state is ModelState.UNLOADED and self.late_s else 0.0
+        if late_s:
+            self._take(held)
+            self._later(late_s, lambda: self._take({index: -size for index, size in held.items()}))
+
+    def _take(self, held: dict[int, int]) -> None:
+        self.devices = tuple(
+            replace(each, foreign_bytes=each.foreign_bytes + held.get(each.index, 0)) for each in self.devices
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_model_is_placed_twice_where_it_does_not_fit_whatever_memory_does(data: st.DataObject) -> None:
+    names = NAMES[: data.draw(st.integers(2, 4))]
+    sizes = {name: data.draw(st.integers(2, 12)) for name in names}
+    models = {
+        name: SimulatedModel(
+            ModelSettings(
+                ttl_s=20.0,
+                load_timeout_s=300.0,
+                estimate_bytes=max(1, round(size * data.draw(st.sampled_from([0.5, 1.0, 1.5])))),
+                estimate_load_s=5,
+            ),
+            5,
+            itl_s=1.0,
+        )
+        for name, size in sizes.items()
+    }
+    devices = tuple(Device(index, 12) for index in range(data.draw(st.integers(1, 2))))
+    box = FaultyBox(devices, models, sizes)
+    box.late_s = data.draw(st.lists(st.sampled_from([0.0, 3.0, 40.0, 1e6]), max_size=4))
+    box.run(data.draw(chains(names)), 200.0)
+    for tried in box.too_little.values():
+        assert tried == sorted(set(tried))
+    assert [each for each in box.requests if not each.end_s < 1e9] == []
 
 
 # The evictor beside brute force

@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dynaplan.config.models import served_models, with_worker_sections
+from dynaplan.config.overrides import Sections
+from dynaplan.config.settings.worker import engine_of
+from dynaplan.engines.model_memory import memory_need
 from dynaplan.models.model import Device, ModelSettings, ModelStatus
 from dynaplan.models.rules.memory import GB, load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
@@ -50,7 +54,7 @@ class ManyModels:
     seed: int = 1
 
 
-def read_models(text: str, ttl_s: float = 1800.0) -> dict[str, SimulatedModel]:
+def read_models(text: str) -> dict[str, SimulatedModel]:
     """Read ``20,13@40,e5=1``: memory in GB, perhaps with a name before and the seconds of a load behind.
 
     Raises ConfigError for another text.
@@ -65,9 +69,41 @@ def read_models(text: str, ttl_s: float = 1800.0) -> dict[str, SimulatedModel]:
                 hint="Expected GB, NAME=GB, or NAME=GB@SECONDS of a load, each name once: 20,e5=1@3.",
             )
         settings = ModelSettings(
-            ttl_s=ttl_s, claim_bytes=int(float(found["gb"]) * GB), estimate_load_s=float(found["load_s"] or 0)
+            claim_bytes=int(float(found["gb"]) * GB), estimate_load_s=float(found["load_s"] or 0)
         )
         models[name] = SimulatedModel(settings, load_s(settings, ModelStatus(name)))
+    return models
+
+
+def models_of(config: Sections) -> dict[str, SimulatedModel]:
+    """Return the models of a deployment's section ``Models``; none where it has none.
+
+    A load takes its ``startup-time``, else a second a GB. Raises ConfigError for a model whose memory is
+    neither stated nor in its files.
+    """
+    sections = with_worker_sections(config)
+    models = {}
+    for served in served_models(config):
+        own, options = served.settings, sections[served.component]
+        need = memory_need(engine_of(options), options, 1)
+        size = own.memory_bytes or (int(need.total_bytes) if need else 0)
+        if not size:
+            raise ConfigError(
+                f"Models.{served.name}: how much memory it takes is not known here",
+                hint=f"Say it: Models: {{{served.name}: {{memory: 13GB}}}}.",
+            )
+        settings = ModelSettings(
+            ttl_s=own.ttl_s,
+            is_pinned=own.pin,
+            priority=own.priority,
+            min_stay_s=own.min_stay_s,
+            max_swap_wait_s=own.max_swap_wait_s,
+            load_timeout_s=own.load_timeout_s,
+            is_exclusive=not own.share,
+            claim_bytes=size,
+            estimate_load_s=float(options.get("startup-time") or 0),
+        )
+        models[served.name] = SimulatedModel(settings, load_s(settings, ModelStatus(served.name)))
     return models
 
 

@@ -49,7 +49,7 @@ NO_MEANING = {
     "sendLoadingState": "a stream gets comments while a model loads, which do not become part of the answer",
     "includeAliasesInList": "aliases are listed",
     "unloadTimeout": "a model finishes what it answers: `drain-deadline`",
-    "upstream": "there is no /upstream path that requests could be counted by",
+    "upstream": "a request by way of /upstream is one as all others",
     "profiles": "names of models do not change at run time: use aliases",
     "selectors": "a model with several workers is one name: `ServiceArgs.workers`",
     "peers": "models of other machines are not served: `dynaplan join` adds their workers",

@@ -25,7 +25,15 @@ from dynaplan.models.rules import ladder
 from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import Choice, choose, idle_s, must_leave, score
 from dynaplan.models.rules.memory import Holding, Need, free_bytes, gb, has_room, load_s
-from dynaplan.models.rules.turns import Claim, Leave, claim_to_stay, count, deadline_s, demand_since_s
+from dynaplan.models.rules.turns import (
+    Claim,
+    Leave,
+    claim_to_stay,
+    count,
+    deadline_s,
+    demand_since_s,
+    seconds,
+)
 
 RETRY_AFTER_S = 30.0
 """The ``Retry-After`` where nobody knows when there will be room: other programs hold it."""
@@ -183,8 +191,8 @@ class Demands:
             since_s = demand_since_s(self._draft.settings(other), self._draft.statuses[other])
             waited_s = self._now_s - (self._now_s if since_s is None else since_s)
             return f"{claim.why}, but {other} has waited for {waited_s:.0f} s (max-swap-wait)"
-        rests = f"idle for {idle:.0f} s" if status.state is ModelState.READY else claim.why
-        return f"{rests}; a load takes {load_s(settings, status):.0f} s, priority {settings.priority:g}"
+        rests = f"idle for {seconds(idle)}" if status.state is ModelState.READY else claim.why
+        return f"{rests}; a load takes {seconds(load_s(settings, status))}, priority {settings.priority:g}"
 
     # e: its turn has not come
 

@@ -27,6 +27,9 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.memory import Need, holding, holding_after_drain, need, promise
 
+DEFAULTS = ModelSettings()
+"""The settings of a model that has left the configuration and is still loaded."""
+
 
 class Draft:
     """One call of ``plan``. ``settled`` are the models about which nothing more is decided in it."""
@@ -54,8 +57,8 @@ class Draft:
                 self._expect_drained(name, status.sleep_level)
 
     def settings(self, name: str) -> ModelSettings:
-        """Return the model's settings; the defaults for one that has left the configuration."""
-        return self._settings.get(name, ModelSettings())
+        """Return the model's settings, or the defaults."""
+        return self._settings.get(name, DEFAULTS)
 
     def is_configured(self, name: str) -> bool:
         return name in self._settings

@@ -82,8 +82,9 @@ def need(settings: ModelSettings, status: ModelStatus, devices: Iterable[Device]
     """
     base = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
     largest = max((device.total_bytes for device in devices), default=0)
-    proven = int(status.too_little_bytes * MORE_THAN_TOO_LITTLE)
-    if status.too_little_bytes < largest < proven:
+    too_little = status.too_little_bytes
+    proven = max(int(too_little * MORE_THAN_TOO_LITTLE), too_little + 1) if too_little else 0
+    if too_little < largest < proven:
         proven = largest
     return Need(
         status.name,
@@ -99,12 +100,6 @@ def load_s(settings: ModelSettings, status: ModelStatus) -> float:
     known = status.measured_load_s or settings.estimate_load_s
     size = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
     return known or max(MIN_LOAD_S, size * max(1, settings.devices) / LOAD_BYTES_PER_S)
-
-
-def wake_s(settings: ModelSettings, status: ModelStatus) -> float:
-    """Return how long it takes until a sleeping model is ready."""
-    level = level_of(settings, status.sleep_level)
-    return level.wake_s if level else load_s(settings, status)
 
 
 def level_of(settings: ModelSettings, name: str) -> SleepLevel | None:

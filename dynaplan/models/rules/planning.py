@@ -14,25 +14,21 @@ through these stages, by whose names the trail says which one speaks:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from dynaplan.models.model import (
-    ModelSettings,
     ModelState,
     ModelStatus,
     Observation,
-    Outlook,
     Plan,
-    Refuse,
     Settings,
 )
 from dynaplan.models.rules import ladder
 from dynaplan.models.rules.demand import Demands
 from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import idle_s
-from dynaplan.models.rules.memory import load_s, wake_s
-from dynaplan.models.rules.turns import deadline_s
+from dynaplan.models.rules.memory import load_s
+from dynaplan.models.rules.turns import seconds
 
 RESTING = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
 """The states in which a model can be told to leave."""
@@ -62,6 +58,9 @@ def _obey_owner(draft: Draft, name: str, status: ModelStatus) -> None:
 
 
 def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
+    """Stop a sleeper that kept its memory. A load is looked at again when it has lasted for too long."""
+    if status.state is ModelState.LOADING:
+        draft.plan_again_at(status.since_s + draft.settings(name).load_timeout_s)
     if failure := ladder.failed_sleep(draft.settings(name), status, draft.now_s):
         draft.unload(name, "sleep", failure)
     elif status.state is ModelState.ASLEEP:
@@ -94,7 +93,7 @@ def _put_away_idle(draft: Draft, name: str, status: ModelStatus) -> None:
         return
     held = max(draft.present[name].bytes.values(), default=0)
     level = ladder.for_idleness(settings, status, held, ladder.host_of(draft.devices), draft.future)
-    idle = f"idle for {idle_s(status, draft.now_s):.0f} s"
+    idle = f"idle for {seconds(idle_s(status, draft.now_s))}"
     if status.keep_alive_s is None:
         why = f"{idle}, longer than its ttl of {settings.ttl_s:.0f} s"
     else:
@@ -103,32 +102,3 @@ def _put_away_idle(draft: Draft, name: str, status: ModelStatus) -> None:
         draft.sleep(name, "idle", level.name, why)
     else:
         draft.unload(name, "idle", why)
-
-
-def outlook(observation: Observation, settings: Settings, name: str, now_s: float) -> Outlook:
-    """Return what a request for the model of that name would meet if it came now."""
-    statuses = {each.name: each for each in observation.models}
-    status = statuses.get(name, ModelStatus(name))
-    if status.state is ModelState.READY:
-        return Outlook()
-    arrival_s = min(status.oldest_arrival_s, now_s)
-    if arrival_s + settings.models[name].load_timeout_s <= now_s:
-        arrival_s = now_s
-    status = replace(status, waiting=max(1, status.waiting), oldest_arrival_s=arrival_s)
-    statuses[name] = status
-    planned = plan(Observation(tuple(statuses.values()), observation.devices), settings, now_s)
-    for action in planned.actions:
-        if isinstance(action, Refuse) and action.model == name and action.arrived_until_s >= now_s:
-            return Outlook(action.status, action.why, action.retry_after_s)
-    why = next((step.why for step in planned.trail if step.model == name), "")
-    wait_s = _expected_wait_s(settings.models[name], status, planned, now_s)
-    return Outlook(why=why, expected_wait_s=wait_s)
-
-
-def _expected_wait_s(settings: ModelSettings, status: ModelStatus, planned: Plan, now_s: float) -> float:
-    """Return an estimate of the wait: the load, and the rest of another's turn where that must end first."""
-    if status.state is ModelState.LOADING:
-        return max(0.0, load_s(settings, status) - (now_s - status.since_s))
-    own_s = (wake_s if status.state is ModelState.ASLEEP else load_s)(settings, status)
-    is_in_line = any(step.model == status.name and step.stage == "turn" for step in planned.trail)
-    return own_s + (max(0.0, deadline_s(settings, status) - now_s) if is_in_line else 0.0)

@@ -5,9 +5,9 @@ its owner asked for it). It takes its turn in one of three ways, and which one i
 would have to leave:
 
 1. Nobody, or only models with nothing to do: at once.
-2. A model that answers or has requests of its own: when the demand is *overdue*. Until then the loaded model
-   serves everybody who asks for it, so that requests for one model are served together; from then on it
-   admits nobody, finishes what it answers, and leaves.
+2. A model that answers or has requests of its own, or loads for longer than its ``load_timeout_s``: when the
+   demand is *overdue*. Until then the loaded model serves everybody who asks for it, so that requests for one
+   model are served together; from then on it admits nobody, finishes what it answers, and leaves.
 3. A model that is pinned: never. One within its minimum stay, one that loads for somebody, and one that has
    not yet admitted those who waited for its load: when that is over.
 
@@ -86,9 +86,11 @@ def claim_to_stay(settings: ModelSettings, status: ModelStatus, now_s: float) ->
     if settings.is_pinned:
         return Claim(Leave.NEVER, "is pinned")
     if status.state is ModelState.LOADING:
-        if status.waiting or status.load_asked_s is not None:
-            return Claim(Leave.LATER, f"is loading for {count(status.waiting)}")
-        return Claim(Leave.AT_ONCE, "is loading, and nobody waits for it")
+        if not status.waiting and status.load_asked_s is None:
+            return Claim(Leave.AT_ONCE, "is loading, and nobody waits for it")
+        if now_s >= status.since_s + settings.load_timeout_s:
+            return Claim(Leave.WHEN_OVERDUE, f"has been loading for {seconds(now_s - status.since_s)}")
+        return Claim(Leave.LATER, f"is loading for {count(status.waiting)}")
     stays_until_s = status.since_s + settings.min_stay_s
     if status.state is ModelState.READY and now_s < stays_until_s:
         return Claim(
@@ -104,3 +106,8 @@ def claim_to_stay(settings: ModelSettings, status: ModelStatus, now_s: float) ->
 def count(number: int) -> str:
     """Return a number of requests in words."""
     return "1 request" if number == 1 else f"{number or 'no'} requests"
+
+
+def seconds(duration_s: float) -> str:
+    """Return a duration in words: ``0.4 s``, ``41 s``."""
+    return f"{duration_s:.1f} s" if 0 < duration_s < 9.95 else f"{duration_s:.0f} s"

@@ -24,6 +24,13 @@ def test_the_demand_of_all_frontends_is_added_up() -> None:
     }
 
 
+def test_the_last_request_says_for_how_long_its_model_is_kept() -> None:
+    short, later = ModelDemand(last_use_unix_s=90.0, keep_alive_s=0.0), ModelDemand(last_use_unix_s=95.0)
+    for texts, expected in (((short,), 0.0), ((short, later), None), ((later, short), None)):
+        read = demand_in(demand_text({"a": each}) for each in texts)
+        assert read["a"].keep_alive_s == expected
+
+
 def test_orders_are_kept_by_model_and_change_one_by_one() -> None:
     orders = ModelOrders.from_text("").changed("a", load_unix_s=5.0).changed("b", is_pinned=True)
     again = ModelOrders.from_text(orders.to_text())

@@ -11,7 +11,6 @@ from dynaplan.gateway.ollama_api import (
     OllamaError,
     OllamaModel,
     Translation,
-    capped_keep_alive_s,
     chat_request,
     embed_request,
     embeddings_of_one,
@@ -208,13 +207,6 @@ def test_a_keep_alive_is_a_number_or_a_duration(given: Any, seconds: float | Non
 def test_another_keep_alive_is_an_error(given: Any) -> None:
     with pytest.raises(OllamaError, match="keep_alive is"):
         keep_alive_s(given)
-
-
-def test_a_lease_is_no_longer_than_the_owners_ttl() -> None:
-    assert capped_keep_alive_s(inf, 600) == 600
-    assert capped_keep_alive_s(5, 600) == 5
-    assert capped_keep_alive_s(inf, 0) == inf
-    assert capped_keep_alive_s(None, 600) is None
 
 
 # Answers

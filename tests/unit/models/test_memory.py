@@ -13,7 +13,6 @@ from dynaplan.models.rules.memory import (
     holding_after_drain,
     load_s,
     need,
-    wake_s,
 )
 from tests.unit.models.box import GB, gpus
 
@@ -78,12 +77,6 @@ def test_a_drained_model_holds_nothing_or_what_its_level_keeps() -> None:
     settings, status = ModelSettings(sleep_levels=(LEVEL_1,)), ModelStatus("a", placed_on=(0,))
     assert holding_after_drain(settings, status, "").bytes == {}
     assert holding_after_drain(settings, status, "1").bytes == {0: GB, HOST: 8 * GB}
-
-
-def test_waking_takes_as_long_as_the_level_says() -> None:
-    settings = ModelSettings(sleep_levels=(LEVEL_1,), estimate_load_s=40)
-    assert wake_s(settings, ModelStatus("a", sleep_level="1")) == 0.5
-    assert wake_s(settings, ModelStatus("a")) == 40
 
 
 def test_what_is_free_is_what_neither_models_nor_strangers_have() -> None:

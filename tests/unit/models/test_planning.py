@@ -20,7 +20,7 @@ from dynaplan.models.model import (
     Unload,
     Wake,
 )
-from dynaplan.models.rules.planning import outlook, plan
+from dynaplan.models.rules.planning import plan
 from tests.unit.models.box import GB, NOW_S, Box, gpus, in_state, model, ready, said, wanted
 
 
@@ -141,6 +141,17 @@ def test_a_load_that_nobody_waits_for_is_given_up_for_one_that_is_wanted() -> No
     abandoned = in_state("a", ModelState.LOADING)
     assert said(box.actions(abandoned, wanted("b"))) == ["Unload a"]
     assert box.actions(abandoned) == []
+
+
+def test_a_load_that_does_not_end_makes_room_for_a_model_that_is_overdue() -> None:
+    box = Box(gpus(16), a=model(10, load_timeout_s=60.0), b=model(10))
+    hung = in_state("a", ModelState.LOADING, since_s=NOW_S - 60, waiting=1, oldest_arrival_s=NOW_S - 1)
+    assert box.plan(hung).next_at_s == NOW_S + 59
+    assert box.actions(hung, wanted("b")) == []
+    assert said(box.actions(hung, wanted("b", for_s=30))) == ["Unload a"]
+    young = in_state("a", ModelState.LOADING, since_s=NOW_S - 59, waiting=1, oldest_arrival_s=NOW_S)
+    planned = box.plan(young, wanted("b", for_s=30))
+    assert (planned.actions, planned.next_at_s) == ((), NOW_S + 1)
 
 
 # Turns
@@ -424,27 +435,6 @@ def test_two_that_may_not_be_loaded_together_take_turns() -> None:
 def test_a_pinned_model_that_may_not_be_beside_it_is_a_409() -> None:
     box = Box(gpus(64), Constraints(leaves={"b": frozenset({"a"})}), a=model(1, is_pinned=True), b=model(1))
     assert refusal(box, ready("a"), wanted("b")).status == 409
-
-
-# What a request would meet
-
-
-def look(box: Box, name: str, *statuses: ModelStatus) -> tuple[int, float]:
-    seen = outlook(Observation(statuses, box.devices), box.settings, name, NOW_S)
-    return seen.status, seen.expected_wait_s
-
-
-def test_the_outlook_of_a_request_is_its_refusal_or_its_wait() -> None:
-    box = Box(gpus(16), a=model(10), b=model(10), huge=model(99))
-    assert look(box, "a", ready("a")) == (0, 0.0)
-    assert look(box, "a", ready("b")) == (0, 10.0)
-    assert look(box, "a", ready("b", in_flight=1)) == (0, 40.0)
-    assert look(box, "a", in_state("a", ModelState.LOADING, since_s=NOW_S - 4)) == (0, 6.0)
-    assert look(box, "huge")[0] == 503
-    pinned = Box(gpus(16), a=model(10), c=model(10, is_pinned=True))
-    assert look(pinned, "a", ready("c"))[0] == 409
-    late = wanted("a", for_s=900)
-    assert look(box, "a", late) == (0, 10.0)
 
 
 def test_a_plan_can_be_made_of_nothing() -> None:

@@ -59,7 +59,7 @@ def test_a_worker_that_stays_decides_before_one_that_leaves() -> None:
 
 
 def test_the_wall_clock_of_frontends_becomes_the_clock_of_workers() -> None:
-    demand = ModelDemand(2, NOW.unix_s - 7, 1, NOW.unix_s - 3)
+    demand = ModelDemand(2, NOW.unix_s - 7, 1, NOW.unix_s - 3, 60.0)
     status = model_status("a", None, demand, NO_ORDER, NOTHING_LEARNT, NOW)
     assert (status.waiting, status.oldest_arrival_s, status.in_flight, status.last_use_s) == (
         2,

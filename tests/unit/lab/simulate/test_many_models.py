@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.simulate import command
-from dynaplan.lab.simulate.many_models import ManyModels, read_models, run_comparison
+from dynaplan.graph.config import read_config
+from dynaplan.lab.simulate.many_models import ManyModels, models_of, read_models, run_comparison
 from dynaplan.util.errors import ConfigError
 
 GB = 10**9
@@ -34,6 +35,31 @@ def test_the_command_compares_our_rules_with_others_on_the_same_load(tmp_path: P
     names = ["dynaplan", "llama-swap", "ollama", "lru-1", "own-gpu"]
     assert [line.split()[0] for line in result.output.splitlines()[1:6]] == names
     assert [row["policy"] for row in json.loads(path.read_text())] == names
+
+
+def test_the_models_of_a_deployments_file_are_simulated_with_their_settings(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "Common: {engine: sim}\n"
+        "Models:\n"
+        "  ant: {memory: 20GB, startup-time: 4, ttl: 1m, pin: true}\n"
+        "  bee: {memory: 3GB, priority: 2}\n"
+    )
+    models = models_of(read_config(file, []))
+    assert [(each.settings.claim_bytes, each.load_s) for each in models.values()] == [
+        (20 * GB, 4),
+        (3 * GB, 3),
+    ]
+    assert (models["ant"].settings.ttl_s, models["ant"].settings.is_pinned) == (60, True)
+    assert models["bee"].settings.priority == 2
+    arguments = ["-f", str(file), "--gpus", "1", "--trace", "agents:duration=100"]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    assert result.output.startswith("POLICY")
+
+
+def test_a_model_of_unknown_size_says_where_to_write_it() -> None:
+    with pytest.raises(ConfigError, match=r"Models.ant: how much memory(?s:.*)memory: 13GB"):
+        models_of({"Models": {"ant": {"engine": "sim"}}})
 
 
 def test_a_trace_with_a_model_column_is_simulated(tmp_path: Path) -> None:
