@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dynaplan.config.settings.fields import NO_EFFECT, Option, Options, options_of
 from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings, RoutingSettings
+from dynaplan.config.settings.models import OnDemandSettings
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import (
     CommandSettings,
@@ -38,6 +39,7 @@ TABLES: Mapping[str, Options] = {
         if name not in options_of(RoutingSettings, DisaggregationSettings)
     },
     "planner": options_of(PlannerSettings),
+    "models": options_of(OnDemandSettings),
 }
 
 PLACE = re.compile(r"(<!-- options: ([\w-]+) -->\n).*?(<!-- end of options -->)", re.DOTALL)

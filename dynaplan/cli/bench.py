@@ -28,7 +28,7 @@ from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.graph.lifecycle import COUNTS, Role
 from dynaplan.lab.simulate.options import SECTIONS, SimulatedGraph
 from dynaplan.util import screen
-from dynaplan.util.durations import seconds_of
+from dynaplan.util.amounts import seconds_of
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tables import fold
 

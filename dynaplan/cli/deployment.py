@@ -61,6 +61,17 @@ def service_config(found: RunningDeployment) -> ServiceConfig:
     return ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
 
 
+def refuse_on_demand(found: RunningDeployment) -> None:
+    """Raise DeploymentError where models are loaded on request: requests decide on their workers."""
+    from dynaplan.config.models import served_models
+
+    if served_models(service_config(found)):
+        raise DeploymentError(
+            f"the models of {found.namespace} are loaded on request, each by one worker",
+            hint="`dynaplan load`, `unload`, `pin` and `unpin` move them; `dynaplan models` shows them.",
+        )
+
+
 def decisions_of(found: RunningDeployment, last: int) -> list[dict[str, Any]]:
     """Return the last records of this deployment's planner, oldest first; none of an earlier deployment."""
     from dynaplan.planner.recorders.decision_log import recent_records

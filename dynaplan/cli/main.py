@@ -43,6 +43,11 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "restart": ("restart", "A new worker in the place of an old one, or of each."),
         "reload": ("reload", "Read the YAML again, and apply what has changed."),
         "upgrade": ("upgrade", "Have this version take over a running deployment."),
+        "models": ("models:models", "Show the models that are loaded on request."),
+        "load": ("models:load", "Load a model now."),
+        "unload": ("models:unload", "Put a model away, after its requests."),
+        "pin": ("models:pin", "Load a model, and keep it."),
+        "unpin": ("models:unpin", "Let a pinned model leave again."),
         "wake": ("wake", "Wake workers whose engines sleep."),
     },
     "Study": {
@@ -68,7 +73,6 @@ COMMAND_GROUPS: Mapping[str, Table] = {
 COMMANDS: Table = {name: each for table in COMMAND_GROUPS.values() for name, each in table.items()}
 
 HABITS = {
-    "load": "bench",
     "benchmark": "bench",
     "run": "serve",
     "start": "serve",

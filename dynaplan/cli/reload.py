@@ -11,7 +11,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +94,9 @@ def command(
     launch, unfinished = _read_launch(found)
     new = _read_config(launch, config_file, ctx.obj)
     before = launch.config if unfinished is None else unfinished
+    if launch.graph.on_demand:
+        _reload_models(found, launch, replace(new, before=before), timeout, is_dry=dry_run, yes=yes)
+        return
     changes = _changes(launch, before, new)
     if unfinished is not None:
         click.echo("The last reload did not come to its end; the difference is to the settings before it.")
@@ -163,7 +166,6 @@ def _read_config(launch: Launch, config_file: str | None, overrides: Sequence[st
     from dynaplan.cli.serve_checks import check_settings
     from dynaplan.fleet.launch import Reload
     from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
-    from dynaplan.graph.loading import load_graph
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.environ.pop(DEPLOYMENT_CONFIG_VARIABLE, None)
@@ -180,9 +182,38 @@ def _read_config(launch: Launch, config_file: str | None, overrides: Sequence[st
         launch.graph.identifier, name, directory, launch.namespace, all_overrides
     )
     warn(warnings + check_settings(graph, spec, config))
-    file = find_config(name, directory, load_graph(launch.graph.identifier, directory))
+    file = find_config(name, directory, graph)
+    if spec.on_demand or launch.graph.on_demand:
+        return Reload(config, str(file or ""), all_overrides, graph=spec)
     _check_same_services(launch.graph, spec)
     return Reload(config, str(file or ""), all_overrides)
+
+
+def _reload_models(
+    found: RunningDeployment,
+    launch: Launch,
+    new: Reload,
+    timeout: float | None,
+    *,
+    is_dry: bool,
+    yes: bool,
+) -> None:
+    """Show what becomes of each model, and apply it; see ``reload_models``."""
+    from dynaplan.cli.reload_models import model_changes, put_away
+    from dynaplan.graph.lifecycle import Role
+
+    assert new.before is not None
+    changes = model_changes(new.before, new.config)
+    if not changes:
+        click.echo(f"nothing has changed in {new.config_file or 'the settings'}")
+        return
+    click.echo("\n".join(changes.lines))
+    if is_dry:
+        return
+    _confirm(yes)
+    frontends = [each for each in launch.graph.services if each.role is Role.FRONTEND]
+    reloading = ReloadRun(found, launch.graph, new, timeout)
+    asyncio.run(reloading.run({}, frontends, lambda store: put_away(store, found.namespace, changes.changed)))
 
 
 def _check_same_services(old: GraphSpec, new: GraphSpec) -> None:
@@ -313,6 +344,10 @@ def _confirm(yes: bool) -> None:
     click.confirm("Apply it?", default=True, abort=True)
 
 
+async def _nothing(store: KeyValueStore) -> None:
+    pass
+
+
 class ReloadRun:
     """One reload of a deployment. ``new.before`` are the settings to go back to."""
 
@@ -337,19 +372,31 @@ class ReloadRun:
         )
         self._untouched: set[tuple[str, int]] = set()
 
-    async def run(self, live: Mapping[str, str], services: Sequence[ServiceSpec]) -> None:
-        """Apply it; raises PermanentError when a new worker fails, after the way back."""
+    async def run(
+        self,
+        live: Mapping[str, str],
+        services: Sequence[ServiceSpec],
+        once_written: Callable[[KeyValueStore], Awaitable[None]] = _nothing,
+    ) -> None:
+        """Apply it; raises PermanentError when a new worker fails, after the way back.
+
+        ``once_written`` is awaited when workers that start get the new settings.
+        """
         from dynaplan.store import connections
 
         with reload_lock(self._found, "reload or upgrade"):
             store = connections.connect_store()
             try:
-                await self._run(store, live, services)
+                await self._run(store, live, services, once_written)
             finally:
                 await store.close()
 
     async def _run(
-        self, store: KeyValueStore, live: Mapping[str, str], services: Sequence[ServiceSpec]
+        self,
+        store: KeyValueStore,
+        live: Mapping[str, str],
+        services: Sequence[ServiceSpec],
+        once_written: Callable[[KeyValueStore], Awaitable[None]],
     ) -> None:
         begun_s = time.monotonic()
         self._untouched = {(each.name, each.pid) for each in self._workers()}
@@ -357,6 +404,7 @@ class ReloadRun:
         self._write(self._new)
         try:
             await self._put(store, live)
+            await once_written(store)
             for service in services:
                 await self._roll(store, service)
         except asyncio.CancelledError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect
+from dynaplan.cli.deployment import connect, service_config
 from dynaplan.cli.options import namespace_option, step_timeout_option
 from dynaplan.cli.scale_args import new_hold
 from dynaplan.cli.scale_counts import (
@@ -24,7 +24,9 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.cli.timing import DRAIN_START_TIMEOUT_S, GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
+from dynaplan.config.models import served_models
 from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.model_orders import change_order
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
@@ -86,13 +88,34 @@ async def replace_worker(
     """Replace one process of the deployment.
 
     Returns the name of the new one, and how long the GPU of the next one's successor may take to be free:
-    the old worker's GPU is released a while after its exit.
+    the old worker's GPU is released a while after its exit. The worker of a model that is loaded on request
+    is put away: its next request starts another.
     """
+    models = {each.component: each.name for each in served_models(service_config(found))}
+    if worker.component in models:
+        await _put_away(store, found, worker, models[worker.component], timeout_s)
+        return "the next request", gpu_wait_s
     if worker.role not in SCALED_ROLES:
         return await restart_process(found, worker, timeout_s), gpu_wait_s
     restart = WorkerRestart(store, found.namespace, worker, timeout_s)
     new = await restart.run(gpu_wait_s)
     return new, GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
+
+
+async def _put_away(
+    store: KeyValueStore, found: RunningDeployment, worker: Worker, model: str, timeout_s: float | None
+) -> None:
+    """Have the worker of a model that is loaded on request leave; TemporaryError when it takes too long."""
+    await change_order(store, found.namespace, model, {"unload_unix_s": time.time()})
+    longest_s = timeout_s or expected_times(found, {worker.role: 1}).limit_s(starts=False, leaves=True)
+    deadline_s = time.monotonic() + longest_s
+    while any(
+        (each.name, each.pid) == (worker.name, worker.pid)
+        for each in _present(found.namespace, worker.component)
+    ):
+        if time.monotonic() > deadline_s:
+            raise TemporaryError(f"{worker.name} has not left within {longest_s:g} s")
+        await asyncio.sleep(WORKERS_POLL_S)
 
 
 class WorkerRestart:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dynaplan.cli.deployment import connect, gpus_of
+from dynaplan.cli.deployment import connect, gpus_of, refuse_on_demand
 from dynaplan.cli.options import environment_option, namespace_option, store_option
 from dynaplan.cli.scale_args import (
     ScaleArguments,
@@ -134,6 +134,8 @@ def command(
     --environment kubernetes the planner there carries it out; it needs rights to the planner's ConfigMap.
     """
     found = None if environment == KUBERNETES else find_here(namespace)
+    if found:
+        refuse_on_demand(found)
     asked = [parse_count(text, _roles(found)) for text in counts]
     hold = parse_hold(is_held, duration, at_least, at_most, hours)
     check_options(asked, hold)

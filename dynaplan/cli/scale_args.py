@@ -21,7 +21,8 @@ from dynaplan.fleet.holds import MAX_HELD_WORKERS, MAX_HOLD_S, Hold, RoleHolds, 
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.rules import guards
-from dynaplan.util.durations import clock, local_zone_name, moment, seconds_of, wall_clock
+from dynaplan.util.amounts import seconds_of
+from dynaplan.util.durations import clock, local_zone_name, moment, wall_clock
 from dynaplan.util.errors import CapacityError, ConfigError, nearest
 
 _ROLE = re.compile(r"[A-Za-z]\w*", re.ASCII)

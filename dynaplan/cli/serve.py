@@ -22,11 +22,14 @@ from dynaplan.cli.options import (
 from dynaplan.cli.service_options import (
     ARGUMENTS,
     GRAPH_OF_A_MODEL,
+    GRAPH_OF_MODELS,
     ServeCommand,
     file_for,
     is_model,
+    is_models_file,
     model_hint,
     model_override,
+    models_overrides,
     refuse_what_is_no_graph,
     serve_command,
 )
@@ -54,7 +57,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     name="serve",
     epilog="Any option of a service: --Service.key=value",
 )
-@click.argument("graph")
+@click.argument("graphs", metavar="GRAPH...", nargs=-1, required=True)
 @config_file_option("YAML; looked up here, then beside the graph's module.")
 @click.option(
     "-p",
@@ -80,6 +83,14 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     "--gpus",
     type=click.IntRange(0, 1024),
     help="Use this many GPUs; simulated when there is no NVIDIA driver.",
+)
+@click.option(
+    "--model-memory",
+    "model_memory_bytes",
+    metavar="SIZE",
+    default="",
+    callback=lambda ctx, parameter, text: memory_size(text),
+    help="Memory of each GPU, or of this machine, that models loaded on request may take; default: all.",
 )
 @click.option(
     "--use-busy-gpus",
@@ -153,7 +164,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 def command(
     ctx: click.Context,
     /,
-    graph: str,
+    graphs: tuple[str, ...],
     config_file: str | None,
     port: int | None,
     host: str | None,
@@ -170,7 +181,8 @@ def command(
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
 
-    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
+    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`. Several models, or
+    a YAML file with a section Models, are loaded on request.
     """
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
@@ -181,8 +193,7 @@ def command(
     with ended_by_sigint():
         from dynaplan.cli.serve_checks import check_settings
 
-        if is_model(graph):
-            graph, config_file = _model_graph(graph, config_file, ctx)
+        graph, config_file = _graph_of(graphs, config_file, ctx)
         refuse_what_is_no_graph(graph)
         directory = _enter(working_dir or default_working_dir(graph))
         loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
@@ -212,6 +223,16 @@ def command(
         **served,
     )
     return serve(spec, config, options, link)
+
+
+def memory_size(text: str) -> int:
+    """Read an amount of memory; 0 for none. Raises the usage error."""
+    from dynaplan.util.amounts import bytes_of
+
+    size = bytes_of(text) if text else 0
+    if size is None or (text and not size):
+        raise click.BadParameter(f"{text!r}: expected an amount such as 20GB.")
+    return size
 
 
 def run_below_holder(
@@ -279,8 +300,11 @@ def load_deployment(
     graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
+    from dynaplan.cli.imported_models import read_config_file
     from dynaplan.cli.serve_checks import locate_models
-    from dynaplan.graph.config import read_config, resolve_graph, unused_common_overrides, validate_config
+    from dynaplan.config.models import components_of, with_worker_sections
+    from dynaplan.config.overrides import MODELS
+    from dynaplan.graph.config import resolve_graph, unused_common_overrides, validate_config
     from dynaplan.graph.loading import load_graph
     from dynaplan.util.errors import GraphError
 
@@ -290,8 +314,10 @@ def load_deployment(
         if hint := model_hint(graph):
             error.hint = f"{error.hint}\n  {hint}"
         raise
-    config = read_config(find_config(config_file, directory, loaded), overrides)
-    warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
+    read, notes = read_config_file(find_config(config_file, directory, loaded), overrides)
+    config = with_worker_sections(read)
+    loaded = loaded.with_models(components_of(config.get(MODELS) or {}))
+    warnings = notes + validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
 
@@ -300,7 +326,25 @@ def find_config(name: str | None, directory: Path, graph: Graph) -> Path | None:
     """Return the file of ``-f NAME``, which the working directory or the graph's module has; None without."""
     from dynaplan.graph.config import find_config_file
 
+    if name and (directory / name).is_dir():  # of models
+        return directory / name
     return find_config_file(name, directory, graph) if name else None
+
+
+def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context) -> tuple[str, str | None]:
+    """Return the graph and the file that these words mean: a graph, a model, several, or a file of models."""
+    if len(words) == 1 and is_models_file(words[0]):
+        if config_file:
+            raise click.UsageError(
+                f"{words[0]} is a file of settings, and -f names another. Leave one out.", ctx
+            )
+        return GRAPH_OF_MODELS, words[0]
+    if len(words) == 1:
+        return _model_graph(words[0], config_file, ctx) if is_model(words[0]) else (words[0], config_file)
+    if others := [word for word in words if not is_model(word)]:
+        raise click.UsageError(f"{others[0]} is no model. Serve one graph, or one model or several.", ctx)
+    ctx.obj = [*models_overrides(words), *ctx.obj]
+    return GRAPH_OF_MODELS, config_file
 
 
 def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:

@@ -182,7 +182,13 @@ def check_memory(
     box = box_memory()
     lines = [_memory_line(each, box) for each in found]
     warnings = [text for each in found if each.gpu_bytes and (text := _memory_fault(each))]
-    return lines, warnings + _box_memory_faults([each for each in found if not each.gpu_bytes], box)
+    on_demand = {service.name for service in spec.on_demand}
+    in_box = [each for each in found if not each.gpu_bytes]
+    # Models that are loaded on request need not be there together.
+    alone = [[each] for each in in_box if each.service in on_demand]
+    for together in ([each for each in in_box if each.service not in on_demand], *alone):
+        warnings += _box_memory_faults(together, box)
+    return lines, warnings
 
 
 def _service_memory(

@@ -61,6 +61,10 @@ GRAPH_OF_A_MODEL = "graphs.agg:Frontend"
 """The graph that serves a model by itself."""
 
 
+GRAPH_OF_MODELS = "dynaplan.components:Frontend"
+"""The graph of a file with a section ``Models``, and of several models: it has no planner."""
+
+
 def file_for(model: str) -> str:
     """Return the shipped YAML of the engine that takes this model."""
     is_gguf = model.lower().endswith(".gguf") or model in CATALOGUE
@@ -77,6 +81,30 @@ def model_override(model: str) -> str:
     """Return the option that names the model; one that lies here by its absolute path."""
     path = Path(model).expanduser()
     return f"--Common.model={json.dumps(str(path.absolute()) if path.exists() else model)}"
+
+
+def models_overrides(models: Sequence[str]) -> list[str]:
+    """Return the options that name several models, each under the last part of its path."""
+    from dynaplan.config.models import engine_for
+    from dynaplan.engines.registry import model_location
+
+    options = []
+    for model in models:
+        engine = "llamacpp" if model in CATALOGUE else engine_for(model)
+        location, name = model_location(engine, model, Path.cwd())
+        name = name or model
+        options += [f"--Models.{name}.model={json.dumps(location)}", f"--Models.{name}.engine={engine}"]
+    return options
+
+
+def is_models_file(text: str) -> bool:
+    """Return whether this is a file of settings, or a directory of models, in the place of a graph."""
+    path = Path(text).expanduser()
+    if path.is_dir():  # of GGUF files: it is neither a model nor a place of graphs
+        return (
+            not any(path.glob("*.py")) and not (path / "config.json").is_file() and any(path.rglob("*.gguf"))
+        )
+    return text.lower().endswith((".yaml", ".yml", ".ini")) and path.is_file()
 
 
 def is_model(text: str) -> bool:
@@ -108,11 +136,9 @@ def refuse_what_is_no_graph(text: str) -> None:
         )
     path = Path(text).expanduser()
     if path.is_dir() and ("/" in text or not text.isidentifier()) and not any(path.glob("*.py")):
-        files = sorted(path.glob("*.gguf"))
-        near = f"Did you mean {files[0]}? " if files else ""
         raise ConfigError(
             f"{text} is a directory without a model or a graph",
-            hint=f"{near}A model's directory has a config.json (vLLM, SGLang, TensorRT-LLM); llama.cpp takes "
+            hint="A model's directory has a config.json (vLLM, SGLang, TensorRT-LLM); llama.cpp takes "
             "the path of a .gguf file. `dynaplan pull` lists small models to begin with.",
         )
 

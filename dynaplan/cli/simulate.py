@@ -24,6 +24,7 @@ from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.lab.simulate.options import SimulateOptions
+    from dynaplan.simulation.many_models.box import SimulatedModel
 
 
 @click.command(
@@ -86,6 +87,19 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Try the planner's policies and the best static split, and say which would have done better",
 )
+@click.option(
+    "--models",
+    default=None,
+    help="Several models, by their GB: 20,13,e5=1@3 (NAME=GB@SECONDS of a load); --trace is then popularity, "
+    "groups, agents or a trace with models, and other systems' rules are run beside ours",
+)
+@click.option(
+    "--gpu-memory",
+    default=24.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="GB of each GPU, with --models",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
 @click.pass_context
@@ -118,6 +132,9 @@ def command(
             check_writable(option, Path(written))
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
+    if models := many_models(given["models"], file, context.obj):
+        compare_models(models, given, json_path)
+        return
     graph = read_graph(file, context.obj)
     own = str(graph.sections["Planner"].get("policy", "load"))
     policies = policies or (candidates_beside(own) if recommend else (own,))
@@ -143,6 +160,35 @@ def command(
 
         served = replace(options, disaggregation=service_settings(options).disaggregation)
         write("--html", html_path, page(served, results, order))
+
+
+def many_models(text: str | None, file: Path | None, overrides: Sequence[str]) -> dict[str, SimulatedModel]:
+    """Return the models of ``--models``, or of a file with a section ``Models``; none where there is
+    neither."""
+    from dynaplan.cli.imported_models import read_config_file
+    from dynaplan.lab.simulate.many_models import models_of, read_models
+
+    if text:
+        return read_models(text)
+    return models_of(read_config_file(file, overrides)[0]) if file else {}
+
+
+def compare_models(
+    models: Mapping[str, SimulatedModel], given: Mapping[str, Any], json_path: str | None
+) -> None:
+    """Compare our rules for several models with those of other systems, and print the table."""
+    from dynaplan.lab.simulate.many_models import COLUMNS, NOTES, ManyModels, rows, run_comparison
+
+    memory_bytes = int(given["gpu_memory"] * 1e9)
+    options = ManyModels(given["trace"], models, given["gpus"], memory_bytes, given["seed"])
+    table = rows(run_comparison(options))
+    cells = [[heading for heading, _ in COLUMNS.values()]]
+    cells += [[shown.format(row[key]) for key, (_, shown) in COLUMNS.items()] for row in table]
+    width = screen.width()
+    text = tables.text_table(cells, width=width, dropping=["REQUESTS", "READY"])
+    click.echo("\n".join([text, *(fold(note, width, "  ") for note in NOTES)]))
+    if json_path:
+        write("--json", json_path, json.dumps(table, indent=2) + "\n")
 
 
 def origins(options: SimulateOptions) -> list[str]:

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect, decisions_of
+from dynaplan.cli.deployment import connect, decisions_of, service_config
 from dynaplan.cli.options import namespace_argument
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.util import screen
@@ -18,6 +18,7 @@ from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.model_keys import ModelEvent
     from dynaplan.fleet.rules.reconcile import Removal
 
 
@@ -31,7 +32,10 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan.cli.scale_counts import current_entries, statefile_holds
     from dynaplan.cli.status_view import hold_lines
+    from dynaplan.config.models import served_models
     from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
+    from dynaplan.fleet.model_keys import model_events_in
+    from dynaplan.fleet.rules.reconcile import removals_in
     from dynaplan.fleet.rules.statefile import planner_keys_of
     from dynaplan.planner.rules.explain import explain, is_change
 
@@ -41,14 +45,15 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
         records = [record for record in records if is_change(record)]
     for record in records[-last:]:
         click.echo(_shown(explain(record)) + "\n")
-    for line in removal_lines(asyncio.run(removals(found.namespace))):
+    fleet = asyncio.run(published(found.namespace))
+    for line in [*model_lines(model_events_in(fleet)), *removal_lines(removals_in(fleet))]:
         click.echo(fold(line, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
     holds = statefile_holds(found.document).to_json()
     reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(fold(line, screen.width(), INDENT))
-    if not records:
+    if not records and not served_models(service_config(found)):
         click.echo(fold(no_decisions(found, "change" if changes else "decision"), screen.width()))
 
 
@@ -80,9 +85,8 @@ def _shown(explained: str) -> str:
     return "\n".join([screen.good(verdict) if is_changed else verdict, *lines])
 
 
-async def removals(namespace: str) -> tuple[Removal, ...]:
-    """Read the last removals, the newest last; none where the store does not answer."""
-    from dynaplan.fleet.rules.reconcile import removals_in
+async def published(namespace: str) -> dict[str, Any]:
+    """Read what the fleet plugin publishes; empty where the store does not answer."""
     from dynaplan.fleet.store_keys import fleet_key
     from dynaplan.store import connections
     from dynaplan.util.documents import parse_object
@@ -92,11 +96,16 @@ async def removals(namespace: str) -> tuple[Removal, ...]:
     try:
         async with asyncio.timeout(REMOVALS_TIMEOUT_S):
             item = await store.get(fleet_key(namespace))
-        return removals_in(parse_object(item.value)) if item else ()
+        return parse_object(item.value) if item else {}
     except (StoreUnavailable, TimeoutError, ValueError):
-        return ()
+        return {}
     finally:
         await store.close()
+
+
+def model_lines(found: Iterable[ModelEvent]) -> list[str]:
+    """Return a line for each decision about a model that is loaded on request, in local time."""
+    return [f"{_local(each.at_unix_s)}  model {each.model}: {each.sentence}" for each in found]
 
 
 def removal_lines(found: Iterable[Removal]) -> list[str]:

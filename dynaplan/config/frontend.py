@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from dynaplan.config.models import served_models
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import kebab
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, DisaggregationSettings, FrontendSettings
@@ -139,7 +140,7 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
         log.info(
             "queued prompts are computed %s", configured_deadline({**config, SECTIONS[0]: dict(own)}, planner)
         )
-    return replace(settings, promised_ms=promised_times(planner))
+    return replace(settings, promised_ms=promised_times(planner), models=served_models(config))
 
 
 def promised_times(planner: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -10,6 +10,12 @@ from typing import Any
 from dynaplan.config.settings.fields import kebab
 from dynaplan.util.errors import ConfigError
 
+MODELS = "Models"
+"""The section of several models."""
+
+MODEL_SETS = "ModelSets"
+"""The section of what may be loaded together: ``together``, lists of names. Without it memory decides."""
+
 OVERRIDE = re.compile(r"--[^=.\s-][^=.\s]*\.[^=]*(=.*)?", re.DOTALL)
 DIGITS = re.compile(r"-?[0-9]{1,300}", re.ASCII)
 ONE_DOT = re.compile(r"-?([0-9]+\.[0-9]*|\.[0-9]+)", re.ASCII)
@@ -51,6 +57,8 @@ def parse_overrides(arguments: Sequence[str]) -> Sections:
         path = name.strip().split(".")
         if not all(path):
             raise ConfigError(f"Error parsing service arg: {override}", hint="Write --Service.key=value.")
+        if path[0] == MODELS and len(path) > 2:  # a model's name may have dots
+            path = [MODELS, ".".join(path[1:-1]), path[-1]]
         value: Any = typed_value(path, text)
         for key in reversed(path[1:]):
             value = {key: value}

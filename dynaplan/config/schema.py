@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynaplan.config import stock
+from dynaplan.config.overrides import MODELS
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS
-from dynaplan.config.settings.fields import Option, Options, options_of
+from dynaplan.config.settings.fields import Duration, Option, Options, Size, options_of
+from dynaplan.config.settings.models import OnDemandSettings
 from dynaplan.config.settings.worker import ModelSettings, Resources, ServiceArgs
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
@@ -32,6 +34,8 @@ _TYPES: Mapping[type, str | Sequence[str]] = {
     str: "string",
     list: ("array", "string"),
     dict: ("object", "string"),
+    Duration: ("number", "string"),
+    Size: ("integer", "string"),
 }
 
 _BOUNDS = {
@@ -55,6 +59,13 @@ def config_schema() -> Schema:
                 "properties": _properties({**stock.WORKER, **options_of(ModelSettings)}),
             },
             **{name: _section(*parts) for name, parts in SECTIONS.items()},
+            MODELS: {
+                "description": "Models that are loaded on request, by name",
+                "type": ["object", "null"],
+                "additionalProperties": _section(
+                    "One model", {**stock.WORKER, **options_of(OnDemandSettings)}, is_open=True
+                ),
+            },
         },
         "additionalProperties": {
             "description": "A service of your own",

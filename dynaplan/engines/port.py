@@ -21,7 +21,8 @@ class EngineContext:
     ``gpus`` is the worker's ``resources.gpu``: a whole number, or a fraction of one GPU. ``scratch_dir`` is
     a directory in memory, the same for all workers of the deployment; a worker's own files there begin with
     ``{worker_name}.`` and are removed when it is gone. ``publishes_blocks``: the engine is to tell the worker
-    which KV blocks it stores and removes.
+    which KV blocks it stores and removes. ``memory_fraction`` is the part of its GPUs' memory that it was
+    given, where it shares them with other models; 0 where it does not.
     """
 
     worker_name: str
@@ -31,6 +32,7 @@ class EngineContext:
     gpus: float = 0
     scratch_dir: str = ""
     publishes_blocks: bool = False
+    memory_fraction: float = 0.0
 
 
 class HandOver(Protocol):

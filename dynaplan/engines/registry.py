@@ -20,6 +20,7 @@ ENGINES: Mapping[str, str] = {
     "vllm": "vllm",
     "sglang": "sglang",
     "trtllm": "trtllm",
+    "command": "command",
 }
 """The values of ``engine:``, and the module of ``dynaplan.engines`` that makes each."""
 

@@ -137,7 +137,7 @@ class SglangKind(EngineKind):
             *("--tp-size", str(tensor_parallel_size(options, context.gpus)), "--enable-metrics"),
             *_disaggregation(options, context, ports),
             *(() if "log-level-http" in options else ("--log-level-http", "warning")),  # we ask every second
-            *_memory(options, context.gpus),
+            *_memory(options, context.gpus, context.memory_fraction),
             *_scheduling(options),
             *_telling(context),
             *engine_flags(options, STYLE),
@@ -234,9 +234,9 @@ def _disaggregation(options: Options, context: EngineContext, ports: Sequence[in
     )
 
 
-def _memory(options: Options, gpus: float) -> Sequence[str]:
+def _memory(options: Options, gpus: float, given: float) -> Sequence[str]:
     is_given = any(options.get(key) is not None for key in ("gpu-memory-utilization", "mem-fraction-static"))
-    fraction = None if is_given else memory_fraction(gpus, WHOLE_GPU)
+    fraction = None if is_given else memory_fraction(gpus, WHOLE_GPU, given)
     return () if fraction is None else ("--mem-fraction-static", f"{fraction:g}")
 
 

@@ -249,7 +249,9 @@ class VllmKind(EngineKind):
         if context.publishes_blocks:
             telling = publisher_config(context) | {"enable_kv_cache_events": True}
             argv += engine_flags({"kv-events-config": telling}, FlagStyle())
-        fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
+        fraction = options.get("gpu-memory-utilization") or memory_fraction(
+            gpus, MEMORY_FRACTION, context.memory_fraction
+        )
         if fraction is not None:
             argv += ["--gpu-memory-utilization", str(fraction)]
         transfer = transfer_config(options, context)

@@ -38,6 +38,8 @@ class Launch:
     addressed: its own where that is short, else a link's. ``is_tls``: the public port speaks https.
     ``config_file`` (empty without one) and ``overrides`` are what ``config`` was read from; of a deployment
     that ``is_reloaded`` they differ from those of ``serve``, whose environment has the settings of before.
+    ``model_memory_bytes`` are what models that are loaded on request may take of each GPU, or of the host; 0
+    is all.
     """
 
     graph: GraphSpec
@@ -61,6 +63,7 @@ class Launch:
     config_file: str = ""
     overrides: tuple[str, ...] = ()
     is_reloaded: bool = False
+    model_memory_bytes: int = 0
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""
@@ -111,15 +114,14 @@ class Launch:
     def from_json(cls, text: str) -> Launch:
         """Read what ``to_json`` wrote; KeyError, TypeError or ValueError for another text."""
         document = json.loads(text)
-        graph = document["graph"]
-        services = tuple(map(_service_from, graph["services"]))
+        graph = _graph_from(document["graph"])
         names = ("runtime_dir", "log_dir", "statefile", "scratch_dir", "address_dir")
         paths = {name: Path(document[name]) for name in names}
         return cls(
             **{
                 **document,
                 **paths,
-                "graph": GraphSpec(**{**graph, "services": services}),
+                "graph": graph,
                 "gpus": tuple(Gpu(**each) for each in document["gpus"]),
                 "arbiter": ProcessIdentity(**document["arbiter"]),
                 "overrides": tuple(document.get("overrides", ())),
@@ -131,6 +133,7 @@ class Launch:
 class Reload:
     """The settings of a ``dynaplan reload``, and what they were read from.
 
+    ``graph`` are its services, where those have changed: models were added or removed.
     ``before`` is not None while that reload is under way, or when it was killed: the settings of workers that
     it has not replaced.
     """
@@ -139,20 +142,25 @@ class Reload:
     config_file: str = ""
     overrides: tuple[str, ...] = ()
     before: dict[str, dict[str, Any]] | None = None
+    graph: GraphSpec | None = None
 
     def to_json(self) -> str:
         """Write the file of a reload, which the fleet plugin reads whenever it starts a process."""
-        return json.dumps(asdict(self))
+        return json.dumps(
+            asdict(self), default=lambda value: value.value if isinstance(value, Enum) else str(value)
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Reload:
         """Read what ``to_json`` wrote; KeyError, TypeError or ValueError for another text."""
         document = json.loads(text)
-        return cls(**{**document, "overrides": tuple(document["overrides"])})
+        graph = _graph_from(document["graph"]) if document.get("graph") else None
+        return cls(**{**document, "overrides": tuple(document["overrides"]), "graph": graph})
 
     def applied_to(self, launch: Launch) -> Launch:
         return replace(
             launch,
+            graph=self.graph or launch.graph,
             config=self.config,
             config_file=self.config_file,
             overrides=self.overrides,
@@ -196,6 +204,11 @@ class CurrentLaunch:
             self._current = reload.applied_to(self._launch) if reload else self._current
             self._seen = status.st_mtime_ns, status.st_ino
         return self._current
+
+
+def _graph_from(document: dict[str, Any]) -> GraphSpec:
+    """Return the graph that ``to_json`` wrote."""
+    return GraphSpec(**{**document, "services": tuple(map(_service_from, document["services"]))})
 
 
 def _service_from(document: dict[str, Any]) -> ServiceSpec:

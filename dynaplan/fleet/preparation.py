@@ -87,7 +87,8 @@ class ServeOptions:
     ``gpus`` is the number of GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their
     own. Requests get ``drain_timeout_s`` seconds to finish when everything ends, ``leave_timeout_s`` when one
     worker leaves and the others go on. ``use_busy_gpus`` takes GPUs whose memory other programs use, too.
-    ``config_file`` and ``overrides`` are what the configuration was read from.
+    ``config_file`` and ``overrides`` are what the configuration was read from. ``model_memory_bytes`` bounds
+    what models that are loaded on request take of each GPU, or of the host; 0 is all of it.
     """
 
     host: str = FrontendSettings.host
@@ -104,6 +105,7 @@ class ServeOptions:
     token_file: Path | None = None
     config_file: Path | None = None
     overrides: tuple[str, ...] = ()
+    model_memory_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ def _with_options(launch: Launch, options: ServeOptions) -> Launch:
         is_tls=bool(TlsSettings.from_environment(os.environ).tls_cert),
         config_file=str(options.config_file or ""),
         overrides=options.overrides,
+        model_memory_bytes=options.model_memory_bytes,
     )
 
 

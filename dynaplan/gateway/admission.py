@@ -1,24 +1,24 @@
 """What is checked of a request before it costs a worker anything.
 
-Before its body is read: the API key, and the number of requests that wait already. Then: the model's name,
-addresses that an engine would fetch, and the length of the prompt.
+Before its body is read: the API key, and the number of requests that wait already. Then, once its model is
+found (``models``): addresses that an engine would fetch, and the length of the prompt.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
-from dynaplan.gateway.routing.worker_router import WorkerRouter
 
 
 class Admission:
     """The checks of one frontend; each raises ApiError for a request that does not pass."""
 
-    def __init__(self, settings: FrontendSettings, router: WorkerRouter) -> None:
+    def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
-        self._router = router
         self._key = ApiKey(settings.api_key)
         self._room = WaitingRoom(settings.max_waiting_requests)
 
@@ -34,40 +34,22 @@ class Admission:
         """Return a place among the waiting requests, to be left with the first token; raises as above."""
         return self._room.enter()
 
-    def check_model(self, model: str) -> None:
-        """Raise ApiError (404) for an unknown model, (503) while no worker has registered one."""
-        known = self.model_names()
-        if model not in known:
-            if not known:
-                raise self._router.no_worker_error("No worker has said yet which model it serves. Try again.")
-            raise ApiError(
-                404,
-                f"The model {model!r} does not exist; there is {', '.join(sorted(known))}",
-                code="model_not_found",
-                param="model",
-                metric="not_found",
-            )
+    def check_call(self, call: Call, cards: Iterable[Mapping[str, Any]]) -> None:
+        """Raise ApiError (400) for addresses that may not be fetched, and a prompt that is too long.
 
-    def check_call(self, call: Call) -> None:
-        """Raise ApiError (400) for addresses that may not be fetched, and a prompt that is too long."""
-        check_media(call, self._settings.allow_media_urls)
-        check_context(call, self._context_tokens())
-
-    def model_names(self) -> set[str]:
-        """Return the configured model name, and the registered ones of workers: models and adapters."""
-        cards = [instance.card for instance in self._router.instances]
-        names = {str(card.get("model") or "") for card in cards}
-        names |= {str(name) for card in cards for name in card.get("loras") or ()}
-        return (names | {self._settings.model}) - {""}
-
-    def _context_tokens(self) -> int:
-        """Return the longest context, in tokens, of the workers whose tokenizer the frontend has; else 0.
-
-        Only the simulated engine's tokenizer is known here. Other engines check the length themselves.
+        ``cards`` are those of the workers that may answer.
         """
-        cards = [instance.card for instance in self._router.instances]
-        stated = [card.get("context_tokens") for card in cards if card.get("tokenizer") == "sim"]
-        return max((tokens for tokens in stated if isinstance(tokens, int)), default=0)
+        check_media(call, self._settings.allow_media_urls)
+        check_context(call, _context_tokens(cards))
+
+
+def _context_tokens(cards: Iterable[Mapping[str, Any]]) -> int:
+    """Return the longest context, in tokens, of the workers whose tokenizer the frontend has; else 0.
+
+    Only the simulated engine's tokenizer is known here. Other engines check the length themselves.
+    """
+    stated = [card.get("context_tokens") for card in cards if card.get("tokenizer") == "sim"]
+    return max((tokens for tokens in stated if isinstance(tokens, int)), default=0)
 
 
 class WaitingRoom:

@@ -50,8 +50,8 @@ from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, Usage
 from dynaplan.gateway.forms import read_form
-from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
+from dynaplan.gateway.models import FrontendModel, FrontendModels
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
     ApiError,
@@ -68,13 +68,13 @@ from dynaplan.gateway.openai_api import (
     worker_failed,
 )
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
-from dynaplan.gateway.prefill.remote_prefill import HandOff, RemotePrefill
+from dynaplan.gateway.prefill.remote_prefill import HandOff
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
 from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallReader
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
-from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
+from dynaplan.gateway.routing.worker_router import Booking
 from dynaplan.gateway.upstream import EngineAnswer, Upstream, WorkerDied, WorkerRefused
 from dynaplan.store.instances import Instance
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
@@ -106,10 +106,11 @@ _FORWARDED_HEADERS = ("Retry-After",)
 
 @dataclass(frozen=True)
 class Accepted:
-    """An accepted request: what the client asks for, its place among the waiting ones, and its report."""
+    """An accepted request: what is asked of which model, its place among those that wait, its report."""
 
     client: Client
     call: Call
+    model: FrontendModel
     place: Place
     report: RequestReport
 
@@ -169,22 +170,18 @@ class RequestPath:
         self,
         settings: FrontendSettings,
         admission: Admission,
-        router: WorkerRouter,
-        prefill: RemotePrefill,
+        models: FrontendModels,
         upstream: Upstream,
         reservations: Reservations,
         sleeping: SleepingWorkers,
-        inputs: FrontendRouterInputs,
         reports: Reports,
     ) -> None:
         self.settings = settings
         self.admission = admission
-        self.router = router
-        self.prefill = prefill
+        self.models = models
         self.upstream = upstream
         self.reservations = reservations
         self.sleeping = sleeping
-        self.inputs = inputs
         self.reports = reports
         self.now_s = asyncio.get_running_loop().time
         self.poison = PoisonRequests(self.now_s)
@@ -209,7 +206,7 @@ class RequestPath:
             self.in_flight -= 1
 
     async def _accept(self, client: Client, endpoint: ApiPath, share: BodyShare) -> Accepted:
-        model = "unknown"
+        name = "unknown"
         try:
             self.admission.check_key(client.authorization)
             self.admission.check_room()
@@ -222,14 +219,15 @@ class RequestPath:
                 call = read_form(endpoint, client.content_type, body)
             else:
                 call = await self._reader.read(endpoint, body)
-            self.admission.check_model(call.model)
-            model = call.model
-            self.admission.check_call(call)
+            model = self.models.find(call.model)
+            call = model.addressed(call)
+            name = call.model
+            self.admission.check_call(call, model.cards)
             place = self.admission.enter_room()
         except ApiError as error:  # case 1
-            self.reports.refuse(client, endpoint, error.metric, model)
+            self.reports.refuse(client, endpoint, error.metric, name)
             raise
-        return Accepted(client, call, place, self.reports.begin(client, call))
+        return Accepted(client, call, model, place, self.reports.begin(client, call))
 
     async def _answer(self, request: Accepted) -> None:
         progress = RequestProgress(self, request)
@@ -280,9 +278,11 @@ class RequestProgress:
     def __init__(self, path: RequestPath, request: Accepted) -> None:
         self.path = path
         self.request = request
+        self.model = request.model
         self.call = request.call
         self.hand_off: HandOff | None = None
         self.stream: MigratableStream | None = None
+        self.has_begun = False
         self.deaths = 0
         self._prompt_tokens = request.call.prompt_tokens
         self._blocks = NO_BLOCKS
@@ -300,10 +300,10 @@ class RequestProgress:
                 async with self.path.poison.admit(self.request.call, has_begun=has_begun) as suspect:
                     outcome = await self._attempt(suspect)
                 if isinstance(outcome, Answered):  # case 7
-                    return outcome
+                    return await self._as_event(outcome)
                 self._decide(outcome)
         except ApiError as error:  # case 2, or the last of case 5
-            if self.stream is None:
+            if not self.has_begun:
                 raise
             await self.request.client.break_off(error.to_event())
             return Answered(error.metric)
@@ -312,11 +312,29 @@ class RequestProgress:
             if self.stream:
                 self.stream.close()
 
+    async def begin_stream(self) -> None:
+        """Send the head of the client's stream, once."""
+        if not self.has_begun:
+            self.has_begun = True
+            await self.request.client.start_stream()
+
+    async def _comment(self, words: str) -> None:
+        """Send a comment, which is no part of the answer, to a client with a stream."""
+        await self.begin_stream()
+        await self.request.client.write(f": {words}\n\n".encode())
+
+    async def _as_event(self, answered: Answered) -> Answered:
+        """Send an answer that is no stream, an engine's error, as an event where the stream has begun."""
+        if answered.whole is None or not self.has_begun:
+            return answered
+        await self.request.client.break_off(b"data: " + answered.whole.body.replace(b"\n", b" ") + b"\n\n")
+        return replace(answered, whole=None)
+
     def _decide(self, outcome: Refused | Asleep | Died | Cut) -> None:
         """Prepare the next attempt after one that has failed."""
         assert self._last
         instance = self._last.instance
-        self.path.router.avoid(instance)
+        self.model.router.avoid(instance)
         if isinstance(outcome, Refused):  # case 3
             log.debug("%s refused a request: %s", instance.worker, outcome.reason)
             return
@@ -335,7 +353,7 @@ class RequestProgress:
     async def _attempt(self, suspect: Suspect) -> Outcome:
         report = self.request.report
         with report.step("queue"):
-            booking = await self.path.router.book(self.call, self._deadline_s)
+            booking = await self._book()
         try:
             self._note_tokens(booking)
             api = self.path.api_of(booking.instance)
@@ -354,6 +372,12 @@ class RequestProgress:
         finally:
             booking.close()
 
+    async def _book(self) -> Booking:
+        model = self.model
+        if model.queue is None:
+            return await model.router.book(self.call, self._deadline_s)
+        return await model.queue.book(model.router, self.call, self._comment if self.call.is_stream else None)
+
     def _note_tokens(self, booking: Booking) -> None:
         """Note the prompt's blocks; the number of its tokens is exact where the router knows them."""
         blocks = booking.blocks
@@ -369,7 +393,7 @@ class RequestProgress:
             self.hand_off = await self._prefill_remotely(booking, is_needed=is_needed)
             self._is_prefill_placed = True
             self._renew_deadline()
-        elif self.hand_off and not self.path.prefill.can_reach(booking.instance):
+        elif self.hand_off and not self.model.prefill.can_reach(booking.instance):
             self.release_hand_off()
         if is_needed and not self.request.call.can_be_remote:  # case 2
             raise needs_local_prefill()
@@ -379,7 +403,7 @@ class RequestProgress:
     async def _prefill_remotely(self, booking: Booking, *, is_needed: bool) -> HandOff | None:
         report = self.request.report
         with report.step("prefill"):
-            hand_off = await self.path.prefill.hand_off(
+            hand_off = await self.model.prefill.hand_off(
                 self.call,
                 booking.prefix_hit_rate,
                 is_needed=is_needed,
@@ -414,6 +438,7 @@ class Attempt:
     def __init__(self, progress: RequestProgress, booking: Booking, api: EngineApi, suspect: Suspect) -> None:
         self._progress = progress
         self._path = progress.path
+        self._model = progress.model
         self._request = progress.request
         self._call = progress.call
         self._booking = booking
@@ -454,7 +479,7 @@ class Attempt:
         """Reserve a slot where the worker's card asks for it, and exchange request and answer."""
         request_id = attempt_id(self._request.client.request_id)
         self._suspect.sent_to(self.instance)
-        if self._path.router.is_asleep(self.instance):  # since it was booked
+        if self._model.router.is_asleep(self.instance):  # since it was booked
             raise EngineAsleep("its engine sleeps")
         fields = self.hand_off.fields if self.hand_off else None
         if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
@@ -496,7 +521,7 @@ class Attempt:
             message = (await answer.read_all()).decode(errors="replace")
             if self._api.reports_death(message):
                 raise WorkerDied("its engine is dead", is_connection_lost=True)
-        own_id, ids = self.instance.instance_id, {each.instance_id for each in self._path.router.instances}
+        own_id, ids = self.instance.instance_id, {each.instance_id for each in self._model.router.instances}
         if self._progress.deaths == 0 and (self.hand_off or ids - {own_id}):
             raise WorkerDied("status 500")  # as engines answer while they shut down
         if own_id not in ids:
@@ -581,7 +606,7 @@ class Attempt:
         self._note_answering()
         if progress.stream is None:
             client = self._request.client
-            await client.start_stream()
+            await progress.begin_stream()
             progress.stream = MigratableStream(
                 client, self._call, self._api, settings.migration_limit, self._path.pages
             )
@@ -640,7 +665,7 @@ class Attempt:
             served = self.hand_off.instance_id, self.hand_off.cached_tokens or 0
         else:
             served = self.instance.instance_id, booking.overlap_blocks * booking.block_tokens
-        self._path.inputs.record_hit(*served)
+        self._model.inputs.record_hit(*served)
 
 
 def _needs_hand_off(instance: Instance) -> bool:

@@ -12,6 +12,7 @@ from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
+from dynaplan.gateway.model_routes import ModelRoutes
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
@@ -33,6 +34,7 @@ class FrontendRoutes:
 
     def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics) -> None:
         self.page: Handler | None = None
+        self.model_routes: ModelRoutes | None = None
         self._path = path
         self._deployment_metrics = deployment_metrics
         self._created_s = int(time.time())
@@ -61,6 +63,12 @@ class FrontendRoutes:
     def _handler(self, request: Request) -> Handler:
         if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
             return self.page
+        if (
+            self.model_routes
+            and request.path not in self._handlers
+            and (found := self.model_routes.find(request))
+        ):
+            return found
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
         if not method and (reason := find_unserved(request.path)):
@@ -87,19 +95,16 @@ class FrontendRoutes:
         admission.check_key(request.headers.get("authorization"))
         chosen = unquote(request.path.removeprefix(MODELS).removeprefix("/"))
         if chosen:
-            admission.check_model(chosen)
-        models = [
-            {"id": name, "object": "model", "created": self._created_s, "owned_by": "dynaplan"}
-            for name in sorted(admission.model_names())
-        ]
+            self._path.models.find(chosen)
+        models = self._path.models.documents(self._created_s)
         if chosen:
             return Response.json(next(each for each in models if each["id"] == chosen))
         return Response.json({"object": "list", "data": models})
 
     async def _check_health(self, request: Request) -> Response:
-        workers = len(self._path.router.instances)
-        missing = [] if workers else [self._path.settings.decode_component]
-        is_healthy = workers > 0 and not self.is_draining
+        models, workers = self._path.models, len(self._path.models.instances)
+        missing = [] if workers or models.are_on_demand else [self._path.settings.decode_component]
+        is_healthy = not missing and not self.is_draining
         document = {
             "status": "healthy" if is_healthy else "draining" if self.is_draining else "unhealthy",
             "workers": workers,
@@ -124,7 +129,8 @@ class FrontendRoutes:
     def own_metrics(self) -> bytes:
         """Return the metrics of the frontends on this port, in Prometheus' text format."""
         metrics = self._path.reports.metrics
-        cards = [each.card for each in self._path.router.instances]
-        for name in self._path.admission.model_names():
-            metrics.describe_model(name, bool(cards), cards[0] if cards else {})
+        for model in self._path.models.all:
+            cards = model.cards
+            for name in model.names:
+                metrics.describe_model(name, bool(cards), cards[0] if cards else {})
         return metrics.render()

@@ -25,6 +25,9 @@ from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.gateway.model_queue import DemandPublisher
+from dynaplan.gateway.model_routes import ModelRoutes
+from dynaplan.gateway.models import FrontendModel, FrontendModels, on_demand_model, on_demand_settings
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
@@ -80,7 +83,7 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
     A worker that drains posts ``/leaving/{instance id}`` to the process's own loopback server: it gets no new
-    request from then on, and the answer has how many of its requests this frontend still waits for. Workers
+    request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
     frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)
@@ -135,26 +138,47 @@ class FrontendServer:
             sleeping=self._sleeping,
             reported=self._inputs.reported,
         )
+        self._models = self._new_models()
         self._path = self._new_path()
         self._deployment_metrics = DeploymentMetrics(runtime)
         self._routes = FrontendRoutes(self._path, self._deployment_metrics)
+        self._routes.model_routes = self._new_model_routes()
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None
+
+    def _new_models(self) -> FrontendModels:
+        """Return the models that are loaded on request; without any the one of all workers."""
+        settings, inputs = self._settings, self._inputs
+        only = FrontendModel("", settings, self._router, self.prefill, inputs)
+        on_demand = on_demand_settings(settings)
+        return FrontendModels(
+            [
+                on_demand_model(
+                    each, on_demand, self._runtime.discovery, self.prefill, inputs, self._sleeping
+                )
+                for each in settings.models
+            ]
+            or [only]
+        )
+
+    def _new_model_routes(self) -> ModelRoutes:
+        path, runtime = self._path, self._runtime
+        return ModelRoutes(
+            self._models, path.admission, path.bodies, runtime.store, runtime.namespace, self._routes.handle
+        )
 
     def _new_path(self) -> RequestPath:
         settings = self._settings
         reports = Reports(self._metrics, self._recording, self._tracer, logs_requests=settings.access_log)
         return RequestPath(
             settings,
-            Admission(settings, self._router),
-            self._router,
-            self.prefill,
+            Admission(settings),
+            self._models,
             self._upstream,
             Reservations(self._upstream, self._background),
             self._sleeping,
-            self._inputs,
             reports,
         )
 
@@ -189,7 +213,9 @@ class FrontendServer:
         self._acceptor.start()
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(limited.watch(), "watch connections")
-        self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
+        self._runtime.describe(**{ROUTES_TO: self._models.routes_to, PUBLIC_URL: self._public_url()})
+        if self._models.are_on_demand:
+            self._runtime.spawn(DemandPublisher(self._runtime, self._models.all).run(), "demand for models")
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
         self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
@@ -249,7 +275,7 @@ class FrontendServer:
             instance_id = int(request.match_info["instance_id"], 16)
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
-        return web.json_response({"in_flight": self._router.stop_routing_to(instance_id)})
+        return web.json_response({"in_flight": self._models.stop_routing_to(instance_id)})
 
     async def _routing(self, request: web.Request) -> web.Response:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
@@ -278,6 +304,7 @@ class FrontendServer:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
         self.fleet.is_worker_starting = _has_starting_decode_workers(fleet)
         self.fleet.absence = read_absence(fleet, self._settings.decode_component)
+        self._models.follow_fleet(fleet)
 
 
 def _has_starting_decode_workers(fleet: str) -> bool:

@@ -52,6 +52,18 @@ WAKE_RETRY_S = 5.0
 WAKE_REQUEST_TTL_S = 30
 """Lifetime of a request to a worker to wake, whole seconds."""
 
+FIRST_COMMENT_S = 2.0
+"""Time after which a client with a stream first hears that its model is being loaded."""
+
+COMMENTS_S = 5.0
+"""Time between two such comments."""
+
+DEMAND_INTERVAL_S = 1.0
+"""Longest time between two looks at the requests that are answered, for the demand for models."""
+
+DEMAND_DEBOUNCE_S = 0.02
+"""Time for which changes of the demand for models gather before they are published."""
+
 SLOT_RELEASE_TIMEOUT_S = 5.0
 """Time for which giving a slot back is tried; a worker takes a forgotten one back by itself."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaplan.util.documents import shown
@@ -15,6 +15,7 @@ class TracedRequest:
 
     ``block_hashes`` are the chained hashes of the prompt's full KV blocks, if the trace has them: equal
     hashes are shared prefixes. ``block_tokens`` is the length of one of these blocks, 0 without hashes.
+    ``model`` is the model that was asked, empty where the trace does not say.
     """
 
     arrival_s: float
@@ -22,6 +23,7 @@ class TracedRequest:
     output_tokens: int
     block_hashes: tuple[int, ...] = ()
     block_tokens: int = 0
+    model: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return one line of a recording as plain data, with blocks only if there are any."""
@@ -32,6 +34,8 @@ class TracedRequest:
         }
         if self.block_hashes:
             document |= {"block_hashes": list(self.block_hashes), "block_tokens": self.block_tokens}
+        if self.model:
+            document["model"] = self.model
         return document
 
     @classmethod
@@ -49,6 +53,7 @@ class TracedRequest:
             tokens(document, "output_tokens"),
             tuple(hashes),
             tokens(document, "block_tokens", least=1) if hashes else 0,
+            model_name(document),
         )
 
     def with_blocks_of(self, block_tokens: int) -> TracedRequest:
@@ -68,9 +73,7 @@ class TracedRequest:
             if source >= len(self.block_hashes):
                 break
             hashes.append(self.block_hashes[source] * self.block_tokens + offset)
-        return TracedRequest(
-            self.arrival_s, self.prompt_tokens, self.output_tokens, tuple(hashes), block_tokens
-        )
+        return replace(self, block_hashes=tuple(hashes), block_tokens=block_tokens)
 
 
 def seconds(document: Mapping[str, Any], field: str) -> float:
@@ -87,6 +90,14 @@ def tokens(document: Mapping[str, Any], field: str, least: int = 0) -> int:
     if not _is_integer(value) or not least <= value <= 1 << 40:
         raise ValueError(f"{field} is {shown(value)}, which is no number of tokens")
     return int(value)
+
+
+def model_name(document: Mapping[str, Any]) -> str:
+    """Read the name of a model, which a trace may leave out; raises ValueError for something else."""
+    value = document.get("model")
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"model is {shown(value)}, which is no name")
+    return value or ""
 
 
 def _is_integer(value: Any) -> bool:

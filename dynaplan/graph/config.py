@@ -10,14 +10,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from dynaplan.config import stock
-from dynaplan.config.overrides import Sections, deep_merge, merge_sections, parse_overrides
+from dynaplan.config.models import models_together, served_models
+from dynaplan.config.overrides import (
+    MODEL_SETS,
+    MODELS,
+    Sections,
+    deep_merge,
+    merge_sections,
+    parse_overrides,
+)
 from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
 from dynaplan.config.service_config import (
     COMMON,
@@ -138,7 +146,7 @@ def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> li
     for name, section in config.items():
         if not isinstance(section, Mapping):
             raise ConfigError(f"{name} = {section!r}: expected a mapping of options")
-        if name == COMMON:
+        if name in (COMMON, MODELS, MODEL_SETS):
             continue
         if name in services:
             warnings += _check_section(services[name], section, config)
@@ -307,11 +315,13 @@ def resolve_graph(
         raise GraphError(
             f"More than one planner found in the pipeline: {', '.join(planners)}", hint="Link one."
         )
+    models_together(config)
+    sharing = {model.name for model in served_models(config) if model.settings.share}
     return GraphSpec(
         identifier=graph.identifier,
         working_dir=str(graph.working_dir),
         namespace=_namespace(services, namespace),
-        services=tuple(_spec(service, config) for service in services),
+        services=tuple(_spec(service, config, sharing) for service in services),
     )
 
 
@@ -331,7 +341,9 @@ def _namespace(services: list[Service[Any]], chosen: str | None) -> str:
     return namespace
 
 
-def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> ServiceSpec:
+def _spec(
+    service: Service[Any], config: Mapping[str, Mapping[str, Any]], sharing: Collection[str]
+) -> ServiceSpec:
     if service.in_process_of:
         return ServiceSpec(service.name, service.role, in_process_of=service.in_process_of)
     written = _drop_nulls(config.get(service.name, {}).get(SERVICE_ARGS))
@@ -351,6 +363,8 @@ def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> Ser
         gpus=_gpus_of(service, config, arguments["resources"], "gpu" in written.get("resources", {})),
         envs={name: str(value) for name, value in arguments["envs"].items()},
         public_endpoints=tuple(each.name for each in service.endpoints.values() if each.is_public),
+        model=service.model,
+        shares_memory=service.model in sharing,
     )
 
 

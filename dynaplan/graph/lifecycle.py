@@ -74,11 +74,13 @@ class Worker:
 
     ``name`` is the watcher's name, ``{namespace}_{component}`` or ``{namespace}_{component}_{n}``.
     ``gpus`` are indices into the box's inventory; ``gpu_share`` is the part of each that it holds
-    (1.0 unless fractional). ``pid`` is 0 while it has no process; ``started_at`` is the process's
-    start time in clock ticks since boot (field 22 of ``/proc/<pid>/stat``), which makes the pid unmistakable.
-    ``url`` is the address that its process was registered with, empty before that. ``since_s`` and
-    ``retry_at_s`` are on the monotonic clock of the boot; ``retry_at_s`` is 0 for a failed worker that can
-    never start. ``failures`` is how often it, or the worker that it replaces, has failed in a row.
+    (1.0 unless fractional). ``memory_bytes`` is the memory of each that it was given, where workers of
+    several models share them; 0 where it has them whole. ``pid`` is 0 while it has no process; ``started_at``
+    is the process's start time in clock ticks since boot (field 22 of ``/proc/<pid>/stat``), which makes the
+    pid unmistakable. ``url`` is the address that its process was registered with, empty before that.
+    ``since_s`` and ``retry_at_s`` are on the monotonic clock of the boot; ``retry_at_s`` is 0 for a failed
+    worker that can never start. ``failures`` is how often it, or the worker that it replaces, has failed in a
+    row.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Worker:
     state: WorkerState = WorkerState.STARTING
     gpus: tuple[int, ...] = ()
     gpu_share: float = 1.0
+    memory_bytes: int = 0
     pid: int = 0
     started_at: int = 0
     instance_id: int = 0

@@ -11,12 +11,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from dynaplan.config.settings.servers import COMPAT_VARIABLE
+from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.service import Edges, Service, stated_links
 from dynaplan.util.errors import ConfigError, GraphError, UserError, nearest
 
@@ -188,6 +189,9 @@ def _nearest_modules(name: str, working_dir: Path) -> str:
     return "Check the name and --working-dir."
 
 
+_OF_A_MODEL = (Role.DECODE, Role.PREFILL)
+"""The roles of services that serve one model."""
+
 IDENTIFIER = re.compile(r"(?P<module>[^:]+)(:(?P<attributes>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
 
 
@@ -196,16 +200,53 @@ class Graph:
     """The services reachable from the entry over linked dependencies, each with its linked dependencies only.
 
     ``identifier`` is what the user wrote; with ``working_dir``, absolute, another process loads the same
-    graph. ``module_file`` is the graph module's file: configurations are looked up beside it.
+    graph. ``module_file`` is the graph module's file: configurations are looked up beside it. ``models`` are
+    the services of several models, in place of the graph's own engine workers; empty where it has one model.
     """
 
     identifier: str
     working_dir: Path
     entry: Service[Any]
     module_file: Path | None = None
+    models: tuple[Service[Any], ...] = ()
 
     def services(self) -> list[Service[Any]]:
-        """Return every service once: the entry first, then depth first by the attributes' names."""
+        """Return every service once: the entry first, then depth first by the attributes' names.
+
+        The services of several models come last.
+        """
+        linked = self._linked()
+        return (
+            [each for each in linked if each.role not in _OF_A_MODEL] + [*self.models]
+            if self.models
+            else linked
+        )
+
+    def with_models(self, models: Mapping[str, str]) -> Graph:
+        """Return the graph in which each of these models, name -> component, has its own engine workers.
+
+        Raises GraphError for a graph without engine workers, and for one with a planner, which plans for one
+        model.
+        """
+        if not models:
+            return self
+        linked = self._linked()
+        template = next((each for each in linked if each.role is Role.DECODE), None)
+        if template is None:
+            raise GraphError(
+                f"{self.identifier} has no engine workers that could serve models",
+                hint="Leave the graph out: `dynaplan serve FILE` takes a file with a section Models.",
+            )
+        planner = next((each.name for each in linked if each.role is Role.PLANNER), "")
+        if planner:
+            raise GraphError(
+                f"{self.identifier} has a {planner}, which plans for one model, and there are {len(models)}",
+                hint="Leave the graph out: `dynaplan serve FILE` takes a file with a section Models.",
+            )
+        services = tuple(template.of_model(name, component) for name, component in models.items())
+        return replace(self, models=services)
+
+    def _linked(self) -> list[Service[Any]]:
         found: dict[int, Service[Any]] = {}
         waiting = [self.entry]
         while waiting:

@@ -14,7 +14,9 @@ class ServiceSpec:
     ``gpus`` is the number of GPUs of one worker: an integer, or a fraction below one for workers
     that share a GPU. ``envs`` are extra environment variables of its workers. A service that runs
     ``in_process_of`` another one has no process of its own (Router and Processor live in Frontend's).
-    ``public_endpoints`` are served to users, as ``POST /{name}``.
+    ``public_endpoints`` are served to users, as ``POST /{name}``. ``model`` is the name of the model that it
+    serves, one of several; empty for the services of a deployment of one model. Its workers are there
+    when the model is loaded, and ``shares_memory`` says that their GPUs are given out by bytes.
     """
 
     name: str
@@ -24,6 +26,13 @@ class ServiceSpec:
     envs: dict[str, str] = field(default_factory=dict)
     in_process_of: str = ""
     public_endpoints: tuple[str, ...] = ()
+    model: str = ""
+    shares_memory: bool = False
+
+    @property
+    def first_workers(self) -> int:
+        """The number of its workers when the deployment starts: none where a model is loaded on request."""
+        return 0 if self.model else self.workers
 
 
 @dataclass(frozen=True)
@@ -43,4 +52,10 @@ class GraphSpec:
         return next((service for service in self.services if service.name == name), None)
 
     def of_role(self, role: Role) -> ServiceSpec | None:
-        return next((service for service in self.services if service.role is role), None)
+        """Return the service of that role; the services of several models are none of them."""
+        return next((each for each in self.services if each.role is role and not each.model), None)
+
+    @property
+    def on_demand(self) -> tuple[ServiceSpec, ...]:
+        """The services whose models are loaded on request."""
+        return tuple(service for service in self.services if service.model)

@@ -189,7 +189,8 @@ class Service(Generic[T]):
     """A class and its place in a graph. Made by ``@service``; ``inner`` is the class itself.
 
     ``dependencies`` are the services that ``depends()`` names; a service of a loaded Graph is a copy with the
-    linked ones only. A class statement may name a service as a base: it then subclasses ``inner``.
+    linked ones only. ``model`` is empty unless it serves one of several models. A class statement may name a
+    service as a base: it then subclasses ``inner``.
     """
 
     def __init__(
@@ -204,7 +205,9 @@ class Service(Generic[T]):
         self.inner = inner
         self.config = config
         self.in_process_of = in_process_of
+        self.model = ""
         self._options = options
+        self._name = inner.__name__
         self.role = _role(inner.__name__, config.component_type)
         self.declared = dependencies_of(inner)
         self.dependencies: dict[str, Service[Any]] = {
@@ -215,8 +218,8 @@ class Service(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The class's name; also the service's section in a configuration."""
-        return self.inner.__name__
+        """The class's name, or its model's component; also the service's section in a configuration."""
+        return self._name
 
     @property
     def options(self) -> Options | None:
@@ -285,6 +288,12 @@ class Service(Generic[T]):
         """Return the same service without dependencies, which a graph then fills in."""
         other = copy(self)
         other.dependencies = {}
+        return other
+
+    def of_model(self, model: str, component: str) -> Service[T]:
+        """Return the same service, under the name ``component``, as the one that serves this model alone."""
+        other = self.copy()
+        other.model, other._name = model, component
         return other
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:

@@ -120,6 +120,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         token=runtime.worker_token,
         gpus=runtime.gpus,
         scratch_dir=runtime.scratch_dir,
+        memory_fraction=runtime.memory_fraction,
     )
     engine = registry.make_engine(engine_of(runtime.settings), runtime.settings, context)
     runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way

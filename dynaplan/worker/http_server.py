@@ -141,7 +141,7 @@ class Acceptor:
         self._loop.add_reader(self._socket, self._accept)
 
     async def stop(self) -> None:
-        """Accept what waits already, and close this process's copy of the socket. Idempotent.
+        """Accept what waits already, and close this process's copy of the socket. Twice is once.
 
         Returns when what these connections have brought has been read.
         """

@@ -50,6 +50,7 @@ class WorkerEnvironment:
     gpus: float
     scratch_dir: str
     lease_ttl_s: int
+    memory_fraction: float = 0.0
 
     @classmethod
     def read(cls, environment: Mapping[str, str], service_name: str) -> WorkerEnvironment:
@@ -70,6 +71,7 @@ class WorkerEnvironment:
             gpus=_number(environment, "DYNAPLAN_GPUS", 0),
             scratch_dir=environment.get("DYNAPLAN_SCRATCH_DIR", ""),
             lease_ttl_s=lease_ttl_s(environment),
+            memory_fraction=_number(environment, "DYNAPLAN_MEMORY_FRACTION", 0),
         )
 
 
@@ -212,9 +214,14 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
+    from dynaplan.config.models import components_of
+    from dynaplan.config.overrides import MODELS
+    from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph
 
-    return load_graph(options["graph"], Path.cwd()).service(options["service-name"])
+    models = components_of(ServiceConfig.get_instance().get(MODELS) or {})
+    graph = load_graph(options["graph"], Path.cwd()).with_models(models)
+    return graph.service(options["service-name"])
 
 
 async def _runtime(
@@ -248,6 +255,7 @@ async def _runtime(
         connect_events=partial(event_connections.connect_events, max_reconnects=reconnects),
         gpus=environment.gpus,
         scratch_dir=environment.scratch_dir,
+        memory_fraction=environment.memory_fraction,
         role=service.role,
         lease_ttl_s=environment.lease_ttl_s,
         network=network,

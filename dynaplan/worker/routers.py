@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 ROUTES_TO = "routes_to"
 """The key of a router's card that names the component whose workers it sends requests to."""
 
+EVERY_COMPONENT = "*"
+"""The value of a router that sends requests to the workers of several models."""
 
 EMPTY_READINGS = 2
 
@@ -158,8 +160,8 @@ class RoutedRequests:
 
     async def _ask_all(self) -> InFlightReport:
         runtime = self._runtime
-        wanted = runtime.component
-        routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) == wanted}
+        wanted = runtime.component, EVERY_COMPONENT
+        routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) in wanted}
         async with worker_session(runtime.worker_token, runtime.client_tls) as session:
             asked = asyncio.gather(*(self._notify_router(session, url) for url in routers))
             in_engine, answers = await asyncio.gather(self._count_in_engine(), asked)

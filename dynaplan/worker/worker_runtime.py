@@ -69,6 +69,7 @@ class WorkerRuntime:
     connect_events: Callable[[], Coroutine[Any, Any, EventPlane]] | None = field(default=None, repr=False)
     gpus: float = 0
     scratch_dir: str = ""
+    memory_fraction: float = 0.0
     public_socket: socket.socket | None = field(default=None, repr=False)
     role: Role | None = None
     lease_ttl_s: int = LEASE_TTL_S

@@ -114,7 +114,8 @@ class Deployment:
         return {
             name: entry
             for name, entry in entries.items()
-            if entry.get("state") and (not component or entry.get("component", name) == component)
+            if entry.get("state", "stopped") != "stopped"
+            and (not component or entry.get("component", name) == component)
         }
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 from dynaplan.fleet.circus_client import CommandRefused
 from dynaplan.fleet.heartbeats import Heartbeat
+from dynaplan.fleet.model_keys import ModelDemand
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
@@ -94,6 +95,8 @@ class FakeLink:
         self.leave_first = ""
         self.asleep: frozenset[int] = frozenset()
         self.cache_worth: dict[int, int] = {}
+        self.model_demand: dict[str, ModelDemand] | None = {}
+        self.model_orders: str | None = ""
         self.revoked: list[int] = []
         self.acknowledged: list[int] = []
         self.fleet: dict[str, Any] = {}

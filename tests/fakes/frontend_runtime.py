@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -89,7 +89,10 @@ def body(path: str, **changes: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def stage(environment: Mapping[str, str] | None = None, **options: Any) -> AsyncIterator[Stage]:
-    """A frontend on a free port with these options (``max_local_prefill_length=10`` ...)."""
+    """A frontend on a free port with these options (``max_local_prefill_length=10`` ...).
+
+    ``models`` are those that are loaded on request.
+    """
     clock = SystemClock()
     store = MemoryStore(clock)
     messenger = MemoryMessenger(clock)
@@ -113,7 +116,9 @@ async def stage(environment: Mapping[str, str] | None = None, **options: Any) ->
         discovery=discovery,
         connect_messenger=connect,
     )
+    models = options.pop("models", ())
     settings = read_settings([("Frontend", options)], {"DYNAMO_PORT": "0", **(environment or {})})
+    settings = replace(settings, models=models)
     frontend = FrontendServer(runtime, settings, make_page)
     await frontend.start()
     async with aiohttp.ClientSession() as client:

@@ -37,12 +37,15 @@ def split_gguf(directory: Path) -> list[Path]:
     return sorted(directory.glob("tiny-*-of-*.gguf"))
 
 
-def tiny_gguf(directory: Path, **options: Any) -> Path:
-    """Write ``tiny.gguf`` there; the same bytes every time. ``options`` are the writer's."""
+def tiny_gguf(directory: Path, architecture: str = "llama", **options: Any) -> Path:
+    """Write ``tiny.gguf`` there; the same bytes every time. ``options`` are the writer's.
+
+    ``architecture`` ``qwen2`` differs by the biases of its attention.
+    """
     import gguf
 
     path = directory / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "llama", **options)
+    writer = gguf.GGUFWriter(path, architecture, **options)
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(WIDTH)
@@ -57,6 +60,8 @@ def tiny_gguf(directory: Path, **options: Any) -> Path:
     _add_tokenizer(writer)
     for name, tensor in _tensors().items():
         writer.add_tensor(name, tensor)
+        if architecture == "qwen2" and name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
+            writer.add_tensor(name.replace("weight", "bias"), np.zeros(len(tensor), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -13,6 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
+from dynaplan.util.amounts import bytes_of, seconds_of
 from dynaplan.util.documents import shown
 from dynaplan.util.errors import ConfigError, nearest
 
@@ -22,6 +23,15 @@ UNITS = ("_ms", "_s", "_tokens")
 
 MAX_NUMBER = 1e300
 """The largest number that an option takes: one that a float holds."""
+
+
+class Duration(float):
+    """The kind of an option that is a time: seconds, or a text such as ``30m``; it is read as seconds."""
+
+
+class Size(int):
+    """The kind of an option that is an amount of memory: bytes, or a text such as ``5GB``; read as bytes."""
+
 
 READ, WRITTEN = "read", "written"
 """The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
@@ -100,9 +110,11 @@ class Option(NamedTuple):
             value = _parse_text(value, self.kind)
         if self.choices and isinstance(value, str):
             value = kebab(value)
+        if isinstance(value, str) and self.kind in (Duration, Size):
+            value = seconds_of(value) if self.kind is Duration else bytes_of(value)
         if not _KINDS[self.kind][1](value) or (self.choices and value not in self.choices):
             return None
-        value = float(value) if self.kind is float else value
+        value = float(value) if self.kind in (float, Duration) else value
         return value if all(holds(value, bound) for _, holds, bound in self._bounds()) else None
 
     def _bounds(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], float]]:
@@ -248,6 +260,8 @@ _KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
         lambda value: isinstance(value, Mapping) or str(value).lstrip().startswith("{"),
     ),
     list: ("a list", lambda value: isinstance(value, list | str)),
+    Duration: ("seconds, or a time such as 90s, 30m or 2h", lambda value: _is_number(value) and value >= 0),
+    Size: ("bytes, or an amount such as 800MB or 5GB", lambda value: type(value) is int and value > 0),
     object: ("anything", lambda value: True),
 }
 """Type -> its name in words, and whether a value is of it."""

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, Settings, option
+from dynaplan.config.settings.models import ServedModel
 
 ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
 """The values of ``router``; what each does is in ``gateway/routing/choosing.py``."""
@@ -133,11 +134,11 @@ PREFILL_COMPONENT = ComponentSettings.prefill_component
 class FrontendSettings(RoutingSettings, ComponentSettings):
     """Options of the Frontend.
 
-    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last four are no options
-    of this section, ``config/frontend.py`` finds them out: how prompts are placed; the name that clients
-    must use (``model``, empty: any that the workers have); the directory where several frontends add up
-    their metrics (``shared_metrics``, None for one frontend); and the TTFT and ITL of the Planner's promise
-    (``promised_ms``, None where its policy makes none).
+    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last five are no options
+    of this section, ``config/frontend.py`` finds them out: the models that are loaded on request; how prompts
+    are placed; the name that clients must use (``model``, empty: any that the workers have); the directory
+    where several frontends add up their metrics (``shared_metrics``, None for one frontend); and the TTFT and
+    ITL of the Planner's promise (``promised_ms``, None where its policy makes none).
     """
 
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
@@ -198,6 +199,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     model: str = ""
     shared_metrics: str | None = None
     promised_ms: tuple[float, float] | None = None
+    models: tuple[ServedModel, ...] = ()
 
 
 @dataclass(init=False, repr=False, eq=False)

@@ -42,7 +42,9 @@ class WorkerSettings(ProcessSettings):
     """
 
     engine: str = option(
-        "sim", "What computes: sim (simulated), llamacpp, vllm, sglang or trtllm", must_match=REAL_ENGINES
+        "sim",
+        "What computes: sim (simulated), llamacpp, vllm, sglang, trtllm, or command",
+        must_match=REAL_ENGINES,
     )
     start_timeout_s: float = option(
         1800.0, "Seconds that the engine's server may take to load the model", minimum=0
@@ -71,6 +73,14 @@ class CommandSettings(Settings):
     )
     sglang_command: list[str] | None = option(None, "The same for SGLang's server")
     trtllm_command: list[str] | None = option(None, "The same for `trtllm-serve`")
+    command: list[str] | None = option(
+        None,
+        "A program that speaks OpenAI's API, with `${PORT}` in the place of its port: a text, or a list",
+        engine="command",
+    )
+    check_path: str = option(
+        "/health", "The path of it that answers 200 when it takes requests", name="check", engine="command"
+    )
     llama_server: Any = option(
         None,
         "The `llama-server` to run in place of the `xllamacpp` package: its path, or true",

@@ -68,8 +68,13 @@ def removed_options(options: Options, style: FlagStyle) -> dict[str, str]:
     return {key: why for key, why in style.removed.items() if options.get(key) not in (None, False)}
 
 
-def memory_fraction(gpus: float, whole_gpu: float) -> float | None:
-    """The part of the GPU's memory for an engine that gets a fraction of a GPU; None for whole ones."""
+def memory_fraction(gpus: float, whole_gpu: float, given: float = 0.0) -> float | None:
+    """The part of the GPU's memory for an engine that gets a fraction of a GPU; None for whole ones.
+
+    ``given`` is the part that an engine was given which shares its GPUs with other models, 0 for none.
+    """
+    if given:
+        return given
     return round(gpus * whole_gpu, 4) if 0 < gpus < 1 else None
 
 

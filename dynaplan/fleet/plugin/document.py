@@ -11,19 +11,23 @@ from itertools import pairwise
 from dynaplan.config.settings.servers import server_addresses
 from dynaplan.fleet.circus_client import CircusClient
 from dynaplan.fleet.launch import CurrentLaunch, Launch
+from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.rules.restarting import without_process
 from dynaplan.fleet.rules.statefile import (
     Deployment,
     Document,
     fleet_of,
     initial,
+    learnt_of,
     live_settings_of,
     planner_keys_of,
     with_commands,
     with_config,
     with_fleet,
+    with_learnt,
     with_live_settings,
     with_planner_keys,
+    with_services,
 )
 from dynaplan.fleet.statefile_store import DocumentStore
 from dynaplan.fleet.watchers import worker_watcher
@@ -114,7 +118,9 @@ class Statefile:
         After a reload its configuration is written, too, in the place of the one of ``serve``.
         """
         recorded, launch = {each.name: each for each in workers}, self._launches.now
-        document = with_config(self._document, launch.config) if launch.is_reloaded else self._document
+        document = self._document
+        if launch.is_reloaded:
+            document = with_services(with_config(document, launch.config), launch.graph, commands_of(launch))
         self._replace(with_fleet(document, tuple(recorded.values())))
         self._recorded = recorded
 
@@ -141,6 +147,15 @@ class Statefile:
     def live_settings(self) -> dict[str, str]:
         """The values of the live settings that were last written down, by name."""
         return live_settings_of(self._document)
+
+    @property
+    def learnt(self) -> dict[str, Learnt]:
+        """What was last written down of models that are loaded on request, by name."""
+        return learnt_of(self._document)
+
+    def record_learnt(self, learnt: Mapping[str, Learnt]) -> None:
+        """Write down what was learnt of models; raises StatefileUnwritable."""
+        self._replace(with_learnt(self._document, learnt))
 
     def record_keys(self, planner_keys: Mapping[str, str], live_settings: Mapping[str, str]) -> None:
         """Write the planner's keys and the live settings into the statefile; raises StatefileUnwritable."""

@@ -38,6 +38,9 @@ DRIVER_TIMEOUT_S = 10.0
 BEING_FREED_S = 30.0
 """Time for which memory that is still in use after a worker's end is thought to be that worker's."""
 
+MOVED_BYTES = 2**28
+"""The change of a shared GPU's memory in bytes after which it is decided anew what fits there."""
+
 NEVER_S = -math.inf
 NOT_READ = "its memory has not been read since its last worker ended"
 
@@ -111,10 +114,13 @@ class GpuMemory:
         self._wake = wake
         self._read_now = threading.Event()
         self._busy: Mapping[int, str] = {}
+        self._uses: Mapping[int, GpuUse] = {}
         self._seen_at_s = NEVER_S
         self._is_silent = False
         self._asked_since_s: float | None = None
         self._held_at_s: dict[int, float] = {}
+        self._left_at_s: dict[int, float] = {}
+        self._holders: dict[int, set[str]] = {}
 
     async def run(self) -> None:
         """Read for ever; at once when somebody waits for it."""
@@ -142,19 +148,55 @@ class GpuMemory:
     def _read_once(self, loop: asyncio.AbstractEventLoop) -> None:
         began_s = self._clock.now_s()
         try:
-            busy = busy_gpus(self._gpus, self._read())
+            uses = self._read()
+            busy = busy_gpus(self._gpus, uses)
         except Exception:  # else nobody would ever read again
             log.exception("the memory of GPUs was not read")
             return
-        if self._asked_since_s is None and busy.keys() == self._busy.keys():
-            self._busy, self._seen_at_s = busy, began_s
+        if self._asked_since_s is None and busy.keys() == self._busy.keys() and not self._has_moved(uses):
+            self._busy, self._uses, self._seen_at_s = busy, uses, began_s
             return
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._update, busy, began_s)
+            loop.call_soon_threadsafe(self._update, busy, uses, began_s)
 
-    def _update(self, busy: Mapping[int, str], began_s: float) -> None:
-        self._busy, self._seen_at_s, self._asked_since_s, self._is_silent = busy, began_s, None, False
+    def _has_moved(self, uses: Mapping[int, GpuUse]) -> bool:
+        """Tell whether the memory of a GPU that several models share is another than in the last read."""
+        return any(
+            abs(use.used_bytes - self._uses.get(index, GpuUse()).used_bytes) >= MOVED_BYTES
+            for index, use in uses.items()
+            if index in self._holders
+        )
+
+    def _update(self, busy: Mapping[int, str], uses: Mapping[int, GpuUse], began_s: float) -> None:
+        self._busy, self._uses, self._seen_at_s = busy, uses, began_s
+        self._asked_since_s, self._is_silent = None, False
         self._wake.set()
+
+    def shared_uses(self, fleet: Iterable[Worker]) -> dict[int, GpuUse | str]:
+        """Return the use of each GPU as several models share it, or why it is not known at this moment.
+
+        It is not while a worker has left the GPU since the last read.
+        """
+        now_s = self._clock.now_s()
+        holders: dict[int, set[str]] = {gpu.index: set() for gpu in self._gpus}
+        for worker in fleet:
+            for index in worker.gpus if worker.pid else ():
+                holders.setdefault(index, set()).add(worker.name)
+        for index, names in self._holders.items():
+            if names - holders.get(index, set()):
+                self._left_at_s[index] = now_s
+        self._holders = holders
+        unseen = {index for index, at_s in self._left_at_s.items() if at_s >= self._seen_at_s}
+        if unseen and self._asked_since_s is None:
+            self._asked_since_s = now_s
+            self._read_now.set()
+        is_silent = self._asked_since_s is not None and now_s - self._asked_since_s >= DRIVER_TIMEOUT_S
+        return {
+            gpu.index: NOT_READ
+            if gpu.index in unseen and not is_silent
+            else self._uses.get(gpu.index, GpuUse())
+            for gpu in self._gpus
+        }
 
     def busy(self, fleet: Iterable[Worker]) -> dict[int, str]:
         """Return the GPUs that cannot be handed on now: index -> why. A running worker's own are left out.
@@ -224,13 +266,26 @@ class GpuAvailability:
         """Give back every claim on a GPU that none of these workers holds."""
         self._claims.release_unused(fleet, self._reserved)
 
+    def shared_devices(self, fleet: Sequence[Worker]) -> tuple[tuple[Gpu, GpuUse, str], ...]:
+        """Return each GPU as several models share it: its use, and why nothing may be placed there."""
+        uses = self._memory.shared_uses(fleet) if self._memory else {}
+        whole = {index for worker in fleet for index in worker.gpus if not worker.memory_bytes}
+        taken = {**dict.fromkeys(whole, "it belongs to one worker"), **self._reserved, **self._claimed}
+        devices = []
+        for gpu in self._inventory:
+            use = uses.get(gpu.index, GpuUse())
+            unread = use if isinstance(use, str) else ""
+            devices.append((gpu, GpuUse() if isinstance(use, str) else use, taken.get(gpu.index) or unread))
+        return tuple(devices)
+
     def blocked(self, fleet: Sequence[Worker]) -> dict[str, str]:
         """Return the workers without a process whose own GPUs are still in use: name -> why."""
         busy = self._busy(fleet)
         return {
             worker.name: "; ".join(by_reason({i: busy[i] for i in worker.gpus if i in busy}, self._inventory))
             for worker in fleet
-            if worker.state is WorkerState.STARTING and not worker.pid and busy.keys() & set(worker.gpus)
+            if worker.state is WorkerState.STARTING and not worker.pid and not worker.memory_bytes
+            if busy.keys() & set(worker.gpus)
         }
 
     def reallocated(
@@ -239,7 +294,8 @@ class GpuAvailability:
         """Return the fleet in which overdue workers without a process have other GPUs, if some are free."""
         moved = list(fleet)
         for place, worker in enumerate(fleet):
-            if worker.name in overdue and worker.state is WorkerState.STARTING and not worker.pid:
+            is_movable = worker.state is WorkerState.STARTING and not worker.pid and not worker.memory_bytes
+            if worker.name in overdue and is_movable:
                 others = [*moved[:place], *moved[place + 1 :]]
                 choice = choose_gpus(self._inventory, others, unusable, worker.gpu_request)
                 if choice:

@@ -25,6 +25,7 @@ from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import Statefile, present
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
 from dynaplan.fleet.plugin.key_persistence import KeyPersistence
+from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.reconciler import RESYNC_S, Reconciler
 from dynaplan.fleet.plugin.stall_detection import HealthPoll, ServeWatchdog, StallDetector
@@ -62,7 +63,10 @@ async def open_fleet(launch: Launch, ports: FleetPorts, wake: asyncio.Event) -> 
     health = HealthPoll(link.is_answering, wake)
     stalls = StallDetector(ports.heartbeats, ports.clock)
     termination = Termination(launch, ports, link, health, stalls)
-    reconciler = Reconciler(launch, ports, statefile, link, termination, found, wake)
+    models = ModelManager(launch, ports.startup_times, statefile.learnt)
+    if models.components:
+        link.follow_demand()
+    reconciler = Reconciler(launch, ports, statefile, link, termination, found, wake, models)
     return OpenFleet(reconciler, KeyPersistence(link, statefile, ports.terminal, ports.wall_clock), link)
 
 

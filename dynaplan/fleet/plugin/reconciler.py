@@ -23,18 +23,21 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from dynaplan.fleet.circus_client import CommandRefused
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.launch import CurrentLaunch, Launch
+from dynaplan.fleet.model_keys import MODEL_EVENTS, MODEL_ORDERS, MODELS_FIELD, ModelOrders
 from dynaplan.fleet.plugin.document import Statefile
+from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.pending_workers import PendingWorkers
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.fleet.rules import absence
+from dynaplan.fleet.rules.models import NO_MODELS, DesiredModels, Moment
 from dynaplan.fleet.rules.observing import (
     World,
     desired_workers,
@@ -92,6 +95,7 @@ class Reconciler:
         termination: Termination,
         workers: Iterable[Worker],
         wake: asyncio.Event,
+        models: ModelManager,
     ) -> None:
         self._launches = CurrentLaunch(launch)
         self._ports = ports
@@ -104,6 +108,7 @@ class Reconciler:
         self._termination = termination
         self._workers = {worker.name: worker for worker in workers}
         self._wake = wake
+        self._models = models
         self._pending = PendingWorkers()
         self._removals: deque[Removal] = deque(maxlen=MAX_REMOVALS)
         self._to_replace: set[str] = set()
@@ -179,6 +184,7 @@ class Reconciler:
             self._startup_s[worker.role.value] = round(seconds, 3)
             if key := startup_key(worker, self._launch.settings_of(worker.component)):
                 self._ports.startup_times.learn(key, seconds)
+            self._models.learn(worker, seconds)
         self._termination.kill_hung(self._workers)
 
     @asynccontextmanager
@@ -240,6 +246,7 @@ class Reconciler:
         unusable = gpus.unusable(fleet)
         served = self._link.cache_worth
         worth = {worker.name: served.get(worker.instance_id, 0) for worker in fleet} if served else {}
+        models = self._plan_models(fleet)
         fleet = gpus.reallocated(fleet, self._pending.overdue(self._clock.now_s()), unusable)
         while True:
             now_s = self._clock.now_s()
@@ -250,11 +257,35 @@ class Reconciler:
                 leave_first=self._link.leave_first,
                 reserved=reserved,
                 renewed=renewed,
+                models=models,
             )
             missed = gpus.claim_for(after.fleet)
+            models = models.without(missed)
             if missed.keys() <= unusable.keys():
                 return after
             unusable |= missed
+
+    def _plan_models(self, fleet: tuple[Worker, ...]) -> DesiredModels:
+        """Return the workers that models which are loaded on request are to have, and their places."""
+        if not self._launch.graph.on_demand:
+            return NO_MODELS
+        text = self._link.model_orders
+        if text is None:
+            text = self._statefile.planner_keys.get(MODEL_ORDERS, "")
+        try:
+            orders = ModelOrders.from_text(text)
+        except ValueError as error:
+            log.warning("what was asked for models cannot be read: %s", error)
+            orders = ModelOrders({})
+        return self._models.decide(
+            self._launch,
+            fleet,
+            self._gpus.shared_devices(fleet),
+            self._link.model_demand,
+            orders,
+            Moment(self._clock.now_s(), self._ports.wall_clock()),
+            self._link.asleep,
+        )
 
     def _reserved(self) -> dict[int, str]:
         """Return the GPUs that persons have reserved for this moment, with the reason in words."""
@@ -362,10 +393,21 @@ class Reconciler:
         document |= absence.absence_fields(self._workers.values(), self._clock.now_s(), time.time())
         document |= {REMOVALS: [each.to_json() for each in self._removals]}
         killed = self._termination.killed
+        if reports := self._models.reports():
+            document |= {MODELS_FIELD: {name: each.to_json() for name, each in reports.items()}}
+            document |= {MODEL_EVENTS: [asdict(each) for each in self._models.events]}
+            self._record_learnt()
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)
         if counts and counts.is_pending and is_carried_out(graph, self._workers, desired, instances):
             link.acknowledge(counts.decision_id)
+
+    def _record_learnt(self) -> None:
+        if self._models.learnt != self._statefile.learnt:
+            try:
+                self._statefile.record_learnt(self._models.learnt)
+            except StatefileUnwritable as error:
+                log.warning("what was learnt of models is not in the statefile yet: %s", error)
 
     def _delay_s(self) -> float:
         starting = {name for name, each in self._workers.items() if _lacks_process(each)}
@@ -373,6 +415,7 @@ class Reconciler:
             return TRANSITION_S
         now_s = self._clock.now_s()
         due_s = [now_s + (PENDING_RESYNC_S if self._pending.reasons else RESYNC_S)]
+        due_s.append(self._models.next_at_s)
         for worker in self._workers.values():
             if worker.state is WorkerState.BACKOFF or (
                 worker.state is WorkerState.FAILED and worker.retry_at_s

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from dynaplan.fleet.model_keys import MODEL_DEMAND, MODEL_ORDERS, ModelDemand, demand_in
 from dynaplan.fleet.rules.lost_keys import PersistedKeys
 from dynaplan.fleet.store_keys import (
     CACHE_WORTH,
@@ -56,6 +57,7 @@ class StoreLink:
         self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
         self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
         self._worth = PrefixWatcher(store, CACHE_WORTH.prefix(namespace), full_key_string, value_string)
+        self._demand = PrefixWatcher(store, MODEL_DEMAND.prefix(namespace), full_key_string, value_string)
         self._named: Mapping[str, str] = {}
         self._discovery = Discovery(store, namespace, process_table.network())
         self._is_following = False
@@ -81,6 +83,24 @@ class StoreLink:
         self._tasks.spawn(self._worth.run(), "the worth of caches")
         self._tasks.spawn(self._live.run(), "live settings")
         self._tasks.spawn(self._write(), "store writer")
+
+    def follow_demand(self) -> None:
+        """Follow what frontends say of requests for models that are loaded on request."""
+        self._demand.on_change(self._wake.set)
+        self._tasks.spawn(self._demand.run(), "demand for models")
+
+    @property
+    def model_demand(self) -> dict[str, ModelDemand] | None:
+        """The demand for models, by name; None until the store has answered."""
+        if not self._demand.has_synced or self._keys is None:
+            return None
+        return demand_in(self._demand.current.values())
+
+    @property
+    def model_orders(self) -> str | None:
+        """What persons have asked for models, as it is in the store; None until that has answered."""
+        keys = self._keys
+        return None if keys is None else keys.get(scaling_key(self._namespace, MODEL_ORDERS), "")
 
     @property
     def counts(self) -> DesiredCounts | None:

@@ -56,7 +56,7 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int
     """
     if all(worker is not None for _, worker in _first_workers(graph, inventory, unusable)):
         return
-    asking = [service for service in _own_process(graph) if service.gpus > 0]
+    asking = [each for each in _own_process(graph) if each.gpus > 0 and each.first_workers]
     asks = ", ".join(f"{service.name} {service.workers} x {service.gpus:g}" for service in asking)
     taken = "".join(f"; {line}" for line in by_reason(unusable, inventory))
     raise CapacityError(
@@ -145,7 +145,8 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
     """Return a worker's variables beyond those of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
 
     A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original. ``DYNAPLAN_GPUS`` is its
-    number of GPUs: ``2``, ``0.5``, ``0``.
+    number of GPUs: ``2``, ``0.5``, ``0``; ``DYNAPLAN_MEMORY_FRACTION`` the part of their memory that it was
+    given, where models share them.
     """
     environment = {
         **envs,
@@ -156,6 +157,9 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
         uuids = {gpu.index: gpu.uuid for gpu in inventory}
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids[index] for index in worker.gpus)
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        smallest = min((gpu.memory_bytes for gpu in inventory if gpu.index in worker.gpus), default=0)
+        if worker.memory_bytes and smallest:
+            environment["DYNAPLAN_MEMORY_FRACTION"] = f"{worker.memory_bytes / smallest:.4f}"
     return environment
 
 
@@ -166,7 +170,7 @@ def _first_workers(
     fleet: list[Worker] = []
     for service in _own_process(graph):
         check_gpu_request(service.gpus, service.name)
-        for index in range(service.workers):
+        for index in range(service.first_workers):
             name = worker_name(graph.namespace, service.name, index)
             choice = choose_gpus(inventory, fleet, unusable, service.gpus)
             if choice is None:

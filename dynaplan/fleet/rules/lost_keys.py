@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, Hold, ReservedGpus, RoleHolds
+from dynaplan.fleet.model_keys import MODEL_ORDERS, ModelOrders
 from dynaplan.fleet.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
 from dynaplan.util.documents import whole_number
 
@@ -64,6 +65,7 @@ PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(COUNT_KEYS.values(), _is_number),
     "decision_id": _is_number,
     STORE_ID: bool,
+    MODEL_ORDERS: _is_read(ModelOrders.from_text),
 }
 """The planner's keys that are kept, by name, and the test of a value that is worth it."""
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaplan.fleet.counts import WorkerCounts
-from dynaplan.fleet.rules.restarting import after_exit, exit_reason, without_process
+from dynaplan.fleet.rules.restarting import (
+    after_exit,
+    after_too_little_memory,
+    exit_reason,
+    lacks_memory,
+    without_process,
+)
 from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
@@ -81,6 +87,9 @@ def observe(workers: Workers, world: World) -> Observed:
 
 
 def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
+    is_loading = worker.state is WorkerState.STARTING and not worker.url
+    if is_loading and worker.memory_bytes and lacks_memory(f"{exit_.last_lines} {exit_.killer}"):
+        return after_too_little_memory(worker, now_s)
     after = after_exit(worker, exit_.code, now_s, killer=exit_.killer)
     has_failed = after.state is WorkerState.FAILED and bool(exit_.last_lines)
     return replace(after, reason=f"{after.reason}\n{exit_.last_lines}") if has_failed else after
@@ -165,9 +174,9 @@ def desired_workers(graph: GraphSpec, counts: DesiredCounts | None, workers: Wor
     """Return the number of workers that each service is to have.
 
     A scaled service has the decided number, or its present number until a decision is known. The others have
-    the number in the configuration.
+    the number in the configuration, and those of models that are loaded on request none.
     """
-    desired = {service.name: service.workers for service in graph.services if not service.in_process_of}
+    desired = {each.name: each.first_workers for each in graph.services if not each.in_process_of}
     known = counts or DesiredCounts()
     for service in scaled_services(graph):
         decided = known.of(service.role)

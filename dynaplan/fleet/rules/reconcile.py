@@ -17,6 +17,7 @@ from typing import Any
 
 from dynaplan.fleet.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.allocation import choose_gpus
+from dynaplan.fleet.rules.models import NO_MODELS, DesiredModels
 from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.util.documents import number_field, text_field
@@ -87,6 +88,7 @@ def reconcile(
     leave_first: str = "",
     reserved: Mapping[int, str] = NOTHING_RESERVED,
     renewed: Collection[str] = (),
+    models: DesiredModels = NO_MODELS,
 ) -> Reconciled:
     """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
@@ -97,17 +99,20 @@ def reconcile(
     come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
     Before any other the one named ``leave_first`` leaves. Workers on a GPU that is ``reserved``, index -> the
-    reason, and the workers named in ``renewed``, leave once others are ready in their places.
+    reason, and the workers named in ``renewed``, leave once others are ready in their places. A service of
+    ``models`` has the number that they say, and a worker of it starts where they place it.
     """
+    desired = {**desired, **models.workers}
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
     vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, OPERATOR_RESTART)
-    leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first, vacating)
+    due = _due(fleet, models, now_s, retry_failed)
+    leaving = _leaving(fleet, wanted, due, worth, leave_first, vacating, models.reasons)
     leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
     failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
-    started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s, vacating)
+    started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s, vacating, models)
     staying = _vacated(staying, started, vacating, now_s)
     started = tuple(replace(worker, failures=failures.get(worker.component, 0)) for worker in started)
     return Reconciled((*staying, *started), removed, waiting)
@@ -183,7 +188,7 @@ def _vacated(fleet: Fleet, started: Fleet, vacating: Mapping[str, str], now_s: f
 
 def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
     number = desired.get(service.name, -1)
-    return service.workers if number < 0 else number
+    return service.first_workers if number < 0 else number
 
 
 def _failures(replaced: Iterable[Worker]) -> dict[str, int]:
@@ -194,11 +199,11 @@ def _failures(replaced: Iterable[Worker]) -> dict[str, int]:
 def _leaving(
     fleet: Fleet,
     wanted: Mapping[str, int],
-    now_s: float,
-    retry_failed: bool,
+    due: Iterable[Worker],
     worth: Mapping[str, int],
     leave_first: str,
     vacating: Collection[str],
+    reasons: Mapping[str, str],
 ) -> dict[str, tuple[Worker, str]]:
     """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
     leaving = {
@@ -206,8 +211,6 @@ def _leaving(
         for worker in fleet
         if worker.state is WorkerState.STOPPED
     }
-    failed = (worker for worker in fleet if worker.state is WorkerState.FAILED)
-    due = (worker for worker in failed if retry_failed or 0 < worker.retry_at_s <= now_s)
     leaving |= {worker.name: (worker, "failed, tried again") for worker in due}
     gone = leaving.keys() | set(vacating)
     counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in gone]
@@ -223,13 +226,27 @@ def _leaving(
         )
         number = wanted.get(component, 0)
         surplus = workers[: max(0, len(workers) - number)]
-        why = f"{number} of {len(workers)} {component} wanted"
+        why = reasons.get(component) or f"{number} of {len(workers)} {component} wanted"
         is_by_worth = any(_worth_of(worker, worth) for worker in workers) and workers[0].name != leave_first
         leaving |= {
             worker.name: (worker, why + (_least_served(worker, worth) if is_by_worth and number else ""))
             for worker in surplus
         }
     return leaving
+
+
+def _due(fleet: Fleet, models: DesiredModels, now_s: float, retry_failed: bool) -> list[Worker]:
+    """The failed workers that are tried again: one of a model that is loaded on request when it is placed."""
+    failed = [worker for worker in fleet if worker.state is WorkerState.FAILED]
+    return [
+        worker
+        for worker in failed
+        if (
+            worker.component in models.placements
+            if worker.component in models.workers
+            else retry_failed or 0 < worker.retry_at_s <= now_s
+        )
+    ]
 
 
 def _worth_of(worker: Worker, worth: Mapping[str, int]) -> int:
@@ -262,11 +279,15 @@ def _starts(
     unusable: Mapping[int, str],
     now_s: float,
     vacating: Collection[str],
+    models: DesiredModels,
 ) -> tuple[Fleet, dict[str, str]]:
     """A new worker for each missing one for which GPUs are free, and the components that wait for GPUs."""
     started: Fleet = ()
     waiting: dict[str, str] = {}
     for service in graph.services:
+        if service.model:
+            started += _placed(graph, service, fleet, models, now_s)
+            continue
         own = [worker for worker in fleet if worker.component == service.name and worker.name not in vacating]
         existing = sum(worker.state in COUNTS for worker in own)
         for _ in range(wanted.get(service.name, 0) - existing):
@@ -279,6 +300,27 @@ def _starts(
             worker = Worker(name, service.name, service.role, gpus=gpus, gpu_share=share, since_s=now_s)
             started = (*started, worker)
     return started, waiting
+
+
+def _placed(
+    graph: GraphSpec, service: ServiceSpec, fleet: Fleet, models: DesiredModels, now_s: float
+) -> Fleet:
+    """A new worker of a model that is loaded on request, where it has a place and no worker yet."""
+    place = models.placements.get(service.name)
+    if place is None or any(each.component == service.name and each.state in COUNTS for each in fleet):
+        return ()
+    name = _free_name(graph, service.name, fleet)
+    return (
+        Worker(
+            name,
+            service.name,
+            service.role,
+            gpus=place.gpus,
+            memory_bytes=place.memory_bytes if service.shares_memory else 0,
+            since_s=now_s,
+            reason=place.why,
+        ),
+    )
 
 
 def _free_name(graph: GraphSpec, component: str, fleet: tuple[Worker, ...]) -> str:

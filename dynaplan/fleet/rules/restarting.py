@@ -95,6 +95,40 @@ def after_exit(
     return waiting.moved(WorkerState.BACKOFF, now_s, reason)
 
 
+TOO_LITTLE_MEMORY = "it was given too little memory"
+"""The beginning of the reason of a worker whose load has failed for want of memory."""
+
+_LACK_OF_MEMORY = (
+    "out of memory",
+    "outofmemory",
+    "failed to allocate",
+    "unable to allocate",
+    "no available memory for the cache blocks",
+    "less than desired gpu memory utilization",
+    "larger than the available kv cache memory",
+)
+"""What engines write, in lower case, when a model does not fit: CUDA, llama.cpp, vLLM."""
+
+
+def lacks_memory(last_lines: str) -> bool:
+    """Tell whether the last lines of a log say that the memory was not enough."""
+    text = last_lines.lower()
+    return any(words in text for words in _LACK_OF_MEMORY)
+
+
+def after_too_little_memory(worker: Worker, now_s: float) -> Worker:
+    """The worker of a model whose load failed for want of memory: it is not tried in the same place again."""
+    failed = _ended(worker, WorkerState.FAILED, now_s, f"{TOO_LITTLE_MEMORY}: {worker.memory_bytes} bytes")
+    return replace(failed, failures=worker.failures + 1, retry_at_s=now_s)
+
+
+def too_little_bytes(worker: Worker) -> int:
+    """Return the memory that was too little for a worker's load; 0 for one that has not failed for that."""
+    begin, _, rest = worker.reason.partition(f"{TOO_LITTLE_MEMORY}: ")
+    number = rest.partition(" ")[0]
+    return int(number) if not begin and worker.state is WorkerState.FAILED and number.isdecimal() else 0
+
+
 def without_process(worker: Worker, now_s: float, policy: RestartPolicy = DEFAULT_POLICY) -> Worker:
     """Return a worker whose process has ended, while its exit code and the end of its session are waited for.
 
@@ -142,4 +176,5 @@ def _code_in_words(exit_code: int | None) -> str:
 
 def _ended(worker: Worker, state: WorkerState, now_s: float, why: str) -> Worker:
     free = replace(worker, pid=0, started_at=0, instance_id=0, url="", gpus=(), gpu_share=1.0, retry_at_s=0.0)
+    free = replace(free, memory_bytes=0)
     return free.moved(state, now_s, why)

@@ -12,12 +12,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.allocation import worker_environment
+from dynaplan.fleet.rules.models import Learnt
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
@@ -106,6 +107,17 @@ def with_config(document: Document, config: Mapping[str, Any]) -> Document:
     return {**document, "environment": environment}
 
 
+def with_services(document: Document, graph: GraphSpec, commands: Mapping[str, str]) -> Document:
+    """Return the document with a base entry for each service of the graph that has none yet."""
+    bases = {
+        entry["watcher_name"]: entry
+        for service in graph.services
+        if not service.in_process_of
+        for entry in [_base_entry(graph, service, commands.get(service.name, ""))]
+    }
+    return {**document, "components": {**bases, **document["components"]}}
+
+
 def with_commands(document: Document, commands: Mapping[str, str]) -> Document:
     """Return the document with these command lines of the next workers, by component.
 
@@ -147,6 +159,22 @@ def with_live_settings(document: Document, values: Mapping[str, str]) -> Documen
 def live_settings_of(document: Document) -> dict[str, str]:
     """Return the values of the live settings in the document; any other form is ignored."""
     return _texts(document.get("live_settings"))
+
+
+def with_learnt(document: Document, learnt: Mapping[str, Learnt]) -> Document:
+    """Return the document with what was learnt of models, by name."""
+    return {**document, "models": {name: asdict(each) for name, each in learnt.items()}}
+
+
+def learnt_of(document: Document) -> dict[str, Learnt]:
+    """Return what was learnt of models, by name; any other form is ignored."""
+    found = document.get("models")
+    names = [each.name for each in fields(Learnt)]
+    return {
+        name: Learnt(**{key: entry[key] for key in names if isinstance(entry.get(key), int | float)})
+        for name, entry in (found.items() if isinstance(found, dict) else ())
+        if isinstance(entry, dict)
+    }
 
 
 def _texts(found: Any) -> dict[str, str]:
@@ -214,7 +242,14 @@ def _checked(document: Any) -> Document:
 
 def _check_numbers(worker: Worker) -> None:
     """Raise ValueError for a number that no process, lease or clock can have."""
-    counts = (worker.pid, worker.started_at, worker.instance_id, worker.failures, *worker.gpus)
+    counts = (
+        worker.pid,
+        worker.started_at,
+        worker.instance_id,
+        worker.failures,
+        worker.memory_bytes,
+        *worker.gpus,
+    )
     times = (worker.since_s, worker.retry_at_s, worker.gpu_share, *worker.restarts_s)
     if not all(0 <= count <= MAX_WHOLE for count in counts) or not all(map(math.isfinite, times)):
         raise ValueError(f"{worker.name} has a number that is negative or beyond all bounds")
@@ -248,7 +283,10 @@ def _base_entry(graph: GraphSpec, service: ServiceSpec, command: str) -> Documen
 
 def _emptied(entry: Document) -> Document:
     """A base entry that has no worker: what the next one needs, and nothing else."""
-    worker_keys = ("DYNAPLAN_WORKER_NAME", "DYNAPLAN_GPUS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    worker_keys = (
+        *("DYNAPLAN_WORKER_NAME", "DYNAPLAN_GPUS", "DYNAPLAN_MEMORY_FRACTION"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    )
     env = {key: value for key, value in entry.get("env", {}).items() if key not in worker_keys}
     nobody: Document = {"state": WorkerState.STOPPED.value, "pid": 0, "started_at": 0, "url": ""}
     times: Document = {"reason": "", "since_s": 0.0, "failures": 0, "retry_at_s": 0.0, "restarts_s": []}
@@ -262,6 +300,8 @@ def _filled(entry: Document, worker: Worker, inventory: Sequence[Gpu]) -> Docume
     resources: Document = {"allocated_gpus": list(holds)} if holds else {}
     if holds and worker.gpu_share != 1.0:
         resources["gpu_share"] = worker.gpu_share
+    if worker.memory_bytes and worker.state in HOLDS_GPUS:
+        resources["memory_bytes"] = worker.memory_bytes
     return {
         **clean,
         "watcher_name": worker.name,
@@ -302,6 +342,7 @@ def _worker(namespace: str, name: str, entry: Mapping[str, Any]) -> Worker:
         state=WorkerState(entry.get("state", _original_state(entry))),
         gpus=tuple(resources.get("allocated_gpus", ())),
         gpu_share=float(resources.get("gpu_share", 1.0)),
+        memory_bytes=int(resources.get("memory_bytes", 0)),
         pid=int(entry.get("pid", 0)),
         started_at=int(entry.get("started_at", 0)),
         instance_id=int(entry.get("lease") or 0),

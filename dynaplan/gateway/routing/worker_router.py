@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -85,7 +85,7 @@ class WorkerRouter:
         self._metrics = metrics
         self._sleeping = sleeping
         if sleeping:
-            sleeping.on_change(lambda fell_asleep: self._wake_waiting())
+            sleeping.on_change(lambda fell_asleep: self.wake_waiting())
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
         inputs.books = self._books
@@ -109,12 +109,24 @@ class WorkerRouter:
         now_s = time.time()
         return no_worker(absence.message(now_s), absence.retry_after_s(now_s))
 
-    async def book(self, call: Call, deadline_s: float) -> Booking:
+    @property
+    def in_flight(self) -> int:
+        """The requests of this frontend that its workers answer now."""
+        return sum(book.in_flight for book in self._books.values())
+
+    def book_at_once(self) -> Booking | None:
+        """Book the request at a worker that can take it now; None without one. Not in the mode ``kv``."""
+        return self._book_now(NO_BLOCKS)
+
+    async def book(
+        self, call: Call, deadline_s: float, check: Callable[[], Awaitable[None]] | None = None
+    ) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
         Waiting is worth it when a worker is starting, was there in the last ``WORKER_RETURN_S``, or is only
         avoided for a moment, unless the next start is known to be after the deadline. Where all sleep, one is
-        woken. Raises ApiError (503) when none is expected, or none has appeared.
+        woken. Raises ApiError (503) when none is expected, or none has appeared. ``check`` is awaited at
+        least once a second meanwhile, and may end the wait.
         """
         blocks = NO_BLOCKS
         while True:
@@ -123,6 +135,8 @@ class WorkerRouter:
             booking = self._book_now(blocks)
             if booking:
                 return booking
+            if check:
+                await check()
             now_s = self._loop.time()
             self._wake_one(is_late=now_s >= deadline_s)
             if now_s >= deadline_s or not self._is_expected(now_s, deadline_s):
@@ -259,9 +273,9 @@ class WorkerRouter:
         for identity, book in list(self._books.items()):
             if identity not in known and not book.in_flight:
                 del self._books[identity]
-        self._wake_waiting()
+        self.wake_waiting()
 
-    def _wake_waiting(self) -> None:
+    def wake_waiting(self) -> None:
         """Let every waiting request try again."""
         self._changed.set_result(None)
         self._changed = self._loop.create_future()

@@ -43,6 +43,9 @@ class TraceFormat:
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 """The columns of the Azure LLM inference traces of 2023 and 2024, in any order, beside others."""
 
+MODEL_COLUMN = "Model"
+"""The column of the model that was asked, which Azure's own traces lack."""
+
 
 def _columns(line: str) -> list[str]:
     return [column.strip() for column in next(csv.reader([line]), [])]
@@ -56,6 +59,7 @@ def _read_azure(lines: Iterable[str]) -> NumberedRequests:
     rows = csv.reader(lines)
     columns = [column.strip() for column in next(rows)]
     at, prompt, output = map(columns.index, AZURE_COLUMNS)
+    model = columns.index(MODEL_COLUMN) if MODEL_COLUMN in columns else None
     for row in rows:
         if not row:
             continue
@@ -66,6 +70,7 @@ def _read_azure(lines: Iterable[str]) -> NumberedRequests:
                 _timestamp_s(row[at]),
                 _count(row[prompt], "ContextTokens"),
                 _count(row[output], "GeneratedTokens"),
+                model="" if model is None else row[model].strip(),
             )
         except ValueError as error:
             raise BadLine(rows.line_num, str(error)) from None
@@ -131,6 +136,7 @@ def _from_mooncake(document: Mapping[str, Any]) -> TracedRequest:
             "output_tokens": tokens(document, "output_length"),
             "block_hashes": hashes,
             "block_tokens": MOONCAKE_BLOCK_TOKENS,
+            "model": document.get("model"),
         }
     )
 
@@ -179,6 +185,7 @@ def _from_dynamo(document: Mapping[str, Any]) -> TracedRequest | None:
             "output_tokens": output_tokens,
             "block_hashes": hashes[: prompt_tokens // block_tokens] if block_tokens else [],
             "block_tokens": block_tokens,
+            "model": request.get("model"),
         }
     )
 

@@ -102,13 +102,7 @@ def read_trace(path: Path) -> Iterator[TracedRequest]:
     shards = _shards(path) if path.is_dir() else [path]
     for request in merge(*map(_requests, shards), key=lambda each: each.arrival_s):
         began_s = request.arrival_s if began_s is None else began_s
-        yield TracedRequest(
-            round(request.arrival_s - began_s, 6),
-            request.prompt_tokens,
-            request.output_tokens,
-            request.block_hashes,
-            request.block_tokens,
-        )
+        yield replace(request, arrival_s=round(request.arrival_s - began_s, 6))
 
 
 def _shards(directory: Path) -> list[Path]:

@@ -256,7 +256,11 @@ class Box:
     @property
     def found(self) -> Any:
         return SimpleNamespace(
-            namespace="ns", workers=self.workers, runtime_dir=self.directory, circus_endpoint="ipc://x"
+            namespace="ns",
+            workers=self.workers,
+            runtime_dir=self.directory,
+            circus_endpoint="ipc://x",
+            document={"environment": {}},
         )
 
     @property

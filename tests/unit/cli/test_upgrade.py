@@ -89,7 +89,7 @@ class Box:
     @property
     def found(self) -> Any:
         facts = {"namespace": "ns", "workers": self.workers, "runtime_dir": self.directory}
-        return SimpleNamespace(**facts, arbiter=HOLDER)
+        return SimpleNamespace(**facts, arbiter=HOLDER, document={"environment": {}})
 
     def take_over(self, runtime_dir: Path, running: RunningServe, program: Any, path: str | None) -> None:
         assert runtime_dir == self.directory

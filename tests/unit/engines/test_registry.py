@@ -69,8 +69,8 @@ def test_an_engine_is_imported_only_when_it_is_chosen() -> None:
     assert not modules & {f"dynaplan.engines.{name}" for name in REQUIREMENTS}
 
 
-def test_every_engine_but_the_simulated_one_has_a_kind_of_model_and_a_requirement() -> None:
-    assert set(registry.ENGINES) - {"sim"} == set(MODEL_KINDS) == set(REQUIREMENTS)
+def test_every_engine_that_loads_a_model_itself_has_a_kind_of_model_and_a_requirement() -> None:
+    assert set(registry.ENGINES) - {"sim", "command"} == set(MODEL_KINDS) == set(REQUIREMENTS)
 
 
 # -- requirements --------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dynaplan.util import durations
-from dynaplan.util.durations import clock, local_zone_name, moment, seconds_of, wall_clock, zone_of
+from dynaplan.util.amounts import seconds_of
+from dynaplan.util.durations import clock, local_zone_name, moment, wall_clock, zone_of
 
 
 @pytest.mark.parametrize(

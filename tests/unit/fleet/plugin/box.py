@@ -11,13 +11,18 @@ from dynaplan.fleet.gpu_claims import Claims
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
+from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.reconciler import Reconciler
+from dynaplan.fleet.plugin.shared_memory import HostMemory
 from dynaplan.fleet.plugin.termination import Termination
+from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.memory import BoxMemory
+from dynaplan.process.worker_memory import HeldMemory
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import StatefileUnwritable
 from tests.fakes.circus import (
@@ -50,10 +55,14 @@ class MemoryStatefile:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = tuple(workers)
         self.planner_keys: dict[str, str] = {}
+        self.learnt: dict[str, Learnt] = {}
         self.is_disk_full = False
 
     def has(self, workers: Mapping[str, Worker]) -> bool:
         return {each.name: each for each in self.workers} == workers
+
+    def record_learnt(self, learnt: Mapping[str, Learnt]) -> None:
+        self.learnt = dict(learnt)
 
     def record(self, workers: Iterable[Worker]) -> None:
         if self.is_disk_full:
@@ -90,6 +99,7 @@ class Box:
         self.frozen: set[str] = set()
         self.wake = asyncio.Event()
         self.memory: GpuMemory | None = None
+        self.host, self.held = BoxMemory(16 * 2**30, 12 * 2**30), HeldMemory()
         self.reconciler = self.new_reconciler()
 
     def new_reconciler(self, found: Sequence[Worker] | None = None) -> Reconciler:
@@ -109,8 +119,14 @@ class Box:
         health, stalls = cast(Any, self.health), cast(Any, self.stalls)
         termination = Termination(self.launch, ports, link, health, stalls)
         workers = self.statefile.workers if found is None else found
-        self.reconciler = Reconciler(self.launch, ports, statefile, link, termination, workers, self.wake)
+        models = ModelManager(self.launch, self.startup_times, self.statefile.learnt, self.read_host)
+        self.reconciler = Reconciler(
+            self.launch, ports, statefile, link, termination, workers, self.wake, models
+        )
         return self.reconciler
+
+    def read_host(self, pids: Sequence[int]) -> HostMemory:
+        return HostMemory(self.host, dict.fromkeys(pids, self.held))
 
     @property
     def written(self) -> tuple[Worker, ...]:

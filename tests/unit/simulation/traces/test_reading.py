@@ -52,6 +52,27 @@ def decided(early: str = "", **traffic: object) -> str:
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        AZURE.splitlines()[0] + ",Model\n2023-11-16 18:15:46,374,44, qwen \n",
+        lines({"timestamp": 0, "input_length": 374, "output_length": 44, "model": "qwen"}),
+        lines({"arrival_s": 5.0, "prompt_tokens": 374, "output_tokens": 44, "model": "qwen"}),
+    ],
+    ids=["Azure", "Mooncake", "recording"],
+)
+def test_a_trace_may_say_which_model_was_asked(tmp_path: Path, text: str) -> None:
+    (request,) = read_trace(written(tmp_path, text))
+    assert request == TracedRequest(0.0, 374, 44, model="qwen")
+    assert TracedRequest.from_json(request.to_json()) == request
+
+
+def test_a_model_that_is_no_name_is_an_error_with_its_line(tmp_path: Path) -> None:
+    text = lines({"arrival_s": 5.0, "prompt_tokens": 374, "output_tokens": 44, "model": 7})
+    with pytest.raises(ConfigError, match="line 1: model is 7, which is no name"):
+        list(read_trace(written(tmp_path, text)))
+
+
 @pytest.mark.parametrize("name", ["trace", "trace.csv", "trace.jsonl"])
 def test_the_content_tells_the_format_and_not_the_name(tmp_path: Path, name: str) -> None:
     assert list(read_trace(written(tmp_path, AZURE, name))) == pytest.approx(FROM_AZURE)

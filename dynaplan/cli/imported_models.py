@@ -1,0 +1,106 @@
+"""Files of other tools that describe several models, recognised by their form."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections, parse_overrides
+from dynaplan.models.files import llama_cpp, llama_swap
+from dynaplan.models.files.model import ImportedFile, ImportedModel
+from dynaplan.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaplan.models.model import Constraints
+
+
+def read_config_file(file: Path | None, overrides: Sequence[str]) -> tuple[Sections, list[str]]:
+    """Return the configuration, and a line for everything in another tool's file that has no meaning here."""
+    from dynaplan.graph.config import read_config
+
+    found = imported_file(file) if file else None
+    if found is None:
+        return read_config(file, overrides), []
+    notes = [f"{file} is a file of {found.tool}: {len(found.models)} models", *found.notes]
+    sections, more = sections_of(found)
+    return merge_sections(sections, parse_overrides(overrides)), notes + more
+
+
+def imported_file(file: Path) -> ImportedFile | None:
+    """Return what another tool's file or directory of models says; None for one of dynaplan's own."""
+    if file.is_dir():
+        return llama_cpp.read_directory(
+            str(file), [str(each.relative_to(file)) for each in file.rglob("*.gguf")]
+        )
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return None  # who reads it as a file of ours says what is wrong
+    if llama_cpp.is_presets(text):
+        return llama_cpp.read_presets(text)
+    document = _yaml(text) if "cmd" in text else None
+    return llama_swap.read(document, os.environ) if document and llama_swap.is_config(document) else None
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+
+
+def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
+    """Return the file as a configuration, and lines about what is left out. Raises ConfigError."""
+    notes = []
+    models = {}
+    for name, model in found.models.items():
+        models[name] = _entry(name, model, found.constraints)
+        notes += _use_own_llama_server(name, models[name])
+        if model.stop_command:
+            notes.append(
+                f"models.{name}.cmdStop: a command is ended by SIGTERM, and killed if it does not end."
+            )
+    for name in found.preload:
+        models[name]["preload"] = True
+    sections: Sections = {MODELS: models}
+    if found.constraints.together:
+        sections[MODEL_SETS] = {"together": [sorted(each) for each in found.constraints.together]}
+    if found.api_keys:
+        sections["Frontend"] = {"api-key": found.api_keys[0]}
+    if len(found.api_keys) > 1:
+        notes.append("apiKeys: there is one key here; it is the first.")
+    return sections, notes
+
+
+def _use_own_llama_server(name: str, entry: dict[str, Any]) -> list[str]:
+    """Have a model served by the installed package where its ``llama-server`` is not on this machine."""
+    program = entry.get("llama-server")
+    if not program or shutil.which(str(program)) or not importlib.util.find_spec("xllamacpp"):
+        return []
+    del entry["llama-server"]
+    return [f"models.{name}.cmd: there is no {program} here; the xllamacpp package serves it."]
+
+
+def _entry(name: str, model: ImportedModel, constraints: Constraints) -> dict[str, Any]:
+    if model.url:
+        raise ConfigError(
+            f"models.{name}.proxy = {model.url!r}",
+            hint="Expected a server on this machine that listens on ${PORT}; leave proxy out.",
+        )
+    filters = model.filters
+    leaves = constraints.leaves.get(name, frozenset())
+    said = {
+        "upstream-name": model.upstream_name,
+        "unlisted": model.is_unlisted,
+        "strip-params": list(filters.removed),
+        "set-params": dict(filters.set),
+        "set-params-by-name": dict(filters.set_by_name),
+        "not-beside": sorted(leaves),
+    }
+    return {**model.options, **{key: value for key, value in said.items() if value}}

@@ -1,0 +1,246 @@
+"""``dynaplan models``, ``load``, ``unload``, ``pin``, ``unpin``: the models that are loaded on request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynaplan.cli.deployment import connect
+from dynaplan.cli.options import json_option, namespace_option
+from dynaplan.cli.timing import WORKERS_POLL_S
+from dynaplan.config.models import served_models
+from dynaplan.fleet.model_keys import (
+    MODEL_DEMAND,
+    NO_DEMAND,
+    ModelDemand,
+    ModelReport,
+    demand_in,
+    reports_in,
+)
+from dynaplan.fleet.model_orders import change_order, load_order, unload_order
+from dynaplan.fleet.store_keys import fleet_key
+from dynaplan.util import screen
+from dynaplan.util.amounts import seconds_of
+from dynaplan.util.durations import clock
+from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, nearest
+from dynaplan.util.progress import ProgressLine
+from dynaplan.util.tables import fold, text_table
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.store.port import KeyValueStore, Store
+
+READY, UNLOADED, FAILED = "ready", "unloaded", "failed"
+
+wait_option = click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Return when it is done."
+)
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.0),
+    default=600.0,
+    show_default=True,
+    help="Seconds to wait.",
+)
+
+
+@click.command(name="models")
+@namespace_option
+@json_option
+def models(namespace: str | None, as_json: bool) -> None:
+    """Show each model: its state, its memory, who waits for it, and when it leaves."""
+    found = connect(namespace)
+    reports, demand = asyncio.run(_with_store(found.namespace, _read))
+    if not reports:
+        raise no_models(found.namespace)
+    if as_json:
+        click.echo(json.dumps(models_document(reports, demand), indent=2))
+        return
+    click.echo(models_table(reports, demand, time.time(), screen.width()))
+
+
+def models_document(reports: Mapping[str, ModelReport], demand: Mapping[str, ModelDemand]) -> dict[str, Any]:
+    """Return the JSON form."""
+    return {
+        "models": {
+            name: {**asdict(each), **asdict(demand.get(name, NO_DEMAND))} for name, each in reports.items()
+        }
+    }
+
+
+def models_table(
+    reports: Mapping[str, ModelReport], demand: Mapping[str, ModelDemand], now_s: float, width: int
+) -> str:
+    """Return the table, and below it a line for each model about which there is something to say."""
+    rows = [("MODEL", "STATE", "MEMORY", "GPUS", "RUNNING", "WAITING", "LEAVES")]
+    notes = []
+    for name, each in reports.items():
+        asked = demand.get(name, NO_DEMAND)
+        rows.append(
+            (
+                name,
+                _state(each, now_s),
+                f"{each.memory_bytes / 10**9:.1f} GB" if each.memory_bytes else "-",
+                ",".join(map(str, each.gpus)) or "-",
+                str(asked.in_flight),
+                str(asked.waiting) + (f" ({clock(now_s - asked.oldest_unix_s)})" if asked.waiting else ""),
+                _leaves(each, now_s),
+            )
+        )
+        why = each.refusal.why if each.refusal else each.why
+        if why and each.state != READY:
+            notes.append(fold(f"{name}: {why}", width, "  "))
+    return "\n".join([text_table(rows, width=width, dropping=("GPUS", "LEAVES")), *notes])
+
+
+def _state(report: ModelReport, now_s: float) -> str:
+    if report.state != "loading":
+        return report.state
+    usually = f" (usually {clock(report.load_s)})" if report.load_s else ""
+    return f"loading {clock(now_s - report.since_unix_s)}{usually}"
+
+
+def _leaves(report: ModelReport, now_s: float) -> str:
+    if report.is_pinned:
+        return "pinned"
+    if report.state != READY or not report.leaves_unix_s:
+        return "-"
+    return f"in {clock(report.leaves_unix_s - now_s)}"
+
+
+@click.command(name="load")
+@click.argument("model")
+@namespace_option
+@click.option("--for", "duration", metavar="TIME", help="Keep it for 90s, 10m, 2h or 1d, idle or not.")
+@wait_option
+@timeout_option
+def load(model: str, namespace: str | None, duration: str | None, wait: bool, timeout_s: float) -> None:
+    """Load MODEL now, as a request for it would."""
+    now_s = time.time()
+    kept_s = seconds_of(duration) if duration else 0
+    if kept_s is None:
+        raise ConfigError(f"--for {duration}: no time", hint="For example 90s, 10m, 2h or 1d.")
+    _order(namespace, model, load_order(now_s, kept_s), READY if wait else "", timeout_s)
+    if kept_s:
+        click.echo(f"{model} stays until {datetime.fromtimestamp(now_s + kept_s):%H:%M:%S}")
+
+
+@click.command(name="unload")
+@click.argument("model")
+@namespace_option
+@wait_option
+@timeout_option
+def unload(model: str, namespace: str | None, wait: bool, timeout_s: float) -> None:
+    """Put MODEL away after the requests that it answers. A pinned one is unpinned."""
+    _order(namespace, model, unload_order(time.time()), UNLOADED if wait else "", timeout_s)
+
+
+@click.command(name="pin")
+@click.argument("model")
+@namespace_option
+@wait_option
+@timeout_option
+def pin(model: str, namespace: str | None, wait: bool, timeout_s: float) -> None:
+    """Load MODEL, and keep it whatever others need."""
+    _order(namespace, model, {"is_pinned": True}, READY if wait else "", timeout_s)
+    click.echo(f"{model} is pinned")
+
+
+@click.command(name="unpin")
+@click.argument("model")
+@namespace_option
+def unpin(model: str, namespace: str | None) -> None:
+    """Let MODEL leave again, when it is idle for too long or another one needs its memory."""
+    _order(namespace, model, {"is_pinned": False}, "", 0.0)
+    click.echo(f"{model} is not pinned")
+
+
+def _order(
+    namespace: str | None, model: str, order: Mapping[str, Any], wanted: str, timeout_s: float
+) -> None:
+    """Write what is asked for the model, and wait for the state that is wanted, if one is."""
+    found = connect(namespace)
+    name = model_of(found, model)
+
+    async def write(store: KeyValueStore, namespace: str) -> None:
+        await change_order(store, namespace, name, order)
+        if wanted:
+            await _wait(store, namespace, name, wanted, timeout_s)
+
+    asyncio.run(_with_store(found.namespace, write))
+
+
+def model_of(found: RunningDeployment, called: str) -> str:
+    """Return the model that goes by that name or alias; raises UserError for an unknown one."""
+    from dynaplan.cli.deployment import service_config
+
+    models = served_models(service_config(found))
+    if not models:
+        raise no_models(found.namespace)
+    name = next((each.name for each in models if called in each.names), "")
+    if not name:
+        raise ConfigError(
+            f"there is no model {called!r}", hint=nearest(called, [n for each in models for n in each.names])
+        )
+    return name
+
+
+def no_models(namespace: str) -> DeploymentError:
+    return DeploymentError(
+        f"{namespace} has no models that are loaded on request",
+        hint="`dynaplan serve FILE`, with a section Models, or several models, has some.",
+    )
+
+
+async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, timeout_s: float) -> None:
+    """Return when the model has that state; TemporaryError when it failed, is refused or takes too long."""
+    begun_s = time.time()
+    with ProgressLine() as line:
+        while True:
+            reports, _ = await _read(store, namespace)
+            report = reports.get(model, ModelReport("", UNLOADED))
+            if report.state == wanted:
+                break
+            if wanted == READY and report.refusal:
+                raise TemporaryError(f"{model} is not loaded: {report.refusal.why}")
+            if time.time() - begun_s > timeout_s:
+                raise TemporaryError(
+                    f"{model} is {report.state} after {timeout_s:g} s: {report.why or 'no reason is known'}",
+                    hint="It goes on; `dynaplan models` shows how far it is.",
+                )
+            line.show(f"{model} is {_state(report, time.time())}", report.state)
+            await asyncio.sleep(WORKERS_POLL_S)
+    click.echo(f"{model} is {wanted} after {time.time() - begun_s:.1f} s")
+
+
+async def _read(
+    store: KeyValueStore, namespace: str
+) -> tuple[dict[str, ModelReport], dict[str, ModelDemand]]:
+    """Return what is published of the models, and the requests for them, by name."""
+    from dynaplan.util.documents import parse_object
+
+    item = await store.get(fleet_key(namespace))
+    asked = await store.list(MODEL_DEMAND.prefix(namespace))
+    try:
+        fleet = parse_object(item.value) if item else {}
+    except ValueError:
+        fleet = {}
+    return reports_in(fleet), demand_in(each.value for each in asked)
+
+
+async def _with_store(namespace: str, use: Any) -> Any:
+    from dynaplan.store import connections
+
+    store: Store = connections.connect_store()
+    try:
+        return await use(store, namespace)
+    finally:
+        await store.close()

@@ -1,0 +1,89 @@
+"""``dynaplan reload`` of models that are loaded on request: one is changed, and no other touched.
+
+The fleet plugin reads the new settings whenever it plans. So a model that was added can be loaded at once,
+and the worker of one that was removed leaves by itself. A model that was changed is put away, after its
+requests: the next request loads it with its new settings. The frontends, which know the models by name, are
+replaced beside the old ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynaplan.config.models import components_of
+from dynaplan.config.overrides import MODELS
+from dynaplan.config.service_config import COMMON, section_options
+from dynaplan.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaplan.config.overrides import Sections
+
+
+@dataclass(frozen=True)
+class ModelChanges:
+    """The names of the models that were added, changed and removed."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    others: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed or self.others)
+
+    @property
+    def lines(self) -> list[str]:
+        """Return a line for each model, and what becomes of it."""
+        return [
+            *(f"{name}: added; the first request loads it" for name in self.added),
+            *(f"{name}: changed; it is put away, and the next request loads it" for name in self.changed),
+            *(f"{name}: removed; it is put away" for name in self.removed),
+            *(["other sections: changed; the frontends are replaced"] if self.others else []),
+        ]
+
+
+def model_changes(before: Sections, after: Sections) -> ModelChanges:
+    """Compare two configurations. Raises ConfigError where a model would get another's place."""
+    old, new = (components_of(config.get(MODELS) or {}) for config in (before, after))
+    for name in old.keys() & new.keys():
+        if old[name] != new[name]:
+            raise ConfigError(
+                f"{MODELS}.{name} would be the service {new[name]}, and is {old[name]}",
+                hint="Two names look alike. Put them in the order that they had.",
+            )
+    changed = [name for name in new if name in old and _settings(before, name) != _settings(after, name)]
+    return ModelChanges(
+        tuple(name for name in new if name not in old),
+        tuple(changed),
+        tuple(name for name in old if name not in new),
+        _others(before, set(old.values())) != _others(after, set(new.values())),
+    )
+
+
+def _settings(config: Sections, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return all that is said of a model: to its owner, and to its workers."""
+    entries = config.get(MODELS) or {}
+    component = components_of(entries)[name]
+    workers = {
+        **section_options(config, component),
+        "ServiceArgs": (config.get(component) or {}).get("ServiceArgs"),
+    }
+    return entries[name], workers
+
+
+def _others(config: Sections, components: set[str]) -> dict[str, Any]:
+    return {name: each for name, each in config.items() if name not in components | {MODELS, COMMON}}
+
+
+async def put_away(store: Any, namespace: str, names: tuple[str, ...]) -> None:
+    """Have these models leave, after their requests; who waits for one has it loaded again."""
+    from dynaplan.fleet.model_orders import change_order
+
+    for name in names:
+        await change_order(store, namespace, name, {"unload_unix_s": time.time()})
+        click.echo(f"{name} is put away")

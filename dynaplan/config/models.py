@@ -1,0 +1,175 @@
+"""The section ``Models:``: several models behind one address, each loaded on request.
+
+An entry is a name and the options of the model's workers, with those of ``OnDemandSettings``. Each model has
+a service of its own, its *component*, whose section is made here of the entry: from then on it is configured,
+checked and started as any other service of workers. What ``Common`` says holds for every model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections
+from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
+from dynaplan.config.settings.fields import kebab, options_of
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.config.settings.worker import SIMULATED, Resources
+from dynaplan.config.stock import WORKER
+from dynaplan.util.errors import ConfigError
+
+RESOURCES = "resources"
+"""A short form of ``ServiceArgs.resources`` in an entry."""
+
+_RESERVED = frozenset(
+    {"frontend", "processor", "router", "planner", "fleet", "etcd", "nats", "common", "models"}
+)
+"""Names that services, servers or sections of a deployment have."""
+
+
+def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel, ...]:
+    """Return the models of the section, in its order; none where a deployment has no such section.
+
+    Raises ConfigError, naming model, key and value.
+    """
+    entries = config.get(MODELS) or {}
+    common = kebab_keys(config.get(COMMON) or {})
+    models = tuple(
+        ServedModel(name, component, _on_demand(name, entries[name], common))
+        for name, component in components_of(entries).items()
+    )
+    _check_names(models)
+    return models
+
+
+def models_together(config: Mapping[str, Mapping[str, Any]]) -> tuple[frozenset[str], ...]:
+    """Return the sets of models that may be loaded at once; empty where memory alone decides.
+
+    Raises ConfigError for a set with an unknown name.
+    """
+    sets = (config.get(MODEL_SETS) or {}).get("together") or []
+    known = config.get(MODELS) or {}
+    for each in sets if isinstance(sets, list) else [sets]:
+        if not isinstance(each, list) or not all(name in known for name in each):
+            raise ConfigError(
+                f"{MODEL_SETS}.together: {each!r}",
+                hint=f"Expected lists of names of {MODELS}: {', '.join(map(str, known))}.",
+            )
+    return tuple(frozenset(each) for each in sets)
+
+
+def components_of(names: Mapping[str, Any]) -> dict[str, str]:
+    """Return the component of each model: its name with nothing that a key or a file name cannot have."""
+    found: dict[str, str] = {}
+    taken = set(_RESERVED)
+    for name in names:
+        base = component = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "model"
+        number = 2
+        while component.lower() in taken:
+            component, number = f"{base}-{number}", number + 1
+        taken.add(component.lower())
+        found[name] = component
+    return found
+
+
+def with_worker_sections(config: Sections) -> Sections:
+    """Return the configuration with a section for the workers of each model; ``Models`` stays as it is.
+
+    A section that is there already, of a model's component, comes before the entry.
+    """
+    entries = config.get(MODELS) or {}
+    common = kebab_keys(config.get(COMMON) or {})
+    made = {
+        component: _worker_section(name, entries[name], common)
+        for name, component in components_of(entries).items()
+    }
+    return merge_sections(made, config)
+
+
+def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[str, Any]:
+    _check_entry(name, entry)
+    own = kebab_keys(entry)
+    options = {**common, **own}
+    section = {key: value for key, value in options.items() if key not in _ON_DEMAND | {RESOURCES}}
+    section.setdefault("engine", "command" if "command" in own else engine_for(section.get("model")))
+    section.setdefault("model", name)
+    section["served-model-name"] = name
+    resources = own.get(RESOURCES)
+    if resources is not None:
+        arguments = dict(section.get(SERVICE_ARGS) or {})
+        section[SERVICE_ARGS] = {**arguments, RESOURCES: resources}
+    section.pop(COMMON_CONFIGS, None)
+    return section
+
+
+def engine_for(model: Any) -> str:
+    """Return the engine that takes a model of that name or path: llama.cpp a GGUF file, else vLLM."""
+    if not model:
+        return SIMULATED
+    return "llamacpp" if str(model).lower().endswith(".gguf") else "vllm"
+
+
+def _check_entry(name: str, entry: Any) -> None:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(
+            f"{MODELS}.{name} = {entry!r}: expected a mapping of options",
+            hint=f"For example {MODELS}: {{{name}: {{model: /path/to/model.gguf}}}}.",
+        )
+    _check_slips(name, entry)
+    resources = entry.get(RESOURCES)
+    if resources is not None and not (
+        isinstance(resources, Mapping) and resources.keys() <= options_of(Resources).keys()
+    ):
+        raise ConfigError(
+            f"{MODELS}.{name}.{RESOURCES} = {resources!r}: expected a mapping",
+            hint=f"Keys: {', '.join(options_of(Resources))}.",
+        )
+
+
+def _check_slips(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key that looks like a slip of one of ours: an engine would get it as a flag."""
+    for key in entry:
+        known = kebab(str(key))
+        if known not in _ON_DEMAND and known not in WORKER:
+            near = get_close_matches(known, _ON_DEMAND, 1, cutoff=SLIP)
+            if near:
+                raise ConfigError(f"{MODELS}.{name}.{key}: unknown option", hint=f"Did you mean {near[0]!r}?")
+
+
+SLIP = 0.75
+"""The similarity (difflib's ratio) from which a key counts as a slip of an option."""
+
+_ON_DEMAND = frozenset(options_of(OnDemandSettings))
+
+
+def _on_demand(name: str, entry: Any, common: Mapping[str, Any]) -> OnDemandSettings:
+    _check_entry(name, entry)
+    own = kebab_keys(entry)
+    given = {key: value for key, value in {**common, **own}.items() if key in _ON_DEMAND}
+    places = {key: f"{MODELS}.{name}.{key}" if key in own else f"{COMMON}.{key}" for key in given}
+    settings = OnDemandSettings.from_options(given, places)
+    lists = {
+        "aliases": settings.aliases,
+        "not-beside": settings.not_beside,
+        "strip-params": settings.strip_params,
+    }
+    for key, names in lists.items():
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(each, str) for each in names)
+        ):
+            raise ConfigError(f"{MODELS}.{name}.{key} = {names!r}", hint="Expected a list of names.")
+    return settings
+
+
+def _check_names(models: tuple[ServedModel, ...]) -> None:
+    """Raise ConfigError when two models go by the same name."""
+    owners: dict[str, str] = {}
+    for model in models:
+        for name in model.names:
+            if owners.setdefault(name, model.name) != model.name:
+                raise ConfigError(
+                    f"{MODELS}: {name!r} is a name of {owners[name]} and of {model.name}",
+                    hint="Give each name and alias to one model.",
+                )

@@ -1,0 +1,81 @@
+"""Options of a model that is loaded on request and put away when idle: its entry below ``Models:``.
+
+An entry also has the options of the workers that serve the model, which ``WorkerSettings`` and the engines
+declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaplan.config.settings.fields import Duration, Settings, Size, option
+
+DEFAULT_TTL_S = 1800.0
+"""Seconds without a request after which a model that is loaded on request is put away."""
+
+
+@dataclass(frozen=True)
+class OnDemandSettings(Settings):
+    """When a model is loaded, and when it leaves. Durations are in seconds, memory in bytes.
+
+    ``max_swap_wait_s`` None is three times the measured load time. ``memory_bytes`` None: as estimated, and
+    from the first load on as measured.
+    """
+
+    ttl_s: float = option(
+        DEFAULT_TTL_S, "Time without a request after which the model is put away; 0 is never", kind=Duration
+    )
+    pin: bool = option(False, "Load it at the start, and never put it away for another model")
+    priority: float = option(1.0, "Weight against being put away for another model", above=0)
+    aliases: list[str] | None = option(None, "Further names by which clients may ask for it")
+    memory_bytes: int | None = option(
+        None,
+        "Memory that one worker takes, where the estimate is wrong",
+        name="memory",
+        kind=Size,
+        default_text="estimated, then measured",
+    )
+    min_stay_s: float = option(
+        0.0, "Time after its load for which it is not put away for another model", kind=Duration
+    )
+    load_timeout_s: float = option(
+        600.0, "Time that a request waits for the model before it is answered 503", kind=Duration
+    )
+    max_swap_wait_s: float | None = option(
+        None,
+        "Time that its requests wait at most for the turn of a model that is in use",
+        kind=Duration,
+        default_text="three times the measured load time",
+    )
+    max_queue: int = option(
+        256, "Requests that may wait for the model before further ones are answered 429", minimum=1
+    )
+    loading_comments: bool = option(
+        True, "Tell clients with a stream how the load goes, in comments (`: loading ...`)"
+    )
+    preload: bool = option(False, "Load it at the start; it may leave as any other")
+    not_beside: list[str] | None = option(None, "Models that leave before it is loaded, whatever fits")
+    unlisted: bool = option(False, "Leave it out of `/v1/models`; it can be asked for")
+    upstream_name: str = option("", "The name that its workers are asked for", default_text="its own")
+    strip_params: list[str] | None = option(None, "Fields that are taken out of its requests")
+    set_params: Mapping[str, Any] | None = option(None, "Fields that are set in its requests")
+    set_params_by_name: Mapping[str, Any] | None = option(
+        None, "The same for requests by one of its names: name -> fields"
+    )
+    share: bool = option(True, "Share its GPUs with other models, by memory; false takes whole GPUs")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model of a deployment: its name, the service whose workers serve it, and when it is there."""
+
+    name: str
+    component: str
+    settings: OnDemandSettings = field(default_factory=OnDemandSettings)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name by which clients may ask for it."""
+        return (self.name, *(self.settings.aliases or ()))

@@ -1,0 +1,83 @@
+"""Any program that speaks OpenAI's API, as an engine: ``command: "program --port ${PORT}"``.
+
+Nothing is known of it but its address. It is ready when ``check`` answers, and hung when that does not answer
+for ``hang-timeout``; it has no metrics, so its requests are counted by the frontends, and a drain waits for
+their counts. It is not asked for a key: it listens on loopback, and trusts the machine's users.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from dynaplan.config.settings.worker import WorkerSettings
+from dynaplan.config.stock import OWN_OPTIONS
+from dynaplan.engines.port import Engine, EngineContext
+from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.kind import EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.options import Options, command_words
+from dynaplan.util.errors import ConfigError, nearest
+
+PORT = "${PORT}"
+"""What stands for the leased port in a command."""
+
+DEFAULT_CHECK = "/health"
+
+KEYS = frozenset({"command", "check", "model", "served-model-name", *OWN_OPTIONS})
+"""The options that a command has: any other would have to go on its command line, by its owner."""
+
+
+class CommandKind(EngineKind):
+    """One command; ``check`` is the path that answers 200 when it takes requests."""
+
+    name = "command"
+    metric_names = MetricNames(running=())
+    measures_memory = False
+    reports_requests = False
+    accepts_any_model = True
+
+    def __init__(self, check: str = DEFAULT_CHECK) -> None:
+        self.ready_path = self.metrics_path = check
+
+    def check(self, options: Options, gpus: float) -> None:
+        WorkerSettings.from_options(options)
+        words = words_of(options)
+        if shutil.which(words[0]) is None:
+            raise ConfigError(
+                f"command is {options['command']!r}, but there is no program {words[0]}",
+                hint="Expected a program on PATH, or the path of one that may be executed.",
+            )
+        path = options.get("check", DEFAULT_CHECK)
+        if not isinstance(path, str) or not path.startswith("/"):
+            raise ConfigError(f"check is {path!r}", hint=f"Expected a path, such as {DEFAULT_CHECK}.")
+        for name in options:
+            if name not in KEYS:
+                raise ConfigError(
+                    f"{name} is no option of a command",
+                    hint=f"Write --{name} into the command, if it has that flag. {nearest(name, KEYS)}",
+                )
+
+    def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+        return LaunchLine(tuple(word.replace(PORT, str(ports[0])) for word in words_of(options)))
+
+
+def words_of(options: Options) -> list[str]:
+    """Return the words of the command, which must have a place for the port; ConfigError."""
+    words = command_words(options.get("command"), "command")
+    if not words or not any(PORT in word for word in words):
+        raise ConfigError(
+            f"command is {options.get('command')!r}",
+            hint=f"Expected a program that listens on a port of this machine: program --port {PORT}.",
+        )
+    return [str(Path(words[0]).expanduser()), *words[1:]]
+
+
+def check(options: Options, gpus: float) -> None:
+    """Raise ConfigError for a command that cannot be started."""
+    CommandKind().check(options, gpus)
+
+
+def make(options: Options, context: EngineContext) -> Engine:
+    return ServerEngine(CommandKind(str(options.get("check", DEFAULT_CHECK))), options, context)

@@ -1,0 +1,320 @@
+"""The owner of loads: models are loaded on request and put away, by the one place that owns workers and GPUs.
+
+Level-triggered, as the reconciler that calls it: at each pass it observes all models and all memory, and
+``dynaplan.models`` plans what is loaded, what leaves and whom to refuse. Nothing is remembered of a plan: a
+load that has begun is a worker that starts, one that leaves is a worker that drains, and both are in the
+statefile. So a load is begun once for any number of callers, and a manager that starts anew goes on. The
+memory that they share is followed by ``shared_memory``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from dynaplan.config.models import models_together, served_models
+from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu
+from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
+from dynaplan.fleet.plugin.shared_memory import ReadHost, SharedDevices, SharedMemory, read_host_memory
+from dynaplan.fleet.rules.models import (
+    NO_MODELS,
+    NOTHING_LEARNT,
+    DesiredModels,
+    Learnt,
+    Moment,
+    desired_models,
+    learn_ready,
+    model_status,
+    worker_of,
+)
+from dynaplan.fleet.rules.restarting import too_little_bytes
+from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
+from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.models.model import (
+    HOST,
+    Constraints,
+    ModelSettings,
+    ModelState,
+    ModelStatus,
+    Observation,
+    Plan,
+    Refuse,
+    Settings,
+)
+from dynaplan.models.rules.ladder import idle_until_s
+from dynaplan.models.rules.planning import plan
+
+log = logging.getLogger(__name__)
+
+USE_KEPT_S = 60.0
+"""The precision with which the last use of a model is written down, in seconds."""
+
+
+class ModelManager:
+    """Plans the models of one deployment. Without any, as where a graph has one model, it plans nothing."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        startup_times: StartupTimes,
+        learnt: Mapping[str, Learnt] | None = None,
+        read_host: ReadHost = read_host_memory,
+    ) -> None:
+        self._startup_times = startup_times
+        self._memory = SharedMemory(read_host, launch.model_memory_bytes)
+        self._plan = Plan()
+        self._settings_now = Settings({})
+        self._statuses: dict[str, ModelStatus] = {}
+        self._moment = Moment(0.0, 0.0)
+        self._said: dict[str, str] = {}
+        self.learnt = dict(learnt or {})
+        self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
+        self._launch = launch
+        self._models: tuple[ServedModel, ...] = ()
+        self._settings = Settings({})
+        self._take_over(launch)
+
+    def _take_over(self, launch: Launch) -> None:
+        """Take over the configuration of the deployment, which a reload may have changed."""
+        self._launch = launch
+        known = {service.name for service in launch.graph.on_demand}
+        self._models = tuple(each for each in served_models(launch.config) if each.component in known)
+        self._settings = Settings(
+            {each.name: self._rules_of(each) for each in self._models},
+            Constraints(
+                {each.name: frozenset(each.settings.not_beside or ()) for each in self._models},
+                models_together(launch.config),
+            ),
+        )
+
+    @property
+    def components(self) -> dict[str, str]:
+        """The component of each model, by name."""
+        return {each.name: each.component for each in self._models}
+
+    @property
+    def next_at_s(self) -> float:
+        """When the plan is due again, on the clock of the workers, if nothing happens before."""
+        return self._plan.next_at_s
+
+    def decide(
+        self,
+        launch: Launch,
+        fleet: Sequence[Worker],
+        devices: SharedDevices,
+        demand: Mapping[str, ModelDemand] | None,
+        orders: ModelOrders,
+        moment: Moment,
+        asleep: Container[int] = (),
+    ) -> DesiredModels:
+        """Return the workers that models are to have now, and where new ones go.
+
+        While the demand is not known, None, every model stays as it is.
+        """
+        if launch is not self._launch:
+            self._take_over(launch)
+        if not self._models:
+            return NO_MODELS
+        if demand is None:
+            return desired_models(Plan(), self.components, fleet)
+        self._moment = moment
+        components = set(self.components.values())
+        memory = self._memory.follow(
+            (each for each in fleet if each.component in components),
+            devices,
+            has_host=any(each.devices == 0 for each in self._settings.models.values()),
+            now_s=moment.now_s,
+        )
+        self._statuses = {
+            each.name: self._status(each, fleet, demand, orders, asleep) for each in self._models
+        }
+        pinned = {
+            name: replace(each, is_pinned=wish) if (wish := orders.of(name).is_pinned) is not None else each
+            for name, each in self._settings.models.items()
+        }
+        self._settings_now = replace(self._settings, models=pinned)
+        observation = Observation(tuple(self._statuses.values()), memory)
+        self._plan = plan(observation, self._settings_now, moment.now_s)
+        self._log()
+        return desired_models(self._plan, self.components, fleet)
+
+    def learn(self, worker: Worker, load_s: float) -> None:
+        """Note that a worker was seen ready after its load, with the memory that it holds."""
+        for model in self._models:
+            if model.component == worker.component:
+                before = self.learnt.get(model.name, NOTHING_LEARNT)
+                self.learnt[model.name] = learn_ready(
+                    before, self._memory.measure(worker), load_s, self._moment.unix_s
+                )
+
+    def reports(self) -> dict[str, ModelReport]:
+        """Return what is published of each model, by name."""
+        return {each.name: self._report(each) for each in self._models if each.name in self._statuses}
+
+    # -- observe ---------------------------------------------------------------------------------
+
+    def _status(
+        self,
+        model: ServedModel,
+        fleet: Iterable[Worker],
+        demand: Mapping[str, ModelDemand],
+        orders: ModelOrders,
+        asleep: Container[int],
+    ) -> ModelStatus:
+        worker = worker_of(model.component, fleet)
+        learnt = self._learn_too_little(model, worker)
+        used_unix_s = demand[model.name].last_use_unix_s if model.name in demand else 0.0
+        if used_unix_s > learnt.last_use_unix_s + USE_KEPT_S:
+            learnt = self.learnt[model.name] = replace(learnt, last_use_unix_s=used_unix_s)
+        status = model_status(
+            model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment, asleep
+        )
+        if model.settings.preload and not learnt.ready_unix_s and status.load_asked_s is None:
+            status = replace(status, load_asked_s=self._moment.now_s)
+        if status.load_asked_s is not None and status.state is ModelState.READY:  # it was there already
+            self.learnt[model.name] = replace(learnt, ready_unix_s=round(self._moment.unix_s, 2))
+            status = replace(status, load_asked_s=None)
+        held = self._memory.held(worker, model.component)
+        if held and worker is None:  # it has gone, and its memory is not back
+            return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
+        return replace(status, held_bytes=held) if held else status
+
+    def _learn_too_little(self, model: ServedModel, worker: Worker | None) -> Learnt:
+        """Return what was learnt of the model; of a load that lacked memory, how much was too little."""
+        learnt = self.learnt.get(model.name, NOTHING_LEARNT)
+        given = too_little_bytes(worker) if worker else 0
+        if given > learnt.too_little_bytes:
+            learnt = self.learnt[model.name] = replace(learnt, too_little_bytes=given)
+        return learnt
+
+    def _rules_of(self, model: ServedModel) -> ModelSettings:
+        own, service = model.settings, self._launch.graph.service(model.component)
+        options = self._launch.settings_of(model.component)
+        gpus = service.gpus if service else 0
+        are_real = any(not _is_simulated(gpu) for gpu in self._launch.gpus)
+        is_on_gpus = gpus > 0 and bool(self._launch.gpus) and (are_real or engine_of(options) == SIMULATED)
+        if options.get("n-gpu-layers") == 0:
+            is_on_gpus = False
+        devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
+        return ModelSettings(
+            ttl_s=own.ttl_s,
+            is_pinned=own.pin,
+            priority=own.priority,
+            min_stay_s=own.min_stay_s,
+            max_swap_wait_s=own.max_swap_wait_s,
+            load_timeout_s=own.load_timeout_s,
+            devices=devices,
+            is_exclusive=not own.share,
+            claim_bytes=own.memory_bytes or 0,
+            estimate_bytes=_estimate_bytes(options, gpus, devices, self._launch.gpus),
+            estimate_load_s=self._usual_load_s(model.component, gpus),
+        )
+
+    def _usual_load_s(self, component: str, gpus: float) -> float:
+        anybody = Worker("", component, Role.DECODE, gpus=tuple(range(math.ceil(gpus))))
+        key = startup_key(anybody, self._launch.settings_of(component))
+        return median_startup_s(self._startup_times.read(), key) or 0.0
+
+    # -- publish ---------------------------------------------------------------------------------
+
+    def _report(self, model: ServedModel) -> ModelReport:
+        status, rules = self._statuses[model.name], self._settings_now.models[model.name]
+        refusal = next(
+            (each for each in self._plan.actions if isinstance(each, Refuse) and each.model == model.name),
+            None,
+        )
+        loaded = status.state not in (ModelState.UNLOADED, ModelState.FAILED)
+        return ModelReport(
+            component=model.component,
+            state=status.state.value,
+            since_unix_s=round(self._moment.to_unix_s(status.since_s), 1) if loaded else 0.0,
+            load_s=round(status.measured_load_s or rules.estimate_load_s, 1),
+            why=self._why(status),
+            is_pinned=rules.is_pinned,
+            memory_bytes=max(status.held_bytes.values(), default=0) or self._given_bytes(model, status),
+            gpus=tuple(index for index in status.placed_on if index != HOST),
+            leaves_unix_s=self._leaves_unix_s(rules, status),
+            refusal=Refusal(
+                refusal.status,
+                refusal.why,
+                self._moment.to_unix_s(min(refusal.arrived_until_s, self._moment.now_s)),
+                refusal.retry_after_s,
+            )
+            if refusal
+            else None,
+        )
+
+    def _why(self, status: ModelStatus) -> str:
+        """Return the last sentence about the model: while somebody waits for it, what it waits for."""
+        steps = [step.why for step in self._plan.trail if step.model == status.name] if status.waiting else []
+        return steps[-1] if steps else self._said.get(status.name, "") or status.reason
+
+    def _leaves_unix_s(self, rules: ModelSettings, status: ModelStatus) -> float:
+        """Return when the model leaves unless it is used before; 0 where it does not."""
+        until_s = idle_until_s(rules, status)
+        return 0.0 if math.isinf(until_s) else round(self._moment.to_unix_s(until_s), 1)
+
+    def _given_bytes(self, model: ServedModel, status: ModelStatus) -> int:
+        rules = self._settings_now.models[model.name]
+        return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes
+
+    def _log(self) -> None:
+        """Log each new sentence about a model, once."""
+        for action in self._plan.actions:
+            sentence = f"{type(action).__name__.lower()}: {action.why}"
+            if self._said.get(action.model) != sentence:
+                self._said[action.model] = sentence
+                self.events.append(ModelEvent(self._moment.unix_s, action.model, sentence))
+                log.info("model %s: %s", action.model, sentence)
+
+
+PROCESS_BYTES = 160 * 2**20
+"""What the processes of a worker that computes on the CPU take besides weights and KV."""
+
+UNKNOWN_FRACTION = 0.9
+"""The part of a GPU that a model is taken to need of which nothing is known: what engines take unasked."""
+
+PREALLOCATING_OVERHEAD = 1.1
+PREALLOCATING_OVERHEAD_BYTES = 3 * 2**29
+"""What an engine that takes all its memory at its start needs besides weights and KV: graphs, activations."""
+
+
+def _estimate_bytes(
+    options: Mapping[str, object], gpus: float, devices: int, inventory: Sequence[Gpu]
+) -> int:
+    """Return what one worker takes of each of its devices, by the model's files; 0 where nothing tells it.
+
+    On a GPU a model of unknown size is taken to need nearly all of it.
+    """
+    from dynaplan.engines.model_memory import memory_need
+
+    engine = engine_of(options)
+    smallest = min((gpu.memory_bytes for gpu in inventory), default=0)
+    given = options.get("gpu-memory-utilization") or options.get("mem-fraction-static")
+    if devices and isinstance(given, int | float):
+        return int(given * smallest)
+    need = memory_need(engine, options, gpus)
+    if need is None:
+        return int(UNKNOWN_FRACTION * smallest) if devices else 0
+    needed = int(need.total_bytes) // max(1, devices)
+    if not devices:
+        return needed + PROCESS_BYTES
+    if engine in ("vllm", "sglang", "trtllm"):
+        needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
+    return needed
+
+
+def _is_simulated(gpu: Gpu) -> bool:
+    return gpu.uuid.startswith(SIMULATED_UUID)
+
+
+def wall_clock_moment(now_s: float) -> Moment:
+    """Return this moment on both clocks."""
+    return Moment(now_s, time.time())

@@ -1,0 +1,154 @@
+"""The memory that several models share: of GPUs as their driver says it, of the host as the kernel does.
+
+1. *GPUs.* Of what the driver says is in use, ours is what our workers were given there; the rest is foreign.
+   A worker that has gone leaves memory behind for a moment: its model counts as draining until the driver has
+   been read since and the memory is back. What is not back after ``BEING_FREED_S`` is foreign.
+2. *The host*, for engines that compute on the CPU. A worker holds the pages that its processes have in memory
+   (``process/worker_memory.py``); foreign is what the kernel could not give to anybody and no worker has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynaplan.fleet.gpus import Gpu, GpuUse
+from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
+from dynaplan.graph.lifecycle import Worker
+from dynaplan.models.model import HOST, Device
+from dynaplan.process.memory import BoxMemory, box_memory
+from dynaplan.process.worker_memory import HeldMemory, held_memory
+
+HOST_POLL_S = 2.0
+"""Longest time between two readings of the host's memory, in seconds."""
+
+LEFTOVER_BYTES = 2**28
+"""Memory of a GPU that is not told from none: a driver's own tables move."""
+
+SharedDevices = Sequence[tuple[Gpu, GpuUse, str]]
+"""Each GPU, its use, and why nothing may be placed there, or empty."""
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The host's memory at one moment, and what of it workers hold, by pid."""
+
+    box: BoxMemory
+    held: Mapping[int, HeldMemory] = field(default_factory=dict)
+
+
+ReadHost = Callable[[Sequence[int]], HostMemory]
+"""Reads the host's memory now, and what the workers with these pids hold of it."""
+
+
+def read_host_memory(pids: Sequence[int]) -> HostMemory:
+    return HostMemory(box_memory(), held_memory(pids))
+
+
+@dataclass
+class _Leftover:
+    """What a worker that has gone at ``gone_s`` still holds, by GPU, and what was foreign there before."""
+
+    bytes: dict[int, int]
+    foreign_before: Mapping[int, int]
+    gone_s: float
+
+
+class SharedMemory:
+    """Follows the memory from pass to pass; workers are named by their component.
+
+    Of each device ``budget_bytes`` may be taken; 0 is all of it.
+    """
+
+    def __init__(self, read_host: ReadHost, budget_bytes: int = 0) -> None:
+        self._read_host = read_host
+        self._budget_bytes = budget_bytes
+        self._host: HostMemory | None = None
+        self._host_read_s = -math.inf
+        self._given: dict[str, dict[int, int]] = {}
+        self._foreign: dict[int, int] = {}
+        self._left: dict[str, _Leftover] = {}
+        self._devices: tuple[Device, ...] = ()
+
+    def follow(
+        self, workers: Iterable[Worker], devices: SharedDevices, *, has_host: bool, now_s: float
+    ) -> tuple[Device, ...]:
+        """Take over the workers and the use of GPUs as they are now; return the devices.
+
+        ``has_host``: some models are in the host's memory.
+        """
+        found = list(workers)
+        given = {
+            each.component: dict.fromkeys(each.gpus, each.memory_bytes)
+            for each in found
+            if each.gpus and each.memory_bytes
+        }
+        self._follow_leftovers(given, devices, now_s)
+        self._devices = tuple(
+            self._device(
+                gpu.index, gpu.memory_bytes, self._foreign.get(gpu.index, 0), "" if why == NOT_READ else why
+            )
+            for gpu, _, why in devices
+        )
+        if has_host:
+            self._devices += (self._host_device([each for each in found if not each.gpus], now_s),)
+        return self._devices
+
+    def held(self, worker: Worker | None, component: str) -> Mapping[int, int]:
+        """Return what the worker holds by device, or has left behind; empty where it is not seen."""
+        if worker is None:
+            left = self._left.get(component)
+            return left.bytes if left else {}
+        if worker.gpus or not worker.pid or self._host is None:
+            return {}
+        held = self._host.held.get(worker.pid)
+        return {HOST: held.resident_bytes} if held and held.resident_bytes else {}
+
+    def measure(self, worker: Worker) -> int:
+        """Return what a worker that has just become ready holds of a device; 0 where that is not seen."""
+        if worker.gpus or not worker.pid:
+            return 0
+        held = self._read_host([worker.pid]).held.get(worker.pid)
+        return held.resident_bytes if held else 0
+
+    def _follow_leftovers(
+        self, given: dict[str, dict[int, int]], devices: SharedDevices, now_s: float
+    ) -> None:
+        for name in self._given.keys() - given.keys():
+            self._left[name] = _Leftover(self._given[name], dict(self._foreign), now_s)
+        self._given = given
+        unread = {gpu.index for gpu, _, why in devices if why == NOT_READ}
+        excess = {
+            gpu.index: max(0, use.used_bytes - sum(each.get(gpu.index, 0) for each in given.values()))
+            for gpu, use, _ in devices
+        }
+        for name, left in list(self._left.items()):
+            left.bytes = {
+                index: held
+                if index in unread
+                else min(held, excess[index] - left.foreign_before.get(index, 0))
+                for index, held in left.bytes.items()
+                if index in excess
+            }
+            is_back = all(held < LEFTOVER_BYTES for held in left.bytes.values())
+            if is_back or now_s - left.gone_s > BEING_FREED_S or name in given:
+                del self._left[name]
+        unsettled = unread | {index for left in self._left.values() for index in left.bytes}
+        self._foreign |= {index: each for index, each in excess.items() if index not in unsettled}
+
+    def _host_device(self, workers: Sequence[Worker], now_s: float) -> Device:
+        """Return the host as a device, read again now and then, and when a worker is another."""
+        pids = [each.pid for each in workers if each.pid]
+        host = self._host
+        if host is None or now_s - self._host_read_s >= HOST_POLL_S or set(pids) != set(host.held):
+            host = self._host = self._read_host(pids)
+            self._host_read_s = now_s
+        ours = sum(each.own_bytes for each in host.held.values())
+        foreign = max(0, host.box.total_bytes - host.box.available_bytes - ours)
+        return self._device(HOST, host.box.total_bytes, foreign)
+
+    def _device(self, index: int, total_bytes: int, foreign_bytes: int, unusable: str = "") -> Device:
+        """Return the device within the budget: what others hold of the rest of it takes nothing from us."""
+        allowed = min(total_bytes, self._budget_bytes or total_bytes)
+        return Device(index, allowed, max(0, foreign_bytes - (total_bytes - allowed)), unusable)

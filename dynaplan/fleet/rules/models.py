@@ -1,0 +1,197 @@
+"""Models that are loaded on request, as the fleet has them: from workers to models, and back.
+
+A model's state is that of its worker, so nothing about it has to be remembered that the statefile does not
+have of the worker already:
+
+==========================  =============
+its worker                  the model
+==========================  =============
+none, stopped               unloaded
+starting, backoff           loading
+ready                       ready, asleep
+draining                    draining
+failed                      failed
+==========================  =============
+
+``dynaplan.models`` decides what is loaded, and ``desired_models`` turns that into numbers of workers and
+places for them, which are reconciled like all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelOrder
+from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Sleep, Unload
+
+_STATES: Mapping[WorkerState, ModelState] = {
+    WorkerState.STARTING: ModelState.LOADING,
+    WorkerState.BACKOFF: ModelState.LOADING,
+    WorkerState.READY: ModelState.READY,
+    WorkerState.DRAINING: ModelState.DRAINING,
+    WorkerState.FAILED: ModelState.FAILED,
+    WorkerState.STOPPED: ModelState.UNLOADED,
+}
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What was learnt of a model: its memory on each device, its load time, what was too little.
+
+    And when it was last used, and last became ready.
+    """
+
+    memory_bytes: int = 0
+    load_s: float = 0.0
+    too_little_bytes: int = 0
+    last_use_unix_s: float = 0.0
+    ready_unix_s: float = 0.0
+
+
+NOTHING_LEARNT = Learnt()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's next worker goes: its GPUs, none for the host's memory, and its memory on each."""
+
+    gpus: tuple[int, ...]
+    memory_bytes: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class DesiredModels:
+    """Numbers of workers by component, the places of those that are to start, and why others leave."""
+
+    workers: Mapping[str, int] = field(default_factory=dict)
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, gpus: Container[int]) -> DesiredModels:
+        """Return a copy without the places on these GPUs: somebody else was faster."""
+        kept = {
+            name: place
+            for name, place in self.placements.items()
+            if not any(each in gpus for each in place.gpus)
+        }
+        return replace(self, placements=kept) if kept != self.placements else self
+
+
+NO_MODELS = DesiredModels()
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Now, on the clock of the workers and by the wall clock, in seconds."""
+
+    now_s: float
+    unix_s: float
+
+    def mono_s(self, unix_s: float) -> float:
+        """Return the moment of the wall clock on the clock of the workers."""
+        return self.now_s - (self.unix_s - unix_s)
+
+    def to_unix_s(self, mono_s: float) -> float:
+        return mono_s if math.isinf(mono_s) else self.unix_s - (self.now_s - mono_s)
+
+
+def worker_of(component: str, fleet: Iterable[Worker]) -> Worker | None:
+    """Return the worker that decides the model's state: one that stays comes before one that leaves."""
+    own = [each for each in fleet if each.component == component and each.state is not WorkerState.STOPPED]
+    return min(own, key=lambda each: (each.state not in COUNTS, each.index), default=None)
+
+
+def model_status(
+    name: str,
+    worker: Worker | None,
+    demand: ModelDemand | None,
+    order: ModelOrder,
+    learnt: Learnt,
+    moment: Moment,
+    asleep: Container[int] = (),
+) -> ModelStatus:
+    """Return the model at that moment."""
+    demand = demand or NO_DEMAND
+    state = _STATES[worker.state] if worker else ModelState.UNLOADED
+    if worker and state is ModelState.READY and worker.instance_id in asleep:
+        state = ModelState.ASLEEP
+    since_s = worker.since_s if worker else 0.0
+    used_unix_s = max(demand.last_use_unix_s, learnt.last_use_unix_s)
+    last_use_s = max(
+        moment.mono_s(used_unix_s) if used_unix_s else 0.0, since_s if state is ModelState.READY else 0.0
+    )
+    return ModelStatus(
+        name=name,
+        state=state,
+        since_s=since_s,
+        last_use_s=last_use_s,
+        in_flight=demand.in_flight,
+        waiting=demand.waiting,
+        oldest_arrival_s=moment.mono_s(demand.oldest_unix_s) if demand.waiting else math.inf,
+        load_asked_s=_load_asked_s(order, learnt, moment),
+        unload_asked=_is_unload_asked(order, worker, moment),
+        keep_alive_s=demand.keep_alive_s,
+        keep_until_s=moment.mono_s(order.keep_until_unix_s) if order.keep_until_unix_s else 0.0,
+        placed_on=_devices(worker),
+        measured_bytes=learnt.memory_bytes,
+        measured_load_s=learnt.load_s,
+        too_little_bytes=learnt.too_little_bytes,
+        retry_at_s=_retry_at_s(worker),
+        reason=worker.reason.partition("\n")[0] if worker else "",
+    )
+
+
+def _devices(worker: Worker | None) -> tuple[int, ...]:
+    if worker is None or worker.state in (WorkerState.FAILED, WorkerState.STOPPED):
+        return ()
+    return worker.gpus or (HOST,)
+
+
+def _retry_at_s(worker: Worker | None) -> float:
+    """Return when a failed worker may be tried again; infinity for one that can never start."""
+    if worker is None or worker.state is not WorkerState.FAILED:
+        return 0.0
+    return worker.retry_at_s or math.inf
+
+
+def _load_asked_s(order: ModelOrder, learnt: Learnt, moment: Moment) -> float | None:
+    """Return when a person asked to load the model; None when that is done, or was taken back since."""
+    is_over = order.load_unix_s <= max(order.unload_unix_s, learnt.ready_unix_s)
+    return None if is_over else moment.mono_s(order.load_unix_s)
+
+
+def _is_unload_asked(order: ModelOrder, worker: Worker | None, moment: Moment) -> bool:
+    """Tell whether a person asked to unload the worker that is there: one that came later is another's."""
+    if worker is None or order.unload_unix_s <= order.load_unix_s:
+        return False
+    return worker.since_s <= moment.mono_s(order.unload_unix_s)
+
+
+def desired_models(plan: Plan, components: Mapping[str, str], fleet: Iterable[Worker]) -> DesiredModels:
+    """Return the numbers of workers that carry out the plan; without an action a model's number stays."""
+    workers = dict.fromkeys(components.values(), 0)
+    for worker in fleet:
+        if worker.component in workers and worker.state in COUNTS:
+            workers[worker.component] = 1
+    placements: dict[str, Placement] = {}
+    reasons: dict[str, str] = {}
+    for action in plan.actions:
+        component = components.get(action.model, "")
+        if isinstance(action, Load):
+            workers[component] = 1
+            gpus = tuple(device for device in action.devices if device != HOST)
+            placements[component] = Placement(gpus, action.bytes_each, action.why)
+        elif isinstance(action, Unload | Sleep):
+            workers[component] = 0
+            reasons[component] = action.why
+    return DesiredModels(workers, placements, reasons)
+
+
+def learn_ready(learnt: Learnt, held_bytes: int, load_s: float, unix_s: float) -> Learnt:
+    """Return what is known once the model was seen ready, after a load of that time; 0 bytes: "not seen"."""
+    memory_bytes = held_bytes or learnt.memory_bytes
+    return replace(learnt, memory_bytes=memory_bytes, load_s=round(load_s, 2), ready_unix_s=round(unix_s, 2))

@@ -1,0 +1,90 @@
+"""The documents by which clients follow and move models: llama.cpp's router mode, and llama-swap.
+
+| path | of | answer |
+|---|---|---|
+| ``GET /models``, ``/v1/models`` | llama.cpp, llama-swap | entries of models with ``status.value`` |
+| ``POST /models/load``, ``/models/unload`` | llama.cpp | ``{"success": true}`` at once; the status tells the
+rest | | ``GET /models/sse`` | llama.cpp | an event for each change: ``{"model", "event", "data"}`` |
+| ``GET /running`` | llama-swap | the models that have a worker |
+| ``GET /unload``, ``POST /api/models/unload[/MODEL]`` | llama-swap | text ``OK`` |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dynaplan.models.model import ModelState, ModelStatus
+
+LLAMA_CPP_STATUS: Mapping[ModelState, str] = {
+    ModelState.UNLOADED: "unloaded",
+    ModelState.LOADING: "loading",
+    ModelState.READY: "loaded",
+    ModelState.DRAINING: "loaded",
+    ModelState.ASLEEP: "sleeping",
+    ModelState.FAILED: "unloaded",
+}
+"""llama.cpp's words. A draining model still answers; a failed one is unloaded, and says so beside it."""
+
+LLAMA_SWAP_STATE: Mapping[ModelState, str] = {
+    ModelState.LOADING: "starting",
+    ModelState.READY: "ready",
+    ModelState.DRAINING: "stopping",
+    ModelState.ASLEEP: "stopped",
+}
+"""llama-swap's words for models that have a worker."""
+
+STATUS_CHANGE = "status_change"
+
+
+def status_document(status: ModelStatus) -> dict[str, Any]:
+    """Return llama.cpp's ``status`` of a model."""
+    document: dict[str, Any] = {"value": LLAMA_CPP_STATUS[status.state]}
+    if status.state is ModelState.FAILED:
+        document |= {"failed": True, "reason": status.reason}
+    return document
+
+
+def model_entry(status: ModelStatus, aliases: Iterable[str], created_unix_s: int) -> dict[str, Any]:
+    """Return a model's entry in ``/models`` and ``/v1/models``."""
+    return {
+        "id": status.name,
+        "object": "model",
+        "created": created_unix_s,
+        "owned_by": "dynaplan",
+        "aliases": sorted(aliases),
+        "status": status_document(status),
+    }
+
+
+def running_document(models: Iterable[tuple[ModelStatus, float, str]]) -> dict[str, Any]:
+    """Return llama-swap's ``/running``: for each model with its ttl in seconds and its command, if it has a
+    worker.
+
+    The address of a worker (``proxy``) is not told: it takes requests of frontends only.
+    """
+    running = [
+        {
+            "model": status.name,
+            "state": LLAMA_SWAP_STATE[status.state],
+            "cmd": command,
+            "proxy": "",
+            "ttl": round(ttl_s),
+            "name": "",
+            "description": "",
+        }
+        for status, ttl_s, command in models
+        if status.state in LLAMA_SWAP_STATE
+    ]
+    return {"running": running}
+
+
+def change_events(before: Iterable[ModelStatus], after: Iterable[ModelStatus]) -> bytes:
+    """Return the events of ``/models/sse`` for what has changed between two looks."""
+    known = {each.name: status_document(each) for each in before}
+    found = {each.name: status_document(each) for each in after}
+    changed = [name for name, status in found.items() if known.get(name) != status]
+    events = [{"model": name, "event": STATUS_CHANGE, "data": {"status": found[name]}} for name in changed]
+    events += [{"model": name, "event": "model_remove", "data": {}} for name in known if name not in found]
+    return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)

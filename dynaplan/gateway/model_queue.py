@@ -1,0 +1,241 @@
+"""The requests that wait for a model which is loaded on request, and what is said of them to who loads it.
+
+The frontend loads nothing: it publishes its *demand* (``fleet/model_keys.py``), and the fleet plugin loads
+the model, puts another one away for it, or says why it does not. What the plugin publishes ends a wait:
+
+1. a worker is registered: the request goes to it;
+2. the model's requests are refused, with a status and a sentence: that is the answer to those that came
+   before;
+3. its worker can never start: that is the answer as well;
+4. ``load-timeout`` is over: 503.
+
+A model whose worker leaves, for another model or by its ``ttl``, admits nothing more: its requests wait here
+as well. While it waits, a client with a stream hears of the load in comments, which are no part of the
+answer, so that nobody on the way takes the connection for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, reports_in
+from dynaplan.fleet.rules.absence import read_absence
+from dynaplan.gateway import timing
+from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
+from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
+from dynaplan.store.model import Transaction
+from dynaplan.util.documents import parse_object
+from dynaplan.util.errors import PermanentError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from dynaplan.gateway.models import FrontendModel
+    from dynaplan.worker.worker_runtime import WorkerRuntime
+
+log = logging.getLogger(__name__)
+
+Comment = Callable[[str], Awaitable[None]]
+"""Sends a client a comment, which is no part of its answer."""
+
+NO_CALL = Call(COMPLETIONS, b"", {}, "", False, "", 0)
+"""The request of somebody who wants the model loaded, and nothing computed."""
+
+STATUS_WORDS: Mapping[str, str] = {"ready": "loaded", "loading": "loading", "asleep": "sleeping"}
+"""The states of a model in llama.cpp's words; any other is ``unloaded``."""
+
+
+class ModelQueue(FleetStatus):
+    """The queue of one model in one frontend."""
+
+    def __init__(self, model: ServedModel, unix_s: Callable[[], float] = time.time) -> None:
+        super().__init__(is_worker_starting=True)  # one may be at any time: this queue says when it will not
+        self._model = model
+        self._settings = model.settings
+        self._unix_s = unix_s
+        self._waiting: dict[int, float] = {}
+        self._numbers = 0
+        self._uses = 0
+        self._seen_uses = 0
+        self._last_use_unix_s = 0.0
+        self._is_removed = False
+        self._keep_alive_s: float | None = None
+        self.report: ModelReport | None = None
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a request begins or ceases to wait, or is the first after a while."""
+
+    @property
+    def settings(self) -> OnDemandSettings:
+        return self._settings
+
+    @property
+    def status(self) -> str:
+        """The model's state in llama.cpp's words."""
+        return STATUS_WORDS.get(self.report.state if self.report else "", "unloaded")
+
+    def follow_fleet(self, fleet: str) -> None:
+        """Take over what the fleet plugin publishes of the model."""
+        try:
+            reports = reports_in(parse_object(fleet))
+        except ValueError:
+            reports = {}
+        self.report = reports.get(self._model.name)
+        self._is_removed = bool(reports) and self.report is None
+        self.absence = read_absence(fleet, self._model.component)
+
+    def demand(self, in_flight: int) -> ModelDemand:
+        """Return what this frontend has of the model's requests, given those that are answered now."""
+        if in_flight or self._uses != self._seen_uses:
+            self._seen_uses, self._last_use_unix_s = self._uses, round(self._unix_s(), 1)
+        oldest = next(iter(self._waiting.values()), 0.0)
+        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s, self._keep_alive_s)
+
+    def keep_alive(self, asked_s: float) -> None:
+        """Have the model leave so long after its last use as a request asks, if its ``ttl`` is longer."""
+        self._keep_alive_s = asked_s if asked_s < (self._settings.ttl_s or math.inf) else None
+        self.changed()
+
+    async def book(self, router: WorkerRouter, call: Call | None, comment: Comment | None) -> Booking:
+        """Book a worker of the model, once it has one; ``comment`` tells a client with a stream meanwhile.
+
+        Raises ApiError when the model is not loaded in time, or not at all, or too many wait already.
+        """
+        self._uses += 1
+        self._keep_alive_s = None
+        booking = router.book_at_once()
+        if booking:
+            if self._uses == self._seen_uses + 1:
+                self.changed()
+            return booking
+        with self._waits() as arrived_s:
+            tells = comment if self._settings.loading_comments else None
+            progress = LoadProgress(self, arrived_s, tells)
+            deadline_s = asyncio.get_running_loop().time() + self._settings.load_timeout_s
+            return await router.book(call or NO_CALL, deadline_s, progress.check)
+
+    @contextmanager
+    def _waits(self) -> Iterator[float]:
+        """Count a request as waiting; yields its arrival by the wall clock. Raises ApiError (429)."""
+        if len(self._waiting) >= self._settings.max_queue:
+            raise ApiError(
+                429,
+                f"{len(self._waiting)} requests wait for {self._model.name} already; try again",
+                kind="rate_limit_exceeded",
+                code="too_many_waiting",
+                metric="overload",
+                headers={"Retry-After": str(math.ceil(max(1.0, self.remaining_s() or 1.0)))},
+            )
+        number = self._numbers = self._numbers + 1
+        arrived_s = self._waiting[number] = self._unix_s()
+        self.changed()
+        try:
+            yield arrived_s
+        finally:
+            del self._waiting[number]
+            self.changed()
+
+    def check_refused(self, arrived_unix_s: float) -> None:
+        """Raise ApiError when requests that came then are refused, or have waited for too long."""
+        if self._is_removed:
+            raise refused(404, f"{self._model.name} is not in the configuration any more", 0.0)
+        refusal = self.report.refusal if self.report else None
+        if refusal and arrived_unix_s <= refusal.until_unix_s:
+            raise refused(refusal.status, f"{self._model.name}: {refusal.why}", refusal.retry_after_s)
+        if self._unix_s() - arrived_unix_s >= self._settings.load_timeout_s:
+            raise refused(
+                503,
+                f"{self._model.name} was not loaded within {self._settings.load_timeout_s:g} s. Try again.",
+                1.0,
+            )
+
+    def words(self) -> str:
+        """Return what is known of the load, for a client that waits."""
+        name, report = self._model.name, self.report
+        if report is None or report.state != "loading":
+            return f"waiting for {name}" + (f": {report.why}" if report and report.why else "")
+        so_far_s = max(0.0, self._unix_s() - report.since_unix_s)
+        usual = f" of about {report.load_s:.0f} s" if report.load_s else ""
+        return f"loading {name}, {so_far_s:.0f} s{usual}"
+
+    def remaining_s(self) -> float | None:
+        """Return for how long the load will go on, if one does and that is known."""
+        report = self.report
+        if report is None or report.state != "loading" or not report.load_s:
+            return None
+        return max(0.0, report.since_unix_s + report.load_s - self._unix_s())
+
+
+class LoadProgress:
+    """One request's wait: refused in time, and told of the load."""
+
+    def __init__(self, queue: ModelQueue, arrived_unix_s: float, comment: Comment | None) -> None:
+        self._queue = queue
+        self._arrived_unix_s = arrived_unix_s
+        self._comment = comment
+        self._next_s = asyncio.get_running_loop().time() + timing.FIRST_COMMENT_S
+
+    async def check(self) -> None:
+        """Raise ApiError when the request is refused; send a comment when one is due."""
+        self._queue.check_refused(self._arrived_unix_s)
+        now_s = asyncio.get_running_loop().time()
+        if self._comment and now_s >= self._next_s:
+            self._next_s = now_s + timing.COMMENTS_S
+            await self._comment(self._queue.words())
+
+
+def refused(status: int, why: str, retry_after_s: float) -> ApiError:
+    """Make the error of a request that the models' owner refuses."""
+    is_conflict = status == 409
+    return ApiError(
+        status,
+        why,
+        kind="invalid_request_error" if status < 500 else "service_unavailable",
+        code="models_pinned" if is_conflict else "model_not_loaded",
+        metric="unavailable",
+        headers={"Retry-After": str(math.ceil(retry_after_s))} if retry_after_s else None,
+    )
+
+
+class DemandPublisher:
+    """Keeps the key ``model_demand`` of this frontend, under its lease, up to date."""
+
+    def __init__(self, runtime: WorkerRuntime, models: tuple[FrontendModel, ...]) -> None:
+        self._runtime = runtime
+        self._models = models
+        self._changed = asyncio.Event()
+        self._published: tuple[str, str] | None = None
+        for each in models:
+            if each.queue:
+                each.queue.changed = self._changed.set
+
+    async def run(self) -> None:
+        """Publish until cancelled: soon after a change, and now and then what the books say."""
+        while True:
+            try:
+                async with asyncio.timeout(timing.STORE_TIMEOUT_S):
+                    await self.publish()
+            except (TimeoutError, StoreUnavailable, PermanentError) as error:
+                log.debug("the demand for models is not published: %s", error or "no answer")
+            try:
+                async with asyncio.timeout(timing.DEMAND_INTERVAL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(timing.DEMAND_DEBOUNCE_S)
+
+    async def publish(self) -> None:
+        """Write the demand as it is now, unless that is there already."""
+        self._changed.clear()
+        runtime = self._runtime
+        if not runtime.instance_id:
+            return
+        demand = {each.name: each.queue.demand(each.router.in_flight) for each in self._models if each.queue}
+        wanted = MODEL_DEMAND.key(runtime.namespace, runtime.instance_id), demand_text(demand)
+        if wanted != self._published:
+            await runtime.store.commit(Transaction(puts={wanted[0]: wanted[1]}, lease=runtime.instance_id))
+            self._published = wanted

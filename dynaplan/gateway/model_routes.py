@@ -1,0 +1,382 @@
+"""The paths by which clients see and move models: llama.cpp's, llama-swap's, and Ollama's API.
+
+``model_management`` and ``ollama_api`` have their documents; here they meet the frontend's requests. All of
+them ask for the API key where one is set. A request in Ollama's words goes through the request path as one in
+OpenAI's: its answer is translated on its way to the client by ``OllamaConnection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+from urllib.parse import unquote
+
+from dynaplan.fleet.model_orders import change_order, load_order, unload_order
+from dynaplan.gateway import model_management, ollama_api
+from dynaplan.gateway.admission import Admission
+from dynaplan.gateway.client import Client
+from dynaplan.gateway.client_connection import Handler
+from dynaplan.gateway.http_messages import Answering, Request, RequestBody, Response
+from dynaplan.gateway.models import FrontendModel, FrontendModels
+from dynaplan.gateway.ollama_api import OllamaError, OllamaModel, Translation
+from dynaplan.gateway.openai_api import ApiError, bad_request
+from dynaplan.gateway.request_bodies import BodyBudget
+from dynaplan.models.model import ModelState, ModelStatus
+from dynaplan.store.port import KeyValueStore
+
+EVENTS_POLL_S = 0.2
+"""Time between two looks for changes that ``/models/sse`` tells."""
+
+_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+Completions = Callable[[Request], Awaitable[Response | None]]
+"""Answers a request for one of OpenAI's paths."""
+
+
+class ModelRoutes:
+    """Answers the paths about models. ``completions`` answers OpenAI's paths."""
+
+    def __init__(
+        self,
+        models: FrontendModels,
+        admission: Admission,
+        bodies: BodyBudget,
+        store: KeyValueStore,
+        namespace: str,
+        completions: Completions,
+    ) -> None:
+        self._models = models
+        self._admission = admission
+        self._bodies = bodies
+        self._store = store
+        self._namespace = namespace
+        self._completions = completions
+        self._created_s = int(time.time())
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", "/"): self._say_running,
+            ("GET", "/api/version"): self._version,
+            ("GET", "/api/tags"): in_ollamas_form(self._tags),
+            ("GET", "/api/ps"): in_ollamas_form(self._ps),
+            ("POST", "/api/show"): in_ollamas_form(self._show),
+            ("POST", "/api/chat"): self._ollama(ollama_api.chat_request),
+            ("POST", "/api/generate"): self._ollama(ollama_api.generate_request),
+            ("POST", "/api/embed"): self._ollama(ollama_api.embed_request),
+            ("POST", "/api/embeddings"): self._ollama(ollama_api.embed_request),
+        }
+        if models.are_on_demand:
+            self._handlers |= {
+                ("GET", "/models"): self._list,
+                ("GET", "/models/sse"): self._events,
+                ("POST", "/models/load"): self._load,
+                ("POST", "/models/unload"): self._unload,
+                ("GET", "/running"): self._running,
+                ("GET", "/unload"): self._unload_all,
+                ("POST", "/api/models/unload"): self._unload_all,
+            }
+
+    def find(self, request: Request) -> Handler | None:
+        """Return what answers the request; None where it is for none of these paths."""
+        found = self._handlers.get((request.method, request.path))
+        if found:
+            return found
+        if request.path in ollama_api.UNSUPPORTED or request.path.startswith("/api/blobs/"):
+            return self._refuse_unsupported
+        if self._models.are_on_demand and request.method == "POST" and request.path.startswith(_UNLOAD):
+            return self._unload_one
+        if self._models.are_on_demand and request.path.startswith(_UPSTREAM):
+            return self._upstream
+        return None
+
+    # -- llama.cpp and llama-swap ----------------------------------------------------------------
+
+    async def _list(self, request: Request) -> Response:
+        self._check_key(request)
+        data = [
+            model_management.model_entry(_status(each), each.aliases, self._created_s)
+            for each in self._models.all
+            if not each.is_unlisted
+        ]
+        return Response.json({"object": "list", "data": data})
+
+    async def _running(self, request: Request) -> Response:
+        self._check_key(request)
+        models = ((_status(each), _ttl_s(each), "") for each in self._models.all)
+        return Response.json(model_management.running_document(models))
+
+    async def _load(self, request: Request) -> Response:
+        model = self._models.find(str((await self._document(request)).get("model") or ""))
+        await self._order(model, load_order(time.time()))
+        return Response.json({"success": True})
+
+    async def _unload(self, request: Request) -> Response:
+        model = self._models.find(str((await self._document(request)).get("model") or ""))
+        await self._put_away(model)
+        return Response.json({"success": True})
+
+    async def _unload_all(self, request: Request) -> Response:
+        self._check_key(request)
+        for model in self._models.all:
+            if _status(model).is_loaded and not _is_pinned(model):
+                await self._put_away(model)
+        return Response.text("OK")
+
+    async def _unload_one(self, request: Request) -> Response:
+        self._check_key(request)
+        await self._put_away(self._models.find(unquote(request.path.removeprefix(_UNLOAD))))
+        return Response.text("OK")
+
+    async def _upstream(self, request: Request) -> Response | None:
+        """Answer ``/upstream/MODEL/PATH`` as PATH; the body names the model."""
+        self._check_key(request)
+        rest = request.path.removeprefix(_UPSTREAM)
+        for model in sorted(self._models.names(), key=len, reverse=True):
+            if rest.startswith(f"{model}/"):
+                return await self._completions(replace(request, path=rest.removeprefix(model)))
+        raise ApiError(
+            404, f"There is no model for {request.path}", code="model_not_found", metric="not_found"
+        )
+
+    async def _events(self, request: Request) -> None:
+        """Send an event for each change of a model's state, until the client leaves."""
+        self._check_key(request)
+        connection = request.connection
+        connection.start_stream(request, _STREAM)
+        before = [_status(each) for each in self._models.all]
+        await connection.write(model_management.change_events([], before))
+        while True:
+            await asyncio.sleep(EVENTS_POLL_S)
+            after = [_status(each) for each in self._models.all]
+            if events := model_management.change_events(before, after):
+                await connection.write(events)
+            before = after
+
+    # -- Ollama ----------------------------------------------------------------------------------
+
+    async def _say_running(self, request: Request) -> Response:
+        return Response.text("Ollama is running")  # the text that its clients look for
+
+    async def _version(self, request: Request) -> Response:
+        return Response.json({"version": ollama_api.API_VERSION})
+
+    async def _tags(self, request: Request) -> Response:
+        self._check_key(request)
+        return Response.json(ollama_api.tags_document(self._ollama_models()))
+
+    async def _ps(self, request: Request) -> Response:
+        self._check_key(request)
+        loaded = [each for each in self._models.all if each.status in ("loaded", "loading")]
+        return Response.json(
+            ollama_api.ps_document(_described(name, each) for each in loaded for name in _own(each))
+        )
+
+    async def _show(self, request: Request) -> Response:
+        document = await self._document(request)
+        name = ollama_api.known_name(
+            str(document.get("model") or document.get("name") or ""), self._models.names()
+        )
+        return Response.json(ollama_api.show_document(_described(name, self._models.find(name))))
+
+    async def _refuse_unsupported(self, request: Request) -> Response:
+        path = next(each for each in ollama_api.UNSUPPORTED if request.path.startswith(each))
+        return Response.json(ollama_api.error_document(ollama_api.UNSUPPORTED[path]), 501)
+
+    def _ollama_models(self) -> list[OllamaModel]:
+        listed = [each for each in self._models.all if not each.is_unlisted]
+        return [_described(name, each) for each in listed for name in sorted(each.names)]
+
+    def _ollama(self, translate: Callable[[Mapping[str, Any], Any], Translation]) -> Handler:
+        async def answer(request: Request) -> Response | None:
+            document = await self._document(request)
+            return await self._answer_ollama(request, translate(document, self._models.names()))
+
+        return in_ollamas_form(answer)
+
+    async def _answer_ollama(self, request: Request, asked: Translation) -> Response | None:
+        model, arrived_s = self._models.find(asked.model), time.monotonic()
+        try:
+            if model.queue and not asked.is_unload:  # so that the time of the load is known
+                (await model.queue.book(model.router, None, None)).close()
+            if not asked.path:
+                return Response.json(ollama_api.only_loaded(asked, time.time()))
+            connection = OllamaConnection(
+                request.connection, asked, arrived_s, is_old=request.path == "/api/embeddings"
+            )
+            body = WholeBody(json.dumps(asked.body).encode())
+            response = await self._completions(
+                replace(request, path=asked.path, body=body, connection=cast(Answering, connection))
+            )
+            return connection.translated(response) if response else None
+        finally:
+            if model.queue and asked.keep_alive_s is not None:
+                model.queue.keep_alive(asked.keep_alive_s)
+
+    # --------------------------------------------------------------------------------------------
+
+    def _check_key(self, request: Request) -> None:
+        self._admission.check_key(request.headers.get("authorization"))
+
+    async def _document(self, request: Request) -> dict[str, Any]:
+        self._check_key(request)
+        with self._bodies.body() as share:
+            body = await Client(request).read_body(share, max_bytes=MAX_BODY_BYTES, timeout_s=BODY_TIMEOUT_S)
+        try:
+            document = json.loads(body or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"The body is not JSON: {error}", code="invalid_json") from None
+        if not isinstance(document, dict):
+            raise bad_request("The body must be a JSON object")
+        return document
+
+    async def _put_away(self, model: FrontendModel) -> None:
+        """Write the order to unload the model. What its owner has pinned is not a client's to move."""
+        if _is_pinned(model):
+            raise ApiError(
+                409,
+                f"{model.name} is pinned: `dynaplan unpin {model.name}` comes first",
+                code="models_pinned",
+            )
+        await self._order(model, unload_order(time.time()))
+
+    async def _order(self, model: FrontendModel, order: Mapping[str, Any]) -> None:
+        await change_order(self._store, self._namespace, model.name, order)
+
+
+_UNLOAD = "/api/models/unload/"
+_UPSTREAM = "/upstream/"
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+BODY_TIMEOUT_S = 60.0
+
+
+def _status(model: FrontendModel) -> ModelStatus:
+    report = model.queue.report if model.queue else None
+    if report is None:
+        return ModelStatus(model.name, ModelState.READY if model.router.instances else ModelState.UNLOADED)
+    return ModelStatus(model.name, ModelState(report.state), reason=report.why)
+
+
+def _is_pinned(model: FrontendModel) -> bool:
+    return bool(model.queue and model.queue.report and model.queue.report.is_pinned)
+
+
+def _ttl_s(model: FrontendModel) -> float:
+    return model.queue.settings.ttl_s if model.queue else 0.0
+
+
+def _own(model: FrontendModel) -> list[str]:
+    return [model.name] if model.name else sorted(model.names)
+
+
+def _described(name: str, model: FrontendModel) -> OllamaModel:
+    card = next(iter(model.cards), {})
+    report = model.queue.report if model.queue else None
+    context = card.get("context_tokens")
+    leaves_unix_s = report.leaves_unix_s if report else 0.0
+    return OllamaModel(
+        name,
+        size_bytes=report.memory_bytes if report else 0,
+        vram_bytes=report.memory_bytes if report and report.gpus else 0,
+        context_tokens=context if isinstance(context, int) else 0,
+        expires_unix_s=leaves_unix_s or math.inf,
+    )
+
+
+def in_ollamas_form(handler: Handler) -> Handler:
+    """Return the handler with its errors in the form that Ollama's clients read."""
+
+    async def answer(request: Request) -> Response | None:
+        try:
+            return await handler(request)
+        except OllamaError as error:
+            return Response.json(ollama_api.error_document(str(error)), 400)
+        except ApiError as error:
+            headers = {"Content-Type": "application/json", **error.headers}
+            document = json.dumps(ollama_api.error_document(str(error)))
+            return Response(error.status, headers, document.encode())
+
+    return answer
+
+
+class WholeBody(RequestBody):
+    """A body that is there already."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(len(data), "", cast(asyncio.Transport, None))
+        self.is_complete = True
+        self._data = data
+
+    async def read(self) -> bytes:
+        """Return all of it, and then nothing."""
+        data, self._data = self._data, b""
+        return data
+
+
+class OllamaConnection:
+    """The connection of a request in Ollama's words: what is written to it in OpenAI's goes on in its own."""
+
+    def __init__(self, connection: Answering, asked: Translation, arrived_s: float, *, is_old: bool) -> None:
+        self._connection = connection
+        self._is_embedding = asked.path == "/v1/embeddings"
+        self._is_old = is_old
+        now_s = time.monotonic()
+        self._answer = ollama_api.Answer(asked, arrived_s, now_s, time.time() - now_s)
+        self._has_ended = False
+
+    def translated(self, response: Response) -> Response:
+        """Return a whole answer in Ollama's words."""
+        try:
+            document = json.loads(response.body)
+        except ValueError:
+            return response
+        if response.status != 200:
+            error = document.get("error") if isinstance(document, dict) else None
+            message = error.get("message") if isinstance(error, dict) else str(error or document)
+            return Response.json(ollama_api.error_document(str(message)), response.status)
+        now_s = time.monotonic()
+        if self._is_embedding:
+            found = self._answer.on_embeddings(document, now_s)
+            return Response.json(ollama_api.embeddings_of_one(found) if self._is_old else found)
+        return Response.json(self._answer.on_document(document, now_s))
+
+    async def respond(self, request: Request, response: Response) -> None:
+        await self._connection.respond(request, self.translated(response))
+
+    def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
+        self._connection.start_stream(request, {"Content-Type": "application/x-ndjson"})
+
+    async def write(self, data: bytes) -> None:
+        """Send the lines for these events; a comment has none."""
+        if lines := self._lines(data):
+            await self._connection.write(lines)
+
+    def write_now(self, data: bytes) -> bool:
+        return False  # a line is made once: ``write`` follows
+
+    async def end_stream(self) -> None:
+        if not self._has_ended:
+            await self._connection.write(self._answer.on_end(time.monotonic()))
+        await self._connection.end_stream()
+
+    async def ask_for_body(self) -> None:
+        await self._connection.ask_for_body()
+
+    def _lines(self, data: bytes) -> bytes:
+        now_s, lines = time.monotonic(), b""
+        for line in data.splitlines():
+            if not line.startswith(b"data: "):
+                continue
+            if line == b"data: [DONE]":
+                self._has_ended = True
+                lines += self._answer.on_end(now_s)
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                lines += self._answer.on_failure(str(event["error"].get("message", event["error"])))
+            else:
+                lines += self._answer.on_event(event, now_s)
+        return lines

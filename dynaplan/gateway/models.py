@@ -1,0 +1,205 @@
+"""The models behind one address: which one a request is for, and what belongs to each.
+
+A deployment of one model has one that takes every name its workers know. One with a section ``Models`` has
+several; each is loaded on request, and has a queue of the requests that wait for it (``model_queue``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
+from dynaplan.gateway.model_queue import ModelQueue
+from dynaplan.gateway.openai_api import ApiError, Call
+from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.routing.routing_logic import KV_MODE
+from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.gateway.routing.worker_router import WorkerRouter
+from dynaplan.models.files.model import RequestFilters
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.instances import Instance
+from dynaplan.util.errors import nearest
+from dynaplan.worker.routers import EVERY_COMPONENT
+
+NO_FILTERS = RequestFilters()
+
+
+@dataclass(frozen=True)
+class FrontendModel:
+    """One model as the frontend serves it. ``queue`` is None where it is not loaded on request.
+
+    ``name`` is the one that its workers know; empty where they say their names themselves.
+    """
+
+    name: str
+    settings: FrontendSettings
+    router: WorkerRouter
+    prefill: RemotePrefill
+    inputs: FrontendRouterInputs
+    queue: ModelQueue | None = None
+    aliases: tuple[str, ...] = ()
+    filters: RequestFilters = NO_FILTERS
+    upstream_name: str = ""
+    is_unlisted: bool = False
+
+    @property
+    def cards(self) -> list[Mapping[str, Any]]:
+        """The cards of its registered workers."""
+        return [instance.card for instance in self.router.instances]
+
+    @property
+    def names(self) -> set[str]:
+        """Every name that it answers to: configured ones, those of adapters and of workers' models."""
+        cards = self.cards
+        names = {str(name) for card in cards for name in card.get("loras") or ()}
+        if self.queue is None:
+            names |= {str(card.get("model") or "") for card in cards} | {self.settings.model}
+        return (names | {self.name, *self.aliases}) - {""}
+
+    @property
+    def status(self) -> str:
+        """The state in llama.cpp's words: ``loaded``, ``loading``, ``sleeping`` or ``unloaded``."""
+        return self.queue.status if self.queue else "loaded" if self.router.instances else "unloaded"
+
+    def addressed(self, call: Call) -> Call:
+        """Return the call as the workers get it: under the name that they know, with its parameters.
+
+        A large body stays as it is, and a form.
+        """
+        name = self.upstream_name or self.name
+        is_other = self.queue is not None and call.model != name
+        if call.endpoint.is_form or not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
+            return call
+        document = {**self.filters.apply(call.document), "model": name}
+        return replace(call, model=self.name, body=json.dumps(document).encode(), document=document)
+
+
+class FrontendModels:
+    """All models of one frontend; ``all`` has at least one."""
+
+    def __init__(self, models: Sequence[FrontendModel]) -> None:
+        self.all = tuple(models)
+        self._by_name = {name: each for each in self.all for name in (each.name, *each.aliases)}
+
+    @property
+    def are_on_demand(self) -> bool:
+        """True where the models are loaded on request."""
+        return self.all[0].queue is not None
+
+    @property
+    def routes_to(self) -> str:
+        """The component whose workers get requests, as a frontend's card says it."""
+        return EVERY_COMPONENT if self.are_on_demand else self.all[0].settings.decode_component
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Every registered worker of a model."""
+        return tuple(instance for each in self.all for instance in each.router.instances)
+
+    def find(self, name: str) -> FrontendModel:
+        """Return the model of that name.
+
+        Raises ApiError: 404 for an unknown name, 503 where no worker has said yet how its model is called.
+        """
+        if self.are_on_demand and name in self._by_name:
+            return self._by_name[name]
+        found = next((each for each in self.all if name in each.names), None)
+        if found:
+            return found
+        known = self.names()
+        if not known:
+            raise self.all[0].router.no_worker_error(
+                "No worker has said yet which model it serves. Try again."
+            )
+        close = nearest(name, known) if len(known) > MAX_LISTED else f"there is {', '.join(sorted(known))}"
+        raise ApiError(
+            404,
+            f"The model {name!r} does not exist; {close}",
+            code="model_not_found",
+            param="model",
+            metric="not_found",
+        )
+
+    def names(self) -> set[str]:
+        """Return every name that a client may use."""
+        return {name for each in self.all for name in each.names}
+
+    def documents(self, created_s: int) -> list[dict[str, Any]]:
+        """Return the entries of ``/v1/models``, by name."""
+        return [
+            {
+                "id": name,
+                "object": "model",
+                "created": created_s,
+                "owned_by": "dynaplan",
+                **({"status": {"value": each.status}} if each.queue else {}),
+            }
+            for name, each in sorted(
+                ((name, each) for each in self.all if not each.is_unlisted for name in each.names),
+                key=lambda found: found[0],
+            )
+        ]
+
+    def stop_routing_to(self, instance_id: int) -> int:
+        """Choose this instance no more; return the number of requests in flight there."""
+        return sum(each.router.stop_routing_to(instance_id) for each in self.all)
+
+    def follow_fleet(self, fleet: str) -> None:
+        """Take over what the fleet plugin publishes."""
+        for each in self.all:
+            if each.queue:
+                each.queue.follow_fleet(fleet)
+                each.router.wake_waiting()
+
+
+MAX_LISTED = 8
+"""The most names that an error about an unknown one lists; beyond it the nearest is named."""
+
+
+def on_demand_model(
+    model: ServedModel,
+    settings: FrontendSettings,
+    discovery: Discovery,
+    prefill: RemotePrefill,
+    inputs: FrontendRouterInputs,
+    sleeping: SleepingWorkers,
+) -> FrontendModel:
+    """Return a model that is loaded on request, with a router and a queue of its own."""
+    queue = ModelQueue(model)
+    router = WorkerRouter(discovery, model.component, settings, inputs, fleet=queue, sleeping=sleeping)
+    own = model.settings
+    return FrontendModel(
+        model.name,
+        settings,
+        router,
+        prefill,
+        inputs,
+        queue,
+        tuple(own.aliases or ()),
+        filters_of(own),
+        own.upstream_name,
+        own.unlisted,
+    )
+
+
+def filters_of(settings: OnDemandSettings) -> RequestFilters:
+    """Return what is changed in a model's requests."""
+    if not (settings.strip_params or settings.set_params or settings.set_params_by_name):
+        return NO_FILTERS
+    return RequestFilters(
+        tuple(settings.strip_params or ()), settings.set_params or {}, settings.set_params_by_name or {}
+    )
+
+
+def on_demand_settings(settings: FrontendSettings) -> FrontendSettings:
+    """Return the settings of routers of models that are loaded on request: by prefix nothing is to be gained.
+
+    Each such model has one worker.
+    """
+    router = "least-loaded" if settings.router == KV_MODE else settings.router
+    return replace(settings, router=router, kv_events=False, router_replica_sync=False)

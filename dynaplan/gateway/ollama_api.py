@@ -1,0 +1,513 @@
+"""Ollama's API as a translation: its requests into OpenAI's, and OpenAI's answers into its own.
+
+Sources: ``docs/api.md`` of Ollama, and the client ``ollama`` of PyPI. All of this is pure: times are
+arguments, in seconds, and become nanoseconds in answers.
+
+1. ``/api/chat`` is a chat completion. Images become parts of a message, arguments of tool calls become text,
+   and a call gets an id, which Ollama's messages do not have.
+2. ``/api/generate`` is a chat completion of a system message and a prompt; with ``raw`` or a ``suffix`` a
+   completion.
+3. ``/api/embed`` and the older ``/api/embeddings`` are embeddings.
+4. An answer is a stream of JSON lines unless ``stream`` is false. The last line has counts and durations:
+   ``load`` until a worker took the request, ``prompt_eval`` from then to the first token, ``eval`` to the
+   end.
+5. ``keep_alive`` is a lease on the model from the end of the request on. Without messages or a prompt a
+   request only loads the model, or unloads it with a ``keep_alive`` of 0.
+6. ``/api/tags``, ``/api/ps`` and ``/api/show`` describe models, ``/api/create``, ``push`` and others are
+   answered 501.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import inf
+from typing import Any
+
+API_VERSION = "0.12.6"
+"""The version of Ollama whose API is answered; clients look whether it is new enough for them."""
+
+UNSUPPORTED = {
+    "/api/create": "Models are declared below Models: in the configuration of `dynaplan serve`.",
+    "/api/copy": "A second name for a model is one of its aliases.",
+    "/api/delete": "Models are declared in the configuration of `dynaplan serve`; files are yours to delete.",
+    "/api/pull": "Nothing is fetched on a client's request; `dynaplan pull` fetches a model.",
+    "/api/push": "There is no registry that models could be sent to.",
+    "/api/blobs": "Files of models are not taken from clients.",
+}
+"""The paths that are answered 501, and the sentence."""
+
+LATEST = ":latest"
+
+NO_IMAGE = "an image has to be a base64 text"
+
+Document = Mapping[str, Any]
+
+
+class OllamaError(Exception):
+    """A request that cannot be translated; the message is for the client, with the status 400."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A request in OpenAI's terms.
+
+    ``path`` is empty for one that only loads or unloads the model. ``keep_alive_s`` is None where the request
+    names none, 0 for at once, infinity for ever.
+    """
+
+    model: str
+    path: str
+    body: dict[str, Any] = field(default_factory=dict)
+    is_streamed: bool = True
+    is_chat: bool = True
+    keep_alive_s: float | None = None
+
+    @property
+    def is_unload(self) -> bool:
+        return not self.path and self.keep_alive_s == 0
+
+
+# Requests
+
+
+def error_document(message: str) -> dict[str, str]:
+    """Return an error as Ollama's clients read it."""
+    return {"error": message}
+
+
+def known_name(name: str, known: Collection[str]) -> str:
+    """Return the name of a model without Ollama's tag ``:latest``, where it is known by that."""
+    plain = name.removesuffix(LATEST)
+    return plain if name not in known and plain in known else name
+
+
+def chat_request(document: Document, known: Collection[str] = ()) -> Translation:
+    """Translate the body of ``/api/chat``; raises OllamaError."""
+    model, keep_alive_s = _model(document, known), _keep_alive(document)
+    messages = document.get("messages") or []
+    if not isinstance(messages, list):
+        raise OllamaError("messages is no list")
+    if not messages:
+        return Translation(model, "", is_streamed=False, keep_alive_s=keep_alive_s)
+    body = {**_common(document, model), "messages": _messages(messages)}
+    if document.get("tools"):
+        body["tools"] = document["tools"]
+    return Translation(model, "/v1/chat/completions", body, _is_streamed(document), True, keep_alive_s)
+
+
+def generate_request(document: Document, known: Collection[str] = ()) -> Translation:
+    """Translate the body of ``/api/generate``; raises OllamaError."""
+    model, keep_alive_s = _model(document, known), _keep_alive(document)
+    prompt, streamed = document.get("prompt") or "", _is_streamed(document)
+    if not isinstance(prompt, str):
+        raise OllamaError("prompt is no text")
+    if not prompt:
+        return Translation(model, "", is_streamed=False, is_chat=False, keep_alive_s=keep_alive_s)
+    common = _common(document, model)
+    if document.get("raw") or document.get("suffix"):
+        suffix = {"suffix": document["suffix"]} if document.get("suffix") else {}
+        return Translation(
+            model, "/v1/completions", {**common, "prompt": prompt, **suffix}, streamed, False, keep_alive_s
+        )
+    system = [{"role": "system", "content": document["system"]}] if document.get("system") else []
+    user = {"role": "user", "content": prompt, "images": document.get("images")}
+    body = {**common, "messages": _messages([*system, user])}
+    return Translation(model, "/v1/chat/completions", body, streamed, False, keep_alive_s)
+
+
+def embed_request(document: Document, known: Collection[str] = ()) -> Translation:
+    """Translate the body of ``/api/embed``, or of the older ``/api/embeddings``; raises OllamaError."""
+    model = _model(document, known)
+    texts = document.get("input", document.get("prompt"))
+    if not texts:
+        return Translation(model, "", is_streamed=False, keep_alive_s=_keep_alive(document))
+    body: dict[str, Any] = {"model": model, "input": texts}
+    if document.get("dimensions"):
+        body["dimensions"] = document["dimensions"]
+    return Translation(model, "/v1/embeddings", body, False, False, _keep_alive(document))
+
+
+def _model(document: Document, known: Collection[str]) -> str:
+    name = document.get("model") or document.get("name")
+    if not isinstance(name, str) or not name:
+        raise OllamaError("model is required")
+    return known_name(name, known)
+
+
+def _is_streamed(document: Document) -> bool:
+    return document.get("stream") is not False
+
+
+SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "seed": "seed",
+    "stop": "stop",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repeat_penalty": "repeat_penalty",
+}
+"""Options of a request and the fields of OpenAI's, or of engines beside them. What is decided when a model is
+loaded (``num_ctx``, ``num_gpu``, ``num_thread`` and others) is the owner's, and left out."""
+
+
+def _common(document: Document, model: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "stream": _is_streamed(document)}
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    options = document.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise OllamaError("options is no object")
+    body |= {SAMPLING[key]: value for key, value in options.items() if key in SAMPLING and value is not None}
+    most = options.get("num_predict")
+    if isinstance(most, int) and most > 0:
+        body["max_tokens"] = most
+    wanted = document.get("format")
+    if wanted == "json":
+        body["response_format"] = {"type": "json_object"}
+    elif isinstance(wanted, Mapping):
+        schema = {"name": "answer", "schema": wanted}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    thinks = document.get("think")
+    if isinstance(thinks, bool):
+        body["chat_template_kwargs"] = {"enable_thinking": thinks}
+    elif isinstance(thinks, str):
+        body["reasoning_effort"] = thinks
+    return body
+
+
+def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the messages in OpenAI's form; the results of tools follow the calls in their order."""
+    translated = []
+    open_ids: list[tuple[str, str]] = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise OllamaError("a message is no object")
+        own: dict[str, Any] = {"role": message.get("role", "user"), "content": _content(message)}
+        if calls := message.get("tool_calls"):
+            own["tool_calls"] = [_call(call, f"call_{number}_{index}") for index, call in enumerate(calls)]
+            open_ids = [(each["function"]["name"], each["id"]) for each in own["tool_calls"]]
+        if own["role"] == "tool":
+            own["tool_call_id"] = _answered_call(message, open_ids)
+        translated.append(own)
+    return translated
+
+
+def _answered_call(message: Document, open_ids: list[tuple[str, str]]) -> str:
+    """Return the id of the call that a tool's result is for, and take it out: by its name, else the first."""
+    name = message.get("tool_name") or message.get("name")
+    found = next((each for each in open_ids if each[0] == name), open_ids[0] if open_ids else None)
+    if found is None:
+        return str(message.get("tool_call_id") or "call")
+    open_ids.remove(found)
+    return found[1]
+
+
+def _call(call: Any, call_id: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise OllamaError("a tool call has no function")
+    arguments = function.get("arguments") or {}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": function.get("name", ""), "arguments": text},
+    }
+
+
+def _content(message: Document) -> Any:
+    text, images = message.get("content") or "", message.get("images") or []
+    if not images:
+        return text
+    if not all(isinstance(each, str) for each in images):
+        raise OllamaError(NO_IMAGE)
+    parts = [{"type": "image_url", "image_url": {"url": _data_url(each)}} for each in images]
+    return [*([{"type": "text", "text": text}] if text else []), *parts]
+
+
+_IMAGE_KINDS = {"iVBOR": "png", "/9j/": "jpeg", "R0lGO": "gif", "UklGR": "webp"}
+"""How the base64 form of an image begins, by its kind: that of its first bytes."""
+
+
+def _data_url(image: str) -> str:
+    kind = next((each for begin, each in _IMAGE_KINDS.items() if image.startswith(begin)), "png")
+    return f"data:image/{kind};base64,{image}"
+
+
+# 5. leases
+
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def keep_alive_s(value: Any) -> float | None:
+    """Return the seconds of a ``keep_alive``: a number of them, or Go's ``1h30m``; below 0 is for ever.
+
+    None without one. Raises OllamaError for something else.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return inf if value < 0 else float(value)
+    text = value.strip() if isinstance(value, str) else ""
+    if re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
+        return keep_alive_s(float(text))
+    unsigned = text.lstrip("+-")
+    parts = _DURATION.findall(unsigned)
+    if not parts or "".join(number + unit for number, unit in parts) != unsigned:
+        raise OllamaError(
+            f"keep_alive is {value!r}, which is no number of seconds and no duration such as 5m"
+        )
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return inf if text.startswith("-") and seconds else seconds
+
+
+def _keep_alive(document: Document) -> float | None:
+    return keep_alive_s(document.get("keep_alive"))
+
+
+# Answers
+
+
+def timestamp(at_unix_s: float) -> str:
+    """Return a moment as Ollama writes it: RFC 3339."""
+    return datetime.fromtimestamp(at_unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def line(document: Document) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def only_loaded(asked: Translation, at_unix_s: float) -> dict[str, Any]:
+    """Return the answer to a request that only loads or unloads the model."""
+    empty = {"message": {"role": "assistant", "content": ""}} if asked.is_chat else {"response": ""}
+    reason = "unload" if asked.is_unload else "load"
+    return {
+        "model": asked.model,
+        "created_at": timestamp(at_unix_s),
+        **empty,
+        "done": True,
+        "done_reason": reason,
+    }
+
+
+@dataclass
+class Answer:
+    """The answer to one request as it comes in: from OpenAI's events, or from one whole document.
+
+    Moments are on one clock; ``admitted_s`` is when a worker took the request.
+    """
+
+    asked: Translation
+    arrived_s: float
+    admitted_s: float
+    unix_offset_s: float = 0.0
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str = "stop"
+    _calls: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def on_event(self, event: Document, now_s: float) -> bytes:
+        """Return the line for one event of a stream; empty where it brings nothing that the client is
+        told."""
+        self._count(event)
+        choice = _first(event.get("choices"))
+        delta = choice.get("delta") or {}
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        for call in delta.get("tool_calls") or ():
+            self._collect(call)
+        text = delta.get("content") or choice.get("text") or ""
+        thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        if not text and not thinking:
+            return b""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        return line({**self._head(now_s), **self._part(text, thinking), "done": False})
+
+    def on_end(self, now_s: float) -> bytes:
+        """Return the lines that end a stream: the calls of tools, if there are any, and the counts."""
+        calls = self._tool_calls()
+        told = b""
+        if calls:
+            message = {"role": "assistant", "content": "", "tool_calls": calls}
+            told = line({**self._head(now_s), "message": message, "done": False})
+        return told + line({**self._head(now_s), **self._part("", ""), **self._end(now_s)})
+
+    def on_document(self, document: Document, now_s: float) -> dict[str, Any]:
+        """Return the answer to a request without a stream."""
+        self._count(document)
+        choice = _first(document.get("choices"))
+        message = choice.get("message") or {}
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        for index, call in enumerate(message.get("tool_calls") or ()):
+            self._collect({"index": index, **call})
+        text = message.get("content") or choice.get("text") or ""
+        thinking = message.get("reasoning_content") or message.get("reasoning") or ""
+        part = self._part(text, thinking)
+        if (calls := self._tool_calls()) and self.asked.is_chat:
+            part["message"]["tool_calls"] = calls
+        return {**self._head(now_s), **part, **self._end(now_s)}
+
+    def on_embeddings(self, document: Document, now_s: float) -> dict[str, Any]:
+        """Return the answer of ``/api/embed``."""
+        self._count(document)
+        vectors = [each.get("embedding") for each in document.get("data") or ()]
+        return {
+            "model": self.asked.model,
+            "embeddings": vectors,
+            "total_duration": _ns(now_s - self.arrived_s),
+            "load_duration": _ns(self.admitted_s - self.arrived_s),
+            "prompt_eval_count": self.prompt_tokens,
+        }
+
+    def on_failure(self, message: str) -> bytes:
+        """Return the line for a failure after the first one."""
+        return line(error_document(message))
+
+    def _count(self, document: Document) -> None:
+        usage = document.get("usage") or {}
+        self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
+        self.output_tokens = usage.get("completion_tokens") or self.output_tokens
+
+    def _collect(self, call: Document) -> None:
+        """Add a part of a tool call: its name comes once, its arguments in pieces."""
+        function = call.get("function") or {}
+        own = self._calls.setdefault(int(call.get("index") or 0), {"name": "", "arguments": ""})
+        own["name"] += function.get("name") or ""
+        own["arguments"] += function.get("arguments") or ""
+
+    def _tool_calls(self) -> list[dict[str, Any]]:
+        return [
+            {"function": {"name": call["name"], "arguments": _arguments(call["arguments"])}}
+            for _, call in sorted(self._calls.items())
+        ]
+
+    def _head(self, now_s: float) -> dict[str, Any]:
+        return {"model": self.asked.model, "created_at": timestamp(now_s + self.unix_offset_s)}
+
+    def _part(self, text: str, thinking: str) -> dict[str, Any]:
+        thought = {"thinking": thinking} if thinking else {}
+        if self.asked.is_chat:
+            return {"message": {"role": "assistant", "content": text, **thought}}
+        return {"response": text, **thought}
+
+    def _end(self, now_s: float) -> dict[str, Any]:
+        first_s = now_s if self.first_token_s is None else self.first_token_s
+        return {
+            "done": True,
+            "done_reason": "length" if self.finish_reason == "length" else "stop",
+            "total_duration": _ns(now_s - self.arrived_s),
+            "load_duration": _ns(self.admitted_s - self.arrived_s),
+            "prompt_eval_count": self.prompt_tokens,
+            "prompt_eval_duration": _ns(first_s - self.admitted_s),
+            "eval_count": self.output_tokens,
+            "eval_duration": _ns(now_s - first_s),
+        }
+
+
+def _first(items: Any) -> Document:
+    return items[0] if items else {}
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text) if text else {}
+    except ValueError:
+        return {"arguments": text}
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))
+
+
+def embeddings_of_one(answer: Document) -> dict[str, Any]:
+    """Return the answer of the older ``/api/embeddings``, of that of ``/api/embed``."""
+    return {"embedding": next(iter(answer["embeddings"]), [])}
+
+
+# 6. models
+
+
+@dataclass(frozen=True)
+class OllamaModel:
+    """A model as Ollama's clients are told of it. What is not known is empty or 0."""
+
+    name: str
+    size_bytes: int = 0
+    vram_bytes: int = 0
+    context_tokens: int = 0
+    file_format: str = ""
+    family: str = ""
+    parameter_size: str = ""
+    quantization: str = ""
+    digest: str = ""
+    modified_unix_s: float = 0.0
+    expires_unix_s: float = inf
+    capabilities: tuple[str, ...] = ("completion",)
+
+    def details(self) -> dict[str, Any]:
+        return {
+            "parent_model": "",
+            "format": self.file_format,
+            "family": self.family,
+            "families": [self.family] if self.family else [],
+            "parameter_size": self.parameter_size,
+            "quantization_level": self.quantization,
+        }
+
+    def _entry(self) -> dict[str, Any]:
+        name = self.name if ":" in self.name else f"{self.name}{LATEST}"
+        return {"name": name, "model": name, "size": self.size_bytes, "digest": self.digest}
+
+
+def tags_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
+    """Return the answer of ``/api/tags``: all models, loaded or not."""
+    entries = [
+        {**each._entry(), "modified_at": timestamp(each.modified_unix_s), "details": each.details()}
+        for each in models
+    ]
+    return {"models": entries}
+
+
+NEVER = "9999-12-31T23:59:59Z"
+
+
+def ps_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
+    """Return the answer of ``/api/ps``: the loaded models, and when each leaves if nobody asks for it."""
+    entries = [
+        {
+            **each._entry(),
+            "details": each.details(),
+            "expires_at": NEVER if each.expires_unix_s == inf else timestamp(each.expires_unix_s),
+            "size_vram": each.vram_bytes,
+            "context_length": each.context_tokens,
+        }
+        for each in models
+    ]
+    return {"models": entries}
+
+
+def show_document(model: OllamaModel) -> dict[str, Any]:
+    """Return the answer of ``/api/show``."""
+    family = model.family or "unknown"
+    info: dict[str, Any] = {"general.architecture": family}
+    if model.context_tokens:
+        info[f"{family}.context_length"] = model.context_tokens
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": model.details(),
+        "model_info": info,
+        "capabilities": list(model.capabilities),
+        "modified_at": timestamp(model.modified_unix_s),
+    }

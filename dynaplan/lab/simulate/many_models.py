@@ -1,0 +1,142 @@
+"""``dynaplan simulate --models``: several models on one box, our rules beside those of other systems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaplan.config.models import served_models, with_worker_sections
+from dynaplan.config.overrides import Sections
+from dynaplan.config.settings.worker import engine_of
+from dynaplan.engines.model_memory import memory_need
+from dynaplan.models.model import Device, ModelSettings, ModelStatus
+from dynaplan.models.rules.memory import GB, load_s
+from dynaplan.simulation.many_models.box import SimulatedModel
+from dynaplan.simulation.many_models.comparison import Outcome, compare
+from dynaplan.simulation.many_models.workloads import (
+    KINDS,
+    Chain,
+    chains_of,
+    is_made_up,
+    length_s,
+    made_up,
+)
+from dynaplan.simulation.traces.reading import read_trace
+from dynaplan.util.errors import ConfigError
+
+_MODEL = re.compile(r"(?:(?P<name>[^=@,]+)=)?(?P<gb>\d+(?:\.\d+)?)(?:@(?P<load_s>\d+(?:\.\d+)?))?")
+
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "policy": ("POLICY", "{}"),
+    "in_time": ("IN TIME", "{:.1%}"),
+    "hits": ("READY", "{:.1%}"),
+    "wait_p50_s": ("WAIT p50", "{:.1f} s"),
+    "wait_p95_s": ("p95", "{:.1f} s"),
+    "wait_longest_s": ("LONGEST", "{:.1f} s"),
+    "swaps_per_hour": ("SWAPS/h", "{:.0f}"),
+    "gpu_hours": ("GPU-HOURS", "{:.2f}"),
+    "requests": ("REQUESTS", "{}"),
+    "lost": ("LOST", "{}"),
+}
+
+
+@dataclass(frozen=True)
+class ManyModels:
+    """What is simulated: the load, the models by name, and GPUs that are alike."""
+
+    trace: str
+    models: Mapping[str, SimulatedModel]
+    gpus: int
+    gpu_memory_bytes: int
+    seed: int = 1
+
+
+def read_models(text: str) -> dict[str, SimulatedModel]:
+    """Read ``20,13@40,e5=1``: memory in GB, perhaps with a name before and the seconds of a load behind.
+
+    Raises ConfigError for another text.
+    """
+    models: dict[str, SimulatedModel] = {}
+    for index, part in enumerate(text.split(","), 1):
+        found = _MODEL.fullmatch(part.strip())
+        name = (found["name"] or f"m{index}").strip() if found else ""
+        if found is None or not float(found["gb"]) or name in models:
+            raise ConfigError(
+                f"--models: {part.strip()!r} of {text!r}",
+                hint="Expected GB, NAME=GB, or NAME=GB@SECONDS of a load, each name once: 20,e5=1@3.",
+            )
+        settings = ModelSettings(
+            claim_bytes=int(float(found["gb"]) * GB), estimate_load_s=float(found["load_s"] or 0)
+        )
+        models[name] = SimulatedModel(settings, load_s(settings, ModelStatus(name)))
+    return models
+
+
+def models_of(config: Sections) -> dict[str, SimulatedModel]:
+    """Return the models of a deployment's section ``Models``; none where it has none.
+
+    A load takes its ``startup-time``, else a second a GB. Raises ConfigError for a model whose memory is
+    neither stated nor in its files.
+    """
+    sections = with_worker_sections(config)
+    models = {}
+    for served in served_models(config):
+        own, options = served.settings, sections[served.component]
+        need = memory_need(engine_of(options), options, 1)
+        size = own.memory_bytes or (int(need.total_bytes) if need else 0)
+        if not size:
+            raise ConfigError(
+                f"Models.{served.name}: how much memory it takes is not known here",
+                hint=f"Say it: Models: {{{served.name}: {{memory: 13GB}}}}.",
+            )
+        settings = ModelSettings(
+            ttl_s=own.ttl_s,
+            is_pinned=own.pin,
+            priority=own.priority,
+            min_stay_s=own.min_stay_s,
+            max_swap_wait_s=own.max_swap_wait_s,
+            load_timeout_s=own.load_timeout_s,
+            is_exclusive=not own.share,
+            claim_bytes=size,
+            estimate_load_s=float(options.get("startup-time") or 0),
+        )
+        models[served.name] = SimulatedModel(settings, load_s(settings, ModelStatus(served.name)))
+    return models
+
+
+def run_comparison(options: ManyModels) -> list[Outcome]:
+    """Run the load under our rules, the rivals, and with a GPU for each model.
+
+    Raises ConfigError for a load that is none, or is for other models.
+    """
+    devices = [Device(index, options.gpu_memory_bytes) for index in range(options.gpus)]
+    chains, duration_s = _load(options)
+    return compare(chains, options.models, devices, duration_s)
+
+
+def _load(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
+    """Return what makes the load anew for each policy, and for how long it lasts."""
+    names = list(options.models)
+    if is_made_up(options.trace):
+        return lambda: made_up(options.trace, names, options.seed), length_s(options.trace)
+    path = Path(options.trace)
+    if not path.exists():
+        raise ConfigError(
+            f"--trace: {options.trace!r} is no file, and no load on several models",
+            hint=f"Expected a trace whose requests name their model, or {', '.join(KINDS)}.",
+        )
+    requests = list(read_trace(path))
+    return lambda: chains_of(requests, names), requests[-1].arrival_s if requests else 0.0
+
+
+def rows(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+    return [asdict(each) for each in outcomes]
+
+
+NOTES = (
+    "IN TIME: TTFT at most twice that of a ready model; READY: found its model ready; waits are for a model.",
+    "own-gpu has a GPU for each model; the others share the same memory. lru-N cuts what it evicts: LOST.",
+)

@@ -1,0 +1,124 @@
+"""A plan in the making: what was decided so far, over two pictures of the memory.
+
+The *present* has what each model holds now, and what was promised to the ones that this plan loads. The
+*future* has what will be when all that was decided has come about: drained models gone or asleep, and a place
+held for each demand that was gone through. A model may be loaded where there is room in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+
+from dynaplan.models.model import (
+    Action,
+    Load,
+    ModelSettings,
+    ModelState,
+    ModelStatus,
+    Observation,
+    Plan,
+    Refuse,
+    Settings,
+    Sleep,
+    Step,
+    Unload,
+    Wake,
+)
+from dynaplan.models.rules.memory import Need, holding, holding_after_drain, need, promise
+
+DEFAULTS = ModelSettings()
+"""The settings of a model that has left the configuration and is still loaded."""
+
+
+class Draft:
+    """One call of ``plan``. ``settled`` are the models about which nothing more is decided in it."""
+
+    def __init__(self, observation: Observation, settings: Settings, now_s: float) -> None:
+        self.devices, self.constraints, self.now_s = observation.devices, settings.constraints, now_s
+        self._settings, self._actions, self._trail = settings.models, list[Action](), list[Step]()
+        self._next_at_s = inf
+        observed = {each.name: each for each in observation.models}
+        self.statuses = {name: observed.get(name, ModelStatus(name)) for name in settings.models}
+        self.statuses |= {name: each for name, each in observed.items() if each.is_loaded}
+        self.needs = {
+            name: need(self.settings(name), status, observation.devices)
+            for name, status in self.statuses.items()
+        }
+        self.present = {
+            name: holding(self.settings(name), status, self.needs[name])
+            for name, status in self.statuses.items()
+            if status.is_loaded
+        }
+        self.future = dict(self.present)
+        self.settled: set[str] = set()
+        for name, status in self.statuses.items():
+            if status.state is ModelState.DRAINING:
+                self._expect_drained(name, status.sleep_level)
+
+    def settings(self, name: str) -> ModelSettings:
+        """Return the model's settings, or the defaults."""
+        return self._settings.get(name, DEFAULTS)
+
+    def is_configured(self, name: str) -> bool:
+        return name in self._settings
+
+    @property
+    def drainers(self) -> list[str]:
+        """The models that hold memory now which they are about to give back."""
+        return sorted(name for name in self.present if self.future.get(name) != self.present[name])
+
+    def plan(self) -> Plan:
+        return Plan(tuple(self._actions), tuple(self._trail), self._next_at_s)
+
+    # what may be decided about a model
+
+    def start(self, wanted: Need, devices: Collection[int], why: str) -> None:
+        """Load or wake the model there."""
+        name = wanted.model
+        self.present = {**self.present, name: promise(wanted, devices)}
+        self.hold(wanted, devices)
+        if self.statuses[name].state is ModelState.ASLEEP:
+            self._actions.append(Wake(name, why))
+        else:
+            self._actions.append(Load(name, tuple(devices), wanted.bytes_each, why))
+        self.say(name, "load", why)
+
+    def hold(self, wanted: Need, devices: Collection[int]) -> None:
+        """Hold a place in the future for the model."""
+        self.future = {**self.future, wanted.model: promise(wanted, devices)}
+        self.settled.add(wanted.model)
+
+    def unload(self, name: str, stage: str, why: str) -> None:
+        self._actions.append(Unload(name, why))
+        self._expect_drained(name)
+        self.say(name, stage, why)
+
+    def sleep(self, name: str, stage: str, level: str, why: str) -> None:
+        self._actions.append(Sleep(name, level, why))
+        self._expect_drained(name, level)
+        self.say(name, stage, f"{why}; sleeps (level {level})")
+
+    def refuse(
+        self, name: str, http_status: int, why: str, retry_after_s: float = 0.0, until_s: float = inf
+    ) -> None:
+        """Refuse those who wait for the model and came at ``until_s`` or before; nobody may wait."""
+        self.settled.add(name)
+        self.say(name, "refuse", why)
+        status = self.statuses[name]
+        if status.waiting or status.load_asked_s is not None:
+            self._actions.append(Refuse(name, http_status, why, retry_after_s, until_s))
+
+    def say(self, name: str, stage: str, why: str) -> None:
+        self._trail.append(Step(name, stage, why))
+
+    def plan_again_at(self, at_s: float) -> None:
+        if at_s > self.now_s:
+            self._next_at_s = min(self._next_at_s, at_s)
+
+    def _expect_drained(self, name: str, sleep_level: str = "") -> None:
+        self.settled.add(name)
+        after = holding_after_drain(self.settings(name), self.statuses[name], sleep_level)
+        self.future = {each: held for each, held in self.future.items() if each != name}
+        if after.bytes:
+            self.future[name] = after

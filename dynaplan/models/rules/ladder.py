@@ -1,0 +1,98 @@
+"""The ladder from ready over asleep to unloaded: which step is taken, and what is gained by it.
+
+A sleeping model gives back most of its memory, and is back sooner than an unloaded one. What a level gains by
+leaving a model there and not unloading it is the time to load less the time to wake; what it costs is the
+memory that is kept, on the device and in the host. So there are two questions:
+
+- Another model needs the room (``for_room``): the level that is quickest to wake of those that make it.
+- Nobody needs it, the model has only been idle too long (``for_idleness``): the level with the greatest
+  product of time saved and memory given back. Unloading saves no time, so any level comes before it, and a
+  model that has been asleep for its ``ttl`` once more is unloaded.
+
+A sleep is believed when the driver has seen the memory come back. Where it has not after ``SETTLE_S``, the
+sleep has failed: the worker is stopped, which does give memory back, and the model is not put to sleep again.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from dynaplan.models.model import HOST, Device, ModelSettings, ModelState, ModelStatus, SleepLevel
+from dynaplan.models.rules.memory import Holdings, free_bytes, gb, level_of, load_s
+
+SETTLE_S = 10.0
+"""How long memory may take to come back after an engine has said that it sleeps."""
+
+KEPT_TOLERANCE = 1.25
+"""By how much a sleeper may exceed what its level keeps before the sleep has failed."""
+
+KEPT_TOLERANCE_BYTES = 256 * 2**20
+
+
+def for_room(
+    settings: ModelSettings, status: ModelStatus, spare_bytes: int, host: Device | None, holdings: Holdings
+) -> SleepLevel | None:
+    """Return the level at which the model makes enough room; None: it has to be unloaded.
+
+    ``spare_bytes`` is what would be left over on its fullest device if it were unloaded.
+    """
+    fitting = [each for each in _levels(settings, status, host, holdings) if each.kept_bytes <= spare_bytes]
+    return min(fitting, key=lambda each: each.wake_s, default=None)
+
+
+def for_idleness(
+    settings: ModelSettings, status: ModelStatus, held_bytes: int, host: Device | None, holdings: Holdings
+) -> SleepLevel | None:
+    """Return the level that pays most while nobody needs the memory; None: unload."""
+
+    def gain(level: SleepLevel) -> float:
+        return (load_s(settings, status) - level.wake_s) * (held_bytes - level.kept_bytes)
+
+    return max(_levels(settings, status, host, holdings), key=gain, default=None)
+
+
+def _levels(
+    settings: ModelSettings, status: ModelStatus, host: Device | None, holdings: Holdings
+) -> list[SleepLevel]:
+    """Return the levels that are open to a ready model: that work, save time, and find room in the host."""
+    if status.state is not ModelState.READY or status.has_failed_to_sleep:
+        return []
+    room = free_bytes(host, holdings) if host else 0
+    quicker = [each for each in settings.sleep_levels if each.wake_s < load_s(settings, status)]
+    return [each for each in quicker if each.host_bytes <= room]
+
+
+def host_of(devices: tuple[Device, ...]) -> Device | None:
+    return next((each for each in devices if each.index == HOST), None)
+
+
+def failed_sleep(settings: ModelSettings, status: ModelStatus, now_s: float) -> str:
+    """Return why a sleeper's sleep has failed; empty while it has not."""
+    level = level_of(settings, status.sleep_level)
+    if status.state is not ModelState.ASLEEP or level is None or now_s < status.since_s + SETTLE_S:
+        return ""
+    most = max(level.kept_bytes * KEPT_TOLERANCE, level.kept_bytes + KEPT_TOLERANCE_BYTES)
+    index, held = max(status.held_bytes.items(), key=lambda each: each[1], default=(HOST, 0))
+    if held <= most:
+        return ""
+    return (
+        f"its sleep (level {level.name}) gave too little memory back: {SETTLE_S:.0f} s later it still holds "
+        f"{gb(held)} of {device_name(index)}, where {gb(level.kept_bytes)} are usual; it is stopped instead"
+    )
+
+
+def idle_until_s(settings: ModelSettings, status: ModelStatus) -> float:
+    """Return when an idle model has been idle for too long; infinity when that is never.
+
+    A model that answers, loads, or is wanted is not idle. A sleeper is unloaded after as long again.
+    """
+    is_resting = status.state in (ModelState.READY, ModelState.ASLEEP)
+    if settings.is_pinned or not is_resting or status.in_flight or status.waiting:
+        return inf
+    limit_s = (settings.ttl_s or inf) if status.keep_alive_s is None else status.keep_alive_s
+    return max(max(status.last_use_s, status.since_s) + limit_s, status.keep_until_s)
+
+
+def device_name(index: int) -> str:
+    """Return how a device is called: ``GPU 0``, ``the host's memory``."""
+    return "the host's memory" if index == HOST else f"GPU {index}"

@@ -1,0 +1,165 @@
+"""How much memory a model needs, and what of each device's memory is taken, now and soon.
+
+What a model needs on each of its devices is, in this order: what its owner claims, what it held when it was
+last ready, what is estimated. A load that failed for want of memory has shown that so much is too little: the
+model then needs a quarter more than that, whatever was claimed.
+
+What is taken is counted by *holdings*, one for each model, so that a model that loads counts with all that
+it will take, and nobody else is placed there before the driver can see it. What a model holds depends on its
+state:
+
+=========  ==========================================================================
+state      bytes on each of its devices
+=========  ==========================================================================
+loading    what it needs, or what the driver sees where that is more
+ready      what the driver sees, or what the owner claims where that is more
+draining   the same; when it has drained nothing, or what its sleep level keeps
+asleep     what the driver sees, else what its level keeps
+=========  ==========================================================================
+
+Where the driver does not tell, the need stands for what it would see. Memory of a worker that has gone and is
+not free yet is foreign (``Device.foreign_bytes``), so that nothing is placed on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dynaplan.models.model import HOST, Device, ModelSettings, ModelState, ModelStatus, SleepLevel
+
+GB = 10**9
+
+MORE_THAN_TOO_LITTLE = 1.25
+"""How much more than a proven too little a model is taken to need."""
+
+LOAD_BYTES_PER_S = GB
+"""The speed of a load that nothing is known of: that of an NVMe disk, or a slow page cache."""
+
+MIN_LOAD_S = 1.0
+"""The shortest load time that is reckoned with."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a worker needs: ``bytes_each`` on each of ``devices`` GPUs; 0 of them is the host's memory.
+
+    ``allowed`` are the devices that it may have, empty is any; an exclusive one is alone on its GPUs.
+    """
+
+    model: str
+    bytes_each: int
+    devices: int = 1
+    allowed: frozenset[int] = frozenset()
+    is_exclusive: bool = False
+
+    def may_have(self, device: Device) -> bool:
+        is_its_kind = (device.index == HOST) == (self.devices == 0)
+        return is_its_kind and not device.unusable and (not self.allowed or device.index in self.allowed)
+
+    @property
+    def places(self) -> int:
+        """The number of devices that it takes."""
+        return max(1, self.devices)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one model holds, or has been promised: bytes by device."""
+
+    bytes: Mapping[int, int]
+    is_exclusive: bool = False
+
+
+Holdings = Mapping[str, Holding]
+"""By the model's name."""
+
+
+def need(settings: ModelSettings, status: ModelStatus, devices: Iterable[Device]) -> Need:
+    """Return what the model needs; a worker in the host's memory needs it of every device that is given.
+
+    A proven too little raises it, but not above the largest device while that one has not been tried.
+    """
+    base = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
+    largest = max((device.total_bytes for device in devices), default=0)
+    too_little = status.too_little_bytes
+    proven = max(int(too_little * MORE_THAN_TOO_LITTLE), too_little + 1) if too_little else 0
+    if too_little < largest < proven:
+        proven = largest
+    return Need(
+        status.name,
+        max(base, proven),
+        settings.devices,
+        settings.allowed_devices,
+        settings.is_exclusive,
+    )
+
+
+def load_s(settings: ModelSettings, status: ModelStatus) -> float:
+    """Return how long a load takes: measured, else expected, else by its size."""
+    known = status.measured_load_s or settings.estimate_load_s
+    size = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
+    return known or max(MIN_LOAD_S, size * max(1, settings.devices) / LOAD_BYTES_PER_S)
+
+
+def level_of(settings: ModelSettings, name: str) -> SleepLevel | None:
+    return next((level for level in settings.sleep_levels if level.name == name), None)
+
+
+def holding(settings: ModelSettings, status: ModelStatus, wanted: Need) -> Holding:
+    """Return what a loaded model holds now; see the table above."""
+    if status.state is ModelState.ASLEEP:
+        usual, least = _kept(settings, status, status.sleep_level), 0
+    else:
+        usual = dict.fromkeys(status.placed_on, wanted.bytes_each)
+        least = wanted.bytes_each if status.state is ModelState.LOADING else settings.claim_bytes
+    seen = {**usual, **status.held_bytes}
+    taken = {index: max(held, least if index in status.placed_on else 0) for index, held in seen.items()}
+    return Holding(taken, settings.is_exclusive)
+
+
+def _kept(settings: ModelSettings, status: ModelStatus, level_name: str) -> dict[int, int]:
+    """Return what a sleeper keeps, by device; without a level all of it is given back."""
+    level = level_of(settings, level_name)
+    if level is None:
+        return {}
+    kept = dict.fromkeys(status.placed_on, level.kept_bytes)
+    if level.host_bytes:
+        kept[HOST] = kept.get(HOST, 0) + level.host_bytes
+    return kept
+
+
+def promise(wanted: Need, devices: Iterable[int]) -> Holding:
+    """Return what is held for a model that goes to these devices."""
+    return Holding(dict.fromkeys(devices, wanted.bytes_each), wanted.is_exclusive)
+
+
+def holding_after_drain(settings: ModelSettings, status: ModelStatus, sleep_level: str) -> Holding:
+    """Return what the model holds when it has drained: nothing, or what its level keeps."""
+    return Holding(_kept(settings, status, sleep_level), settings.is_exclusive)
+
+
+def free_bytes(device: Device, holdings: Holdings) -> int:
+    """Return what of the device's memory nobody has; negative when it is promised more than once."""
+    taken = sum(each.bytes.get(device.index, 0) for each in holdings.values())
+    return device.total_bytes - device.foreign_bytes - taken
+
+
+def occupants(device: Device, holdings: Holdings) -> list[str]:
+    """Return the models that hold any of the device's memory."""
+    return [name for name, each in holdings.items() if device.index in each.bytes]
+
+
+def has_room(wanted: Need, device: Device, holdings: Holdings) -> bool:
+    """Tell whether the device can take a worker of the model beside what holds memory there."""
+    if not wanted.may_have(device) or free_bytes(device, holdings) < wanted.bytes_each:
+        return False
+    there = occupants(device, holdings)
+    if device.index == HOST:
+        return True
+    return not there if wanted.is_exclusive else not any(holdings[name].is_exclusive for name in there)
+
+
+def gb(amount: float) -> str:
+    """Return an amount of bytes as it is said: ``13.4 GB``, ``98 MB``."""
+    return f"{amount / GB:.1f} GB" if amount >= GB / 10 else f"{amount / 10**6:.0f} MB"

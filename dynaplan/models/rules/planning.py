@@ -1,0 +1,104 @@
+"""What is to be loaded, put away and refused now: the one function that the owner of loads calls.
+
+``plan`` is level-triggered. It is called whenever anything has changed and at ``next_at_s``, remembers
+nothing, and gives only what is not under way yet: a model that loads or drains is seen doing so. It goes
+through these stages, by whose names the trail says which one speaks:
+
+1. ``owner``: what the owner asked to unload goes, and what has left the configuration.
+2. ``sleep``: a sleeper whose memory did not come back is stopped (``ladder``).
+3. ``refuse``: requests that have waited too long, or that wait for a model which has just failed, are
+   refused.
+4. ``load``, ``room``, ``turn``: the models in demand (``demand``).
+5. ``idle``: what has been idle for too long sleeps or is unloaded (``ladder``).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from dynaplan.models.model import (
+    ModelState,
+    ModelStatus,
+    Observation,
+    Plan,
+    Settings,
+)
+from dynaplan.models.rules import ladder
+from dynaplan.models.rules.demand import Demands
+from dynaplan.models.rules.draft import Draft
+from dynaplan.models.rules.eviction import idle_s
+from dynaplan.models.rules.memory import load_s
+from dynaplan.models.rules.turns import seconds
+
+RESTING = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
+"""The states in which a model can be told to leave."""
+
+
+def plan(observation: Observation, settings: Settings, now_s: float) -> Plan:
+    """Return what is to be done now, with the reason for each model that was considered."""
+    draft = Draft(observation, settings, now_s)
+    for name, status in draft.statuses.items():
+        if status.state in RESTING:
+            _obey_owner(draft, name, status)
+        if name not in draft.settled:
+            _check_sleeper(draft, name, status)
+            _refuse_late(draft, name, status)
+    Demands(draft).serve()
+    for name, status in draft.statuses.items():
+        if name not in draft.settled:
+            _put_away_idle(draft, name, status)
+    return draft.plan()
+
+
+def _obey_owner(draft: Draft, name: str, status: ModelStatus) -> None:
+    if not draft.is_configured(name):
+        draft.unload(name, "owner", "it is not in the configuration any more")
+    elif status.unload_asked:
+        draft.unload(name, "owner", "its owner asked to unload it")
+
+
+def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
+    """Stop a sleeper that kept its memory. A load is looked at again when it has lasted for too long."""
+    if status.state is ModelState.LOADING:
+        draft.plan_again_at(status.since_s + draft.settings(name).load_timeout_s)
+    if failure := ladder.failed_sleep(draft.settings(name), status, draft.now_s):
+        draft.unload(name, "sleep", failure)
+    elif status.state is ModelState.ASLEEP:
+        draft.plan_again_at(status.since_s + ladder.SETTLE_S)
+
+
+def _refuse_late(draft: Draft, name: str, status: ModelStatus) -> None:
+    """Refuse who waits for a failed model until it is tried again, and who has waited too long for any."""
+    if status.state is ModelState.FAILED and draft.now_s < status.retry_at_s:
+        draft.plan_again_at(status.retry_at_s)
+        wait_s = status.retry_at_s - draft.now_s
+        again = f"tried again in {wait_s:.0f} s" if wait_s < inf else "it can never start"
+        reason = status.reason or "it could not be loaded"
+        draft.refuse(name, 503, f"{reason}; {again}", wait_s if wait_s < inf else 0.0)
+        return
+    timeout_s = draft.settings(name).load_timeout_s
+    if status.waiting and status.oldest_arrival_s + timeout_s <= draft.now_s:
+        why = f"it was not there within {timeout_s:.0f} s (load-timeout)"
+        why += f": {status.reason}" if status.reason else ""
+        draft.refuse(name, 503, why, load_s(draft.settings(name), status), draft.now_s - timeout_s)
+    elif status.waiting:
+        draft.plan_again_at(status.oldest_arrival_s + timeout_s)
+
+
+def _put_away_idle(draft: Draft, name: str, status: ModelStatus) -> None:
+    settings = draft.settings(name)
+    until_s = ladder.idle_until_s(settings, status)
+    draft.plan_again_at(until_s)
+    if until_s > draft.now_s:
+        return
+    held = max(draft.present[name].bytes.values(), default=0)
+    level = ladder.for_idleness(settings, status, held, ladder.host_of(draft.devices), draft.future)
+    idle = f"idle for {seconds(idle_s(status, draft.now_s))}"
+    if status.keep_alive_s is None:
+        why = f"{idle}, longer than its ttl of {settings.ttl_s:.0f} s"
+    else:
+        why = f"{idle}; its last request asked for {status.keep_alive_s:g} s (keep_alive)"
+    if level and status.keep_alive_s != 0:
+        draft.sleep(name, "idle", level.name, why)
+    else:
+        draft.unload(name, "idle", why)

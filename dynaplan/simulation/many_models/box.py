@@ -1,0 +1,297 @@
+"""The mechanics of a box of several models in virtual time; what is loaded when is a policy's.
+
+A model has a worker or none. A load takes the model's ``load_s``; a worker that has drained gives its memory
+back ``FREE_S`` later, and waking takes its level's time. A worker answers ``slots`` requests at once, the
+others queue in it; an answer takes ``prompt_tokens / prefill_tokens_per_s + output_tokens x itl_s``, whatever
+else it answers. That is coarser than the simulation of one model (``simulation.service``): waits for models
+are tens of seconds, and what batches do to a token is milliseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+from typing import Protocol
+
+from dynaplan.models.model import Device, ModelSettings, ModelState, ModelStatus, Observation, Settings
+from dynaplan.models.rules.memory import level_of
+from dynaplan.simulation.many_models.workloads import Call, Chain
+
+FREE_S = 0.5
+"""How long the driver takes to show the memory of a worker that has gone."""
+
+MAX_TAIL_S = 7200.0
+"""For how long after the last arrival requests are waited for; what is unanswered then is lost."""
+
+
+@dataclass(frozen=True)
+class SimulatedModel:
+    """A model's settings, how long it really takes to load, and how it answers."""
+
+    settings: ModelSettings
+    load_s: float
+    prefill_tokens_per_s: float = 2000.0
+    itl_s: float = 0.02
+    slots: int = 8
+
+    def ttft_s(self, call: Call) -> float:
+        """Return the TTFT of a call that finds the model ready and a slot free."""
+        return call.prompt_tokens / self.prefill_tokens_per_s
+
+    def answer_s(self, call: Call) -> float:
+        return self.ttft_s(call) + call.output_tokens * self.itl_s
+
+
+@dataclass
+class Request:
+    """One call on its way. ``admitted_s`` is when a worker took it, ``begun_s`` when a slot did."""
+
+    number: int
+    call: Call
+    arrival_s: float
+    on_end: Callable[[], None]
+    admitted_s: float = inf
+    begun_s: float = inf
+    end_s: float = inf
+    was_ready: bool = False
+    refused: int = 0
+    is_cut: bool = False
+
+
+@dataclass
+class Worker:
+    """A model's state and requests; ``generation`` makes events of an earlier worker void."""
+
+    model: SimulatedModel
+    status: ModelStatus
+    waiting: deque[Request] = field(default_factory=deque)
+    queued: deque[Request] = field(default_factory=deque)
+    running: dict[int, Request] = field(default_factory=dict)
+    generation: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.running) + len(self.queued)
+
+
+class Policy(Protocol):
+    """Who is admitted, loaded and put away; called after everything that happens, and when it asked to be."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the table."""
+        ...
+
+    def act(self, box: Box) -> float:
+        """Do to the box what is to be done now; return when to be called again at the latest."""
+        ...
+
+
+class Box:
+    """The models of a box under a policy, in virtual time."""
+
+    def __init__(
+        self, devices: tuple[Device, ...], models: Mapping[str, SimulatedModel], policy: Policy
+    ) -> None:
+        self.devices, self.now_s = devices, 0.0
+        self.workers = {name: Worker(model, ModelStatus(name)) for name, model in models.items()}
+        self.settings = Settings({name: model.settings for name, model in models.items()})
+        self.requests: list[Request] = []
+        self.loads = 0
+        self.byte_seconds = 0.0
+        self._policy = policy
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._wake_s = inf
+        self._open = self._thinking = 0
+        self._is_counting = True
+
+    # the course of time
+
+    def run(self, chains: Iterable[Chain], duration_s: float) -> None:
+        """Let all chains run, in the order of their begin, and the requests be answered that are left.
+
+        What is held counts for ``duration_s``.
+        """
+        self._act()
+        for chain in chains:
+            self._pass_until(chain.begin_s)
+            self._ask_next(iter(chain.calls), chain.end_s)
+            self._act()
+        self._pass_until(duration_s)
+        self._is_counting = False
+        end_s = self.now_s + MAX_TAIL_S
+        while (self._open or self._thinking) and self._next_s() <= end_s:
+            self._step()
+
+    def _pass_until(self, at_s: float) -> None:
+        while self._next_s() <= at_s:
+            self._step()
+        self._advance(max(at_s, self.now_s))
+
+    def _step(self) -> None:
+        """Let the next thing happen, and the policy act on it."""
+        self._advance(self._next_s())
+        if self._events and self._events[0][0] <= self.now_s:
+            heappop(self._events)[2]()
+        self._act()
+
+    def _next_s(self) -> float:
+        return min(self._events[0][0] if self._events else inf, self._wake_s)
+
+    def _advance(self, at_s: float) -> None:
+        if self._is_counting:
+            held = sum(sum(each.status.held_bytes.values()) for each in self.workers.values())
+            self.byte_seconds += held * (at_s - self.now_s)
+        self.now_s = at_s
+
+    def _act(self) -> None:
+        self._wake_s = self._policy.act(self)
+
+    def _later(self, after_s: float, what: Callable[[], None]) -> None:
+        heappush(self._events, (self.now_s + after_s, next(self._order), what))
+
+    def _ask_next(self, calls: Iterable[Call], end_s: float) -> None:
+        """Ask the next of a chain's calls, after its client has thought."""
+        call = next(iter(calls), None)
+        if call is None:
+            return
+        self._thinking += 1
+
+        def ask() -> None:
+            self._thinking -= 1
+            if self.now_s < end_s:
+                self._arrive(call, lambda: self._ask_next(calls, end_s))
+
+        if call.think_s:
+            self._later(call.think_s, ask)
+        else:
+            ask()
+
+    def _arrive(self, call: Call, on_end: Callable[[], None]) -> None:
+        worker = self.workers[call.model]
+        request = Request(len(self.requests), call, self.now_s, on_end)
+        request.was_ready = worker.status.state is ModelState.READY
+        self._open += 1
+        self.requests.append(request)
+        worker.waiting.append(request)
+
+    # what a policy sees
+
+    def observation(self) -> Observation:
+        return Observation(tuple(map(self._seen, self.workers.values())), self.devices)
+
+    def _seen(self, worker: Worker) -> ModelStatus:
+        oldest = worker.waiting[0].arrival_s if worker.waiting else inf
+        return replace(
+            worker.status,
+            waiting=len(worker.waiting),
+            oldest_arrival_s=oldest,
+            in_flight=worker.in_flight,
+        )
+
+    # what a policy does
+
+    def admit(self, name: str, most: int | None = None) -> None:
+        """Give a ready model the requests that wait for it, the first first."""
+        worker = self.workers[name]
+        while worker.waiting and (most is None or most > 0):
+            request = worker.waiting.popleft()
+            request.admitted_s = self.now_s
+            worker.queued.append(request)
+            most = None if most is None else most - 1
+        self._fill(worker)
+
+    def load(self, name: str, devices: tuple[int, ...]) -> None:
+        worker = self.workers[name]
+        self.loads += 1
+        held = dict.fromkeys(devices, worker.model.settings.claim_bytes)
+        self._move(worker, ModelState.LOADING, placed_on=devices, held_bytes=held, load_asked_s=None)
+        self._become_ready(worker, worker.model.load_s)
+
+    def wake(self, name: str) -> None:
+        worker = self.workers[name]
+        level = level_of(worker.model.settings, worker.status.sleep_level)
+        held = dict.fromkeys(worker.status.placed_on, worker.model.settings.claim_bytes)
+        self._move(worker, ModelState.LOADING, held_bytes=held)
+        self._become_ready(worker, level.wake_s if level else worker.model.load_s)
+
+    def _become_ready(self, worker: Worker, after_s: float) -> None:
+        generation = worker.generation
+
+        def ready() -> None:
+            if worker.generation == generation:
+                self._move(worker, ModelState.READY, sleep_level="")
+
+        self._later(after_s, ready)
+
+    def drain(self, name: str, level: str = "") -> None:
+        """Let the model finish what it answers, and then sleep or be gone; a loading one is gone at once."""
+        worker = self.workers[name]
+        worker.generation += 1
+        self._move(worker, ModelState.DRAINING, sleep_level=level)
+        self._leave_when_empty(worker)
+
+    def kill(self, name: str) -> None:
+        """End the worker at once: what it answers is cut."""
+        worker = self.workers[name]
+        cut = [*worker.running.values(), *worker.queued]
+        worker.running.clear()
+        worker.queued.clear()
+        for request in cut:
+            request.is_cut = True
+            self._end(request)
+        self.drain(name)
+
+    def refuse(self, name: str, status: int, until_s: float) -> None:
+        """Refuse the requests that wait for the model and came until then."""
+        worker = self.workers[name]
+        while worker.waiting and worker.waiting[0].arrival_s <= until_s:
+            request = worker.waiting.popleft()
+            request.refused = status
+            self._end(request)
+
+    # workers
+
+    def _move(self, worker: Worker, state: ModelState, **changes: object) -> None:
+        moved = worker.status.moved(state, self.now_s)
+        worker.status = replace(moved, history=(), **changes)  # type: ignore[arg-type]
+
+    def _fill(self, worker: Worker) -> None:
+        while worker.queued and len(worker.running) < worker.model.slots:
+            request = worker.queued.popleft()
+            request.begun_s = self.now_s
+            worker.running[request.number] = request
+            self._later(worker.model.answer_s(request.call), partial(self._answered, worker, request))
+        worker.status = replace(worker.status, last_use_s=self.now_s)
+
+    def _answered(self, worker: Worker, request: Request) -> None:
+        if worker.running.pop(request.number, None) is None:
+            return
+        self._end(request)
+        self._fill(worker)
+        self._leave_when_empty(worker)
+
+    def _end(self, request: Request) -> None:
+        self._open -= 1
+        request.end_s = self.now_s
+        request.on_end()
+
+    def _leave_when_empty(self, worker: Worker) -> None:
+        if worker.status.state is not ModelState.DRAINING or worker.in_flight:
+            return
+        level = level_of(worker.model.settings, worker.status.sleep_level)
+
+        def gone() -> None:
+            if level:
+                kept = dict.fromkeys(worker.status.placed_on, level.kept_bytes)
+                self._move(worker, ModelState.ASLEEP, held_bytes=kept)
+            else:
+                self._move(worker, ModelState.UNLOADED, held_bytes={}, placed_on=())
+
+        self._later(FREE_S, gone)

@@ -1,0 +1,162 @@
+"""Requests for models that are loaded on request, at a real frontend over stores in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, Refusal, demand_in
+from dynaplan.fleet.store_keys import fleet_key
+from dynaplan.gateway import timing
+from tests.fakes.frontend_runtime import Stage, stage
+from tests.fakes.polling import eventually
+
+FOREVER = 4e9
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[Stage]:
+    """A frontend of the models ``ant``, which is ``emmet`` as well, and ``bee``; both are unloaded."""
+    settings = OnDemandSettings(aliases=["emmet"], **options)
+    models = (ServedModel("ant", "VllmWorker", settings), ServedModel("bee", "Bee"))
+    async with stage(models=models) as here:
+        here.runtime.instance_id = await here.store.grant(60)
+        yield here
+
+
+async def publish(here: Stage, report: ModelReport) -> None:
+    """What the fleet plugin would publish of ``ant``."""
+    document = {"roles": {}, "models": {"ant": report.to_json()}}
+    await here.store.put(fleet_key("ns"), json.dumps(document))
+
+
+async def demand(here: Stage) -> ModelDemand:
+    items = await here.store.list(MODEL_DEMAND.prefix("ns"))
+    return demand_in(each.value for each in items).get("ant", ModelDemand())
+
+
+async def wait_for(here: Stage, number: int) -> None:
+    async def waiting() -> bool:
+        return (await demand(here)).waiting == number
+
+    await eventually(waiting)
+
+
+async def test_requests_wait_are_published_as_demand_and_are_answered_by_the_worker_that_comes() -> None:
+    async with serving() as here:
+        asked = [asyncio.create_task(here.post(model="ant")) for _ in range(3)]
+        await wait_for(here, 3)
+        assert (await demand(here)).oldest_unix_s > 0
+        await here.worker()
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 3
+        await wait_for(here, 0)
+        assert (await demand(here)).last_use_unix_s > 0
+
+
+async def test_a_client_that_leaves_waits_no_more() -> None:
+    async with serving() as here:
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        asked.cancel()
+        await wait_for(here, 0)
+
+
+async def test_an_alias_is_asked_for_by_the_models_own_name() -> None:
+    async with serving() as here:
+        worker = await here.worker()
+        status, _ = await here.post(model="emmet")
+        assert status == 200
+        assert [each["model"] for each in worker.bodies] == ["ant"]
+
+
+async def test_who_waits_is_refused_with_the_owners_sentence_and_who_comes_later_is_not() -> None:
+    async with serving() as here:
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        refusal = Refusal(409, "there is no room for it beside bee: pinned", FOREVER, 3.0)
+        await publish(here, ModelReport("VllmWorker", "unloaded", refusal=refusal))
+        status, text = await asked
+        assert (status, "beside bee" in text) == (409, True)
+        await publish(here, ModelReport("VllmWorker", "unloaded", refusal=Refusal(409, "x", 5.0)))
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        await here.worker()
+        assert (await asked)[0] == 200
+
+
+async def test_past_its_load_timeout_a_request_is_answered_503() -> None:
+    async with serving(load_timeout_s=0.05) as here:
+        status, text = await here.post(model="ant")
+        assert (status, "within 0.05 s" in text) == (503, True)
+
+
+async def test_a_full_queue_is_answered_429_with_the_time_to_come_again() -> None:
+    async with serving(max_queue=1) as here:
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        async with here.client.post(
+            here.url + "/v1/completions", json={"model": "ant", "prompt": "a"}
+        ) as late:
+            assert (late.status, int(late.headers["Retry-After"]) > 0) == (429, True)
+        await here.worker()
+        assert (await asked)[0] == 200
+
+
+async def test_a_client_with_a_stream_hears_of_the_load_in_comments_and_then_gets_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "FIRST_COMMENT_S", 0.0)
+    async with serving() as here:
+        await publish(here, ModelReport("VllmWorker", "loading", 1.0, 41.0))
+        async with here.client.post(
+            here.url + "/v1/chat/completions",
+            json={"model": "ant", "stream": True, "messages": [{"role": "user", "content": "a"}]},
+        ) as response:
+            line = await response.content.readline()
+            assert line.startswith(b": loading ant, ")
+            assert line.endswith(b" of about 41 s\n")
+            await here.worker()
+            rest = await response.text()
+        assert rest.endswith("data: [DONE]\n\n")
+
+
+async def test_a_load_that_fails_after_a_comment_is_an_error_that_the_openai_client_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "FIRST_COMMENT_S", 0.0)
+    async with serving() as here:
+        client = openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0)
+        stream = await client.chat.completions.create(
+            model="ant", messages=[{"role": "user", "content": "a"}], stream=True
+        )
+        refusal = Refusal(503, "its worker ended", FOREVER)
+        await publish(here, ModelReport("VllmWorker", "failed", refusal=refusal))
+        with pytest.raises(openai.APIError, match="its worker ended"):
+            async for _ in stream:
+                pass
+        await client.close()
+
+
+async def test_models_are_listed_with_their_state_and_an_unknown_one_is_refused_at_once() -> None:
+    async with serving() as here:
+        await publish(here, ModelReport("VllmWorker", "loading"))
+
+        async def listed() -> dict[str, str]:
+            _, text = await here.get("/v1/models")
+            return {each["id"]: each["status"]["value"] for each in json.loads(text)["data"]}
+
+        async def is_loading() -> bool:
+            return (await listed())["ant"] == "loading"
+
+        await eventually(is_loading)
+        assert await listed() == {"ant": "loading", "emmet": "loading", "bee": "unloaded"}
+        assert (await here.post(model="cow"))[0] == 404
+        assert (await here.get("/health"))[0] == 200
+        assert await demand(here) == ModelDemand()

@@ -1,0 +1,139 @@
+"""The paths about models: llama.cpp's and llama-swap's, and Ollama's API by its own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import ollama
+import pytest
+
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.fleet.model_keys import MODEL_ORDERS, ModelOrders, ModelReport
+from dynaplan.fleet.store_keys import fleet_key, scaling_key
+from tests.fakes.frontend_runtime import Stage, stage
+from tests.fakes.polling import eventually
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Stage]:
+    """A frontend of the models ``ant``, which is ``emmet`` as well, and ``bee``."""
+    models = (
+        ServedModel("ant", "VllmWorker", OnDemandSettings(aliases=["emmet"])),
+        ServedModel("bee", "Bee"),
+    )
+    async with stage(models=models) as here:
+        here.runtime.instance_id = await here.store.grant(60)
+        yield here
+
+
+@asynccontextmanager
+async def ollama_client(here: Stage) -> AsyncIterator[ollama.AsyncClient]:
+    """Ollama's client, whose connections are closed at the end."""
+    client = ollama.AsyncClient(host=here.url)
+    try:
+        yield client
+    finally:
+        await client._client.aclose()
+
+
+async def report(here: Stage, state: str) -> None:
+    """The fleet plugin publishes that ``ant`` is in that state, and the frontend has heard of it."""
+    document = {"roles": {}, "models": {"ant": ModelReport("VllmWorker", state, 1.0, 2.0).to_json()}}
+    await here.store.put(fleet_key("ns"), json.dumps(document))
+
+    async def is_known() -> bool:
+        return dict(await states(here))["ant"] == {"loading": "loading", "ready": "loaded"}.get(state, state)
+
+    await eventually(is_known)
+
+
+async def states(here: Stage) -> list[tuple[str, str]]:
+    _, text = await here.get("/models")
+    return [(each["id"], each["status"]["value"]) for each in json.loads(text)["data"]]
+
+
+async def orders(here: Stage) -> ModelOrders:
+    item = await here.store.get(scaling_key("ns", MODEL_ORDERS))
+    return ModelOrders.from_text(item.value if item else "")
+
+
+async def test_models_are_loaded_and_put_away_by_llama_cpps_paths() -> None:
+    async with serving() as here:
+        assert await here.post("/models/load", model="emmet") == (200, '{"success": true}')
+        assert (await orders(here)).of("ant").load_unix_s > 0
+        assert await here.post("/models/unload", model="ant") == (200, '{"success": true}')
+        assert (await orders(here)).of("ant").unload_unix_s > 0
+        assert (await here.post("/models/load", model="cow"))[0] == 404
+
+
+async def test_llama_swaps_paths_show_and_end_what_runs() -> None:
+    async with serving() as here:
+        await report(here, "ready")
+        running = json.loads((await here.get("/running"))[1])["running"]
+        assert [(each["model"], each["state"]) for each in running] == [("ant", "ready")]
+        assert await here.get("/unload") == (200, "OK")
+        assert (await orders(here)).of("ant").unload_unix_s > 0
+        assert (await orders(here)).of("bee").unload_unix_s == 0
+        await here.worker()
+        assert (await here.post("/upstream/ant/v1/completions", model="ant", prompt="a"))[0] == 200
+
+
+async def test_no_client_moves_a_model_that_its_owner_has_pinned() -> None:
+    async with serving() as here:
+        pinned = ModelReport("VllmWorker", "ready", is_pinned=True).to_json()
+        await here.store.put(fleet_key("ns"), json.dumps({"roles": {}, "models": {"ant": pinned}}))
+
+        async def is_known() -> bool:
+            return (await here.post("/models/unload", model="ant"))[0] == 409
+
+        await eventually(is_known)
+        before = await orders(here)
+        assert (await here.post("/api/models/unload/ant"))[0] == 409
+        assert await here.get("/unload") == (200, "OK")
+        assert await orders(here) == before
+
+
+async def test_a_change_of_a_models_state_is_an_event() -> None:
+    async with serving() as here, here.client.get(here.url + "/models/sse") as response:
+        first = [await response.content.readline() for _ in range(4)]
+        assert b'"ant"' in first[0]
+        changing = asyncio.create_task(report(here, "loading"))
+        assert b'"loading"' in await response.content.readline()
+        await changing
+
+
+async def test_ollamas_own_client_chats_with_a_model_that_is_loaded_for_it() -> None:
+    async with serving() as here, ollama_client(here) as client:
+        asked = asyncio.create_task(client.chat("ant", [{"role": "user", "content": "hi"}], keep_alive="5m"))
+        await here.worker()
+        answer = await asked
+        assert answer.message.content
+        assert (answer.done, answer.model) == (True, "ant")
+        stream = await client.chat("emmet:latest", [{"role": "user", "content": "hi"}], stream=True)
+        parts = [part async for part in stream]
+        assert "".join(part.message.content or "" for part in parts)
+        assert parts[-1].done
+        whole = await client.generate("ant", "hi")
+        assert whole.response
+        names = [each.model for each in (await client.list()).models]
+        assert names == ["ant:latest", "emmet:latest", "bee:latest"]
+
+
+async def test_ollamas_client_gets_errors_in_its_own_form() -> None:
+    async with serving() as here, ollama_client(here) as client:
+        with pytest.raises(ollama.ResponseError, match="does not exist"):
+            await client.chat("cow", [{"role": "user", "content": "hi"}])
+        with pytest.raises(ollama.ResponseError, match="declared below Models"):
+            await client.create("new", from_="ant")
+
+
+async def test_who_has_no_key_sees_and_moves_nothing() -> None:
+    models = (ServedModel("ant", "VllmWorker"),)
+    async with stage(models=models, api_key="secret") as here:
+        for path in ("/models", "/running", "/unload", "/api/tags", "/api/ps", "/models/sse"):
+            assert (await here.get(path))[0] == 401, path
+        for path in ("/models/load", "/api/chat", "/api/show", "/api/models/unload/ant"):
+            assert (await here.post(path, model="ant"))[0] == 401, path

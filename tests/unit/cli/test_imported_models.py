@@ -1,0 +1,86 @@
+"""Files of other tools, recognised by their form and served as models of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynaplan.cli.imported_models import imported_file, read_config_file
+from dynaplan.cli.service_options import is_models_file, models_overrides
+from dynaplan.config.overrides import parse_overrides
+from dynaplan.util.errors import ConfigError
+
+LLAMA_SWAP = """
+healthCheckTimeout: 60
+models:
+  echo:
+    cmd: echo-server --port ${PORT}
+    useModelName: upstream
+    unlisted: true
+    filters: {stripParams: "top_k", setParams: {temperature: 0}}
+  chat:
+    cmd: some-server --port ${PORT}
+groups: {one: {swap: true, members: [echo, chat]}}
+hooks: {on_startup: {preload: [chat]}}
+apiKeys: [first, second]
+"""
+
+
+def test_llama_swaps_file_becomes_models_with_its_constraints_and_says_what_is_left_out(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(LLAMA_SWAP)
+    config, notes = read_config_file(file, ["--Models.chat.ttl=5m"])
+    echo, chat = config["Models"]["echo"], config["Models"]["chat"]
+    assert (echo["command"], echo["upstream-name"], echo["unlisted"]) == (
+        "echo-server --port '${PORT}'",
+        "upstream",
+        True,
+    )
+    assert (echo["strip-params"], echo["set-params"], echo["not-beside"]) == (
+        ["top_k"],
+        {"temperature": 0},
+        ["chat"],
+    )
+    assert (chat["preload"], chat["ttl"], chat["load-timeout"]) == (True, "5m", 60)
+    assert config["Frontend"] == {"api-key": "first"}
+    assert any("llama-swap: 2 models" in each for each in notes)
+    assert any("apiKeys" in each for each in notes)
+
+
+def test_a_server_elsewhere_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {a: {cmd: serve, proxy: 'http://10.0.0.9:8000'}}\n")
+    with pytest.raises(ConfigError, match=r"models\.a\.proxy"):
+        read_config_file(file, [])
+
+
+def test_presets_and_directories_of_llama_cpp_are_recognised(tmp_path: Path) -> None:
+    presets = tmp_path / "models.ini"
+    presets.write_text("version = 1\n[tiny]\nmodel = /m/tiny.gguf\nload-on-startup = true\n")
+    config, _ = read_config_file(presets, [])
+    assert config["Models"]["tiny"] == {"engine": "llamacpp", "model": "/m/tiny.gguf", "preload": True}
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "big.gguf").touch()
+    assert is_models_file(str(folder))
+    found = imported_file(folder)
+    assert found and found.models["big"].options["model"] == str(folder / "big.gguf")
+
+
+def test_a_file_of_dynaplans_own_is_read_as_ever(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("Models: {a: {engine: sim}}\n")
+    assert read_config_file(file, []) == ({"Models": {"a": {"engine": "sim"}}}, [])
+    assert is_models_file(str(file))
+    assert not is_models_file(str(tmp_path))
+
+
+def test_models_on_the_command_line_are_called_by_the_ends_of_their_paths(tmp_path: Path) -> None:
+    made = parse_overrides(models_overrides([str(tmp_path / "a-1.5b.gguf"), "org/name"]))
+    assert made["Models"] == {
+        "a-1.5b": {"model": str(tmp_path / "a-1.5b.gguf"), "engine": "llamacpp"},
+        "org/name": {"model": "org/name", "engine": "vllm"},
+    }

@@ -1,0 +1,57 @@
+"""``dynaplan models`` and the commands that move them: what they show, and what they write."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaplan.cli.models import model_of, models_document, models_table
+from dynaplan.fleet.model_keys import ModelDemand, ModelReport, Refusal
+from dynaplan.fleet.model_orders import change_order, load_order, unload_order
+from dynaplan.fleet.store_keys import scaling_key
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, DeploymentError
+
+REPORTS = {
+    "ant": ModelReport("ant", "ready", 0.0, 4.0, "load: asked", False, 5 * 10**9, (0, 1), 1060.0),
+    "bee": ModelReport("bee", "loading", 990.0, 41.0, is_pinned=True),
+    "cow": ModelReport("cow", "unloaded", refusal=Refusal(409, "no room beside bee: pinned", 1000.0)),
+}
+
+
+def test_the_table_says_state_memory_who_waits_and_when_each_leaves() -> None:
+    text = models_table(REPORTS, {"cow": ModelDemand(3, 970.0, 0, 0.0)}, 1000.0, 100)
+    ant, bee, cow, note = text.splitlines()[1:]
+    assert ant.split() == ["ant", "ready", "5.0", "GB", "0,1", "0", "0", "in", "01:00"]
+    assert bee.split() == ["bee", "loading", "00:10", "(usually", "00:41)", "-", "-", "0", "0", "pinned"]
+    assert cow.split() == ["cow", "unloaded", "-", "-", "0", "3", "(00:30)", "-"]
+    assert note == "cow: no room beside bee: pinned"
+    assert models_document(REPORTS, {})["models"]["ant"]["state"] == "ready"
+
+
+def found(config: str) -> Any:
+    return SimpleNamespace(namespace="ns", document={"environment": {"DYNAMO_SERVICE_CONFIG": config}})
+
+
+def test_a_model_goes_by_its_name_and_its_aliases() -> None:
+    deployment = found('{"Models": {"ant": {"aliases": ["emmet"]}, "bee": {}}}')
+    assert (model_of(deployment, "emmet"), model_of(deployment, "bee")) == ("ant", "bee")
+    with pytest.raises(ConfigError, match="no model 'cow'"):
+        model_of(deployment, "cow")
+    with pytest.raises(DeploymentError, match="no models that are loaded on request"):
+        model_of(found("{}"), "ant")
+
+
+async def test_an_order_changes_one_model_and_what_cannot_be_read_is_replaced() -> None:
+    store = MemoryStore(SystemClock())
+    key = scaling_key("ns", "models")
+    await store.put(key, "[]")
+    await change_order(store, "ns", "ant", load_order(5.0, 60.0))
+    await change_order(store, "ns", "bee", unload_order(7.0))
+    item = await store.get(key)
+    assert item
+    assert '"keep_until_unix_s":65.0,"is_pinned":null' in item.value
+    assert '"unload_unix_s":7.0' in item.value

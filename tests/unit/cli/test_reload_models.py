@@ -1,0 +1,43 @@
+"""What a reload does to models that are loaded on request: to the ones that have changed, and to no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynaplan.cli.reload_models import ModelChanges, model_changes
+from dynaplan.config.models import with_worker_sections
+from dynaplan.util.errors import ConfigError
+
+
+def config(models: dict[str, Any], **others: Any) -> dict[str, dict[str, Any]]:
+    return with_worker_sections({"Models": models, **others})
+
+
+def test_a_model_is_added_changed_or_removed_and_the_others_are_not_named() -> None:
+    before = config({"a": {"engine": "sim"}, "b": {"engine": "sim"}, "c": {"engine": "sim", "ttl": 5}})
+    after = config({"a": {"engine": "sim"}, "c": {"engine": "sim", "ttl": 9}, "d": {"engine": "sim"}})
+    assert model_changes(before, after) == ModelChanges(("d",), ("c",), ("b",))
+    assert not model_changes(before, before)
+
+
+def test_a_value_of_common_changes_the_models_that_take_it() -> None:
+    models = {"a": {"engine": "sim"}, "b": {"engine": "sim", "max-model-len": 64}}
+    before = config(models, Common={"max-model-len": 8})
+    after = config(models, Common={"max-model-len": 16})
+    assert model_changes(before, after).changed == ("a",)
+
+
+def test_a_change_of_the_frontend_is_seen() -> None:
+    before, after = (
+        config({"a": {"engine": "sim"}}),
+        config({"a": {"engine": "sim"}}, Frontend={"page": False}),
+    )
+    assert model_changes(before, after) == ModelChanges(others=True)
+    assert model_changes(before, after).lines == ["other sections: changed; the frontends are replaced"]
+
+
+def test_two_names_that_look_alike_may_not_change_places() -> None:
+    with pytest.raises(ConfigError, match="look alike"):
+        model_changes(config({"a/b": {}, "a b": {}}), config({"a b": {}, "a/b": {}}))

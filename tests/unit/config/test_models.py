@@ -1,0 +1,100 @@
+"""The section ``Models:``: each model gets a section of its workers, and says when it is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaplan.config.models import components_of, served_models, with_worker_sections
+from dynaplan.config.overrides import parse_overrides
+from dynaplan.graph.config import resolve_graph, validate_config
+from dynaplan.graph.loading import load_graph
+from dynaplan.util.errors import ConfigError, GraphError
+
+GRAPH = "dynaplan.components:Frontend"
+
+
+def test_an_entry_becomes_the_section_of_its_workers_and_its_times_are_in_seconds() -> None:
+    config: dict[str, dict[str, Any]] = {
+        "Common": {"engine": "sim", "ttl": "10m"},
+        "Models": {
+            "org/qwen-2.5": {"model": "x.gguf", "engine": "llamacpp", "memory": "5 GB", "max_model_len": 8},
+            "e5": {"ttl": 0, "pin": True, "aliases": ["embed"]},
+        },
+    }
+    made = with_worker_sections(config)
+    assert made["org-qwen-2-5"] == {
+        "engine": "llamacpp",
+        "model": "x.gguf",
+        "max-model-len": 8,
+        "served-model-name": "org/qwen-2.5",
+    }
+    assert made["e5"] == {"engine": "sim", "model": "e5", "served-model-name": "e5"}
+    qwen, e5 = served_models(config)
+    assert (qwen.component, qwen.settings.ttl_s, qwen.settings.memory_bytes) == (
+        "org-qwen-2-5",
+        600,
+        5 * 10**9,
+    )
+    assert (e5.settings.ttl_s, e5.settings.pin, e5.names) == (0, True, ("e5", "embed"))
+
+
+def test_a_deployment_without_the_section_has_no_models_on_request() -> None:
+    config = {"VllmWorker": {"engine": "sim"}}
+    assert served_models(config) == ()
+    assert with_worker_sections(config) == config
+
+
+def test_components_are_names_for_keys_and_files_and_no_two_are_alike() -> None:
+    names = ["a/b", "a b", "A-B", "etcd", "Frontend", "..."]
+    components = components_of(dict.fromkeys(names))
+    assert list(components.values()) == ["a-b", "a-b-2", "A-B-3", "etcd-2", "Frontend-2", "model"]
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ({"a": 3}, r"Models\.a = 3"),
+        ({"a": {"ttl": "soon"}}, r"Models\.a\.ttl"),
+        ({"a": {"memory": "much"}}, r"Models\.a\.memory"),
+        ({"a": {"aliases": "b"}}, r"Models\.a\.aliases"),
+        ({"a": {"min_stays": 3}}, "Did you mean 'min-stay'"),
+        ({"a": {"aliases": ["b"]}, "b": {}}, "'b' is a name of a and of b"),
+        ({"a": {"resources": {"gpus": 1}}}, r"Models\.a\.resources"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(models: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        served_models({"Models": models})
+
+
+def test_each_model_is_a_service_that_starts_with_no_worker(tmp_path: Path) -> None:
+    config = with_worker_sections(
+        {"Models": {"a": {"engine": "sim"}, "b": {"engine": "sim", "share": False}}}
+    )
+    graph = load_graph(GRAPH, tmp_path).with_models(components_of(config["Models"]))
+    assert validate_config(graph, config) == []
+    spec = resolve_graph(graph, config, "ns")
+    assert [(each.name, each.model, each.first_workers, each.shares_memory) for each in spec.on_demand] == [
+        ("a", "a", 0, True),
+        ("b", "b", 0, False),
+    ]
+    assert graph.service("b").model == "b"
+
+
+def test_an_option_that_no_engine_has_is_found_by_the_models_section(tmp_path: Path) -> None:
+    config = with_worker_sections({"Models": {"a": {"engine": "sim", "speedup": 2}}})
+    graph = load_graph(GRAPH, tmp_path).with_models({"a": "a"})
+    with pytest.raises(ConfigError, match=r"a\.speedup: unknown option"):
+        validate_config(graph, config)
+
+
+def test_a_graph_with_a_planner_takes_no_models(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="plans for one"):
+        load_graph("graphs.agg:Frontend", tmp_path).with_models({"a": "a"})
+
+
+def test_a_models_name_may_have_dots_on_the_command_line() -> None:
+    assert parse_overrides(["--Models.qwen-2.5.ttl=5m"]) == {"Models": {"qwen-2.5": {"ttl": "5m"}}}

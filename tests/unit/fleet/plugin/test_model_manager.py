@@ -1,0 +1,179 @@
+"""Models that are loaded on request, pass by pass: by demand, in each other's place, and after a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.model_keys import ModelDemand, ModelOrders
+from dynaplan.fleet.plugin.model_manager import ModelManager
+from dynaplan.fleet.rules.models import Learnt
+from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.graph.lifecycle import Role, WorkerState
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from tests.unit.fleet.plugin.box import Box
+
+GB = 10**9
+MODELS = {name: {"engine": "sim", "memory": "50GB", "max-swap-wait": 5} for name in ("ant", "bee")}
+GRAPH = GraphSpec(
+    "dynaplan.components:Frontend",
+    "/srv/project",
+    "ns",
+    (
+        ServiceSpec("Frontend", Role.FRONTEND),
+        *(ServiceSpec(name, Role.DECODE, gpus=1, model=name, shares_memory=True) for name in MODELS),
+    ),
+)
+
+
+def models_box(directory: Path) -> Box:
+    """One GPU of 80 GB, and two models of 50 GB each."""
+    box = Box(directory)
+    sections = {name: {"engine": "sim", "model": name} for name in MODELS}
+    box.launch = replace(
+        box.launch,
+        graph=GRAPH,
+        gpus=(Gpu(0, "GPU-SIM-0", memory_bytes=80 * GB),),
+        config={**sections, "Models": MODELS},
+    )
+    box.link.counts = DesiredCounts()
+    box.new_reconciler()
+    return box
+
+
+def waiting(box: Box, name: str, number: int = 1) -> None:
+    """That many requests for the model have just come, and no others."""
+    box.link.model_demand = {name: ModelDemand(number, box.reconciler._ports.wall_clock(), 0, 0.0)}
+
+
+async def test_a_model_is_loaded_once_for_any_number_of_callers(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    await box.settle()
+    assert box.states() == {"ns_Frontend": "ready"}
+    waiting(box, "ant", 50)
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_ant"] == "starting"
+    waiting(box, "ant", 70)
+    await box.settle()
+    assert [name for name in box.circus.pids if "ant" in name] == ["ns_ant"]
+    assert box.states()["ns_ant"] == "ready"
+    ant = box.reconciler.workers["ns_ant"]
+    assert (ant.gpus, ant.memory_bytes) == ((0,), 50 * GB)
+    assert box.link.fleet["models"]["ant"]["state"] == "ready"
+    assert box.statefile.learnt["ant"].ready_unix_s > 0
+
+
+async def test_a_model_makes_room_when_it_has_nothing_to_do_and_the_next_starts_when_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    waiting(box, "bee")
+    await box.settle()
+    assert box.states()["ns_ant"] == "draining"
+    assert "ns_bee" not in box.states()
+    assert "makes room for bee" in box.reconciler.workers["ns_ant"].reason
+    box.reconciler.record_exit(box.circus.end("ns_ant"), 0)
+    await box.settle()
+    assert (box.states().get("ns_ant"), box.states()["ns_bee"]) == (None, "ready")
+
+
+async def test_a_model_that_answers_goes_on_until_the_others_turn_has_come(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    wall_s = box.reconciler._ports.wall_clock()
+    box.link.model_demand = {"ant": ModelDemand(0, 0.0, 1, wall_s), "bee": ModelDemand(1, wall_s, 0, 0.0)}
+    await box.settle()
+    assert box.states()["ns_ant"] == "ready"
+    box.link.model_demand["bee"] = ModelDemand(1, wall_s - 6, 0, 0.0)
+    await box.settle()
+    assert box.states()["ns_ant"] == "draining"
+
+
+async def test_while_the_store_says_nothing_every_model_stays_as_it_is(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    box.link.model_demand = None
+    box.now += 10_000
+    await box.settle()
+    assert box.states()["ns_ant"] == "ready"
+
+
+async def test_a_reconciler_that_starts_anew_goes_on_with_a_load_and_does_not_begin_another(
+    tmp_path: Path,
+) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.reconciler.reconcile_once()
+    pids = dict(box.circus.pids)
+    box.new_reconciler()
+    await box.settle()
+    assert box.circus.pids == pids
+    assert box.states()["ns_ant"] == "ready"
+
+
+async def test_a_person_loads_pins_and_puts_away(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    wall_s = box.reconciler._ports.wall_clock()
+    box.link.model_orders = ModelOrders({}).changed("ant", is_pinned=True).to_text()
+    await box.settle()
+    assert box.states()["ns_ant"] == "ready"
+    waiting(box, "bee")
+    await box.settle()
+    refusal = box.link.fleet["models"]["bee"]["refusal"]
+    assert (refusal["status"], "beside ant: pinned" in refusal["why"]) == (409, True)
+    orders = ModelOrders({}).changed("ant", unload_unix_s=wall_s + 60, is_pinned=False)
+    box.link.model_orders = orders.to_text()
+    await box.settle()
+    assert box.states()["ns_ant"] == "draining"
+
+
+async def test_what_persons_asked_is_remembered_while_the_store_is_away(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    box.link.model_orders = None
+    box.statefile.planner_keys["models"] = ModelOrders({}).changed("bee", is_pinned=True).to_text()
+    await box.settle()
+    assert box.states()["ns_bee"] == "ready"
+
+
+async def test_a_model_that_can_never_start_is_told_to_those_who_wait_for_it(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.reconciler.reconcile_once()
+    box.reconciler.record_exit(box.circus.end("ns_ant"), 78)
+    await box.settle()
+    assert box.reconciler.workers["ns_ant"].state is WorkerState.FAILED
+    assert box.link.fleet["models"]["ant"]["refusal"]["status"] == 503
+    assert box.link.fleet["absent"]["ant"]
+
+
+async def test_a_load_that_failed_for_want_of_memory_is_not_tried_again_with_as_little(
+    tmp_path: Path,
+) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.reconciler.reconcile_once()
+    (tmp_path / "ns_ant.log").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    )
+    given = []
+    for _ in range(3):
+        box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
+        await box.reconciler.reconcile_once()
+        await box.reconciler.reconcile_once()
+        given.append(box.reconciler.workers["ns_ant"].memory_bytes / GB)
+    assert given == [62.5, 78.125, 80], "all of it, before it is given up"
+    box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
+    await box.settle()
+    assert box.reconciler.workers["ns_ant"].state is WorkerState.FAILED
+    assert "it needs 100.0 GB" in box.link.fleet["models"]["ant"]["refusal"]["why"]
+
+
+def test_what_was_learnt_is_where_a_manager_begins(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    learnt = {"ant": Learnt(memory_bytes=7)}
+    assert ModelManager(box.launch, box.startup_times, learnt, box.read_host).learnt == learnt

@@ -1,0 +1,74 @@
+"""The memory that several models share: ours, foreign, and what a worker leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynaplan.fleet.gpus import Gpu, GpuUse
+from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
+from dynaplan.fleet.plugin.shared_memory import HostMemory, SharedMemory
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.models.model import HOST, Device
+from dynaplan.process.memory import BoxMemory
+from dynaplan.process.worker_memory import HeldMemory
+
+GIB = 2**30
+GPU = Gpu(0, "GPU-0", memory_bytes=80 * GIB)
+ALPHA = Worker("ns_a", "a", Role.DECODE, WorkerState.READY, gpus=(0,), memory_bytes=50 * GIB, pid=7)
+BETA = Worker("ns_b", "b", Role.DECODE, WorkerState.READY, pid=8)
+
+
+def host(pids: Sequence[int]) -> HostMemory:
+    return HostMemory(BoxMemory(16 * GIB, 10 * GIB), {pid: HeldMemory(3 * GIB, 2 * GIB) for pid in pids})
+
+
+def device(
+    memory: SharedMemory, workers: Sequence[Worker], used: int, now_s: float = 0.0, why: str = ""
+) -> Device:
+    (found,) = memory.follow(workers, [(GPU, GpuUse(used * GIB), why)], has_host=False, now_s=now_s)
+    return found
+
+
+def test_what_the_driver_says_beyond_our_workers_is_foreign() -> None:
+    memory = SharedMemory(host)
+    assert device(memory, [], 30).foreign_bytes == 30 * GIB
+    assert device(memory, [ALPHA], 62).foreign_bytes == 12 * GIB
+    assert device(memory, [ALPHA], 20).foreign_bytes == 0, "a load has not taken all of it yet"
+
+
+def test_a_worker_that_has_gone_holds_its_memory_until_it_is_seen_free() -> None:
+    memory = SharedMemory(host)
+    device(memory, [ALPHA], 60)
+    assert device(memory, [], 60, why=NOT_READ) == Device(0, 80 * GIB, 10 * GIB), "waited with, not unusable"
+    assert memory.held(None, "a") == {0: 50 * GIB}
+    assert device(memory, [], 30).foreign_bytes == 10 * GIB
+    assert memory.held(None, "a") == {0: 20 * GIB}
+    device(memory, [], 10)
+    assert memory.held(None, "a") == {}
+
+
+def test_memory_that_never_comes_back_is_foreign_after_a_while() -> None:
+    memory = SharedMemory(host)
+    device(memory, [ALPHA], 50)
+    device(memory, [], 50, now_s=1.0)
+    assert memory.held(None, "a") == {0: 50 * GIB}
+    assert device(memory, [], 50, now_s=2.0 + BEING_FREED_S).foreign_bytes == 50 * GIB
+    assert memory.held(None, "a") == {}
+
+
+def test_a_reason_other_than_an_unread_gpu_keeps_models_off_it() -> None:
+    assert device(SharedMemory(host), [], 0, why="reserved by alice").unusable == "reserved by alice"
+
+
+def test_of_the_host_foreign_is_what_is_not_available_and_no_worker_has() -> None:
+    memory = SharedMemory(host)
+    (found,) = memory.follow([BETA], [], has_host=True, now_s=0.0)
+    assert found == Device(HOST, 16 * GIB, 4 * GIB)
+    assert memory.held(BETA, "b") == {HOST: 3 * GIB}
+    assert memory.measure(BETA) == 3 * GIB
+
+
+def test_a_budget_bounds_each_device_and_others_take_the_rest_first() -> None:
+    memory = SharedMemory(host, 40 * GIB)
+    assert device(memory, [], 30) == Device(0, 40 * GIB, 0)
+    assert device(memory, [], 50) == Device(0, 40 * GIB, 10 * GIB)

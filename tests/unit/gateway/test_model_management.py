@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+
+from dynaplan.gateway.model_management import (
+    LLAMA_CPP_STATUS,
+    change_events,
+    model_entry,
+    running_document,
+    status_document,
+)
+from dynaplan.models.model import ModelState, ModelStatus
+
+
+def test_every_state_has_a_word_of_llama_cpps() -> None:
+    assert LLAMA_CPP_STATUS.keys() == set(ModelState)
+    assert set(LLAMA_CPP_STATUS.values()) == {"unloaded", "loading", "loaded", "sleeping"}
+
+
+def test_a_failed_model_says_why() -> None:
+    failed = ModelStatus("a", ModelState.FAILED, reason="out of memory")
+    assert status_document(failed) == {"value": "unloaded", "failed": True, "reason": "out of memory"}
+
+
+def test_a_model_is_listed_with_its_status_and_aliases() -> None:
+    assert model_entry(ModelStatus("a", ModelState.LOADING), ["c", "b"], 7) == {
+        "id": "a",
+        "object": "model",
+        "created": 7,
+        "owned_by": "dynaplan",
+        "aliases": ["b", "c"],
+        "status": {"value": "loading"},
+    }
+
+
+def test_running_models_are_those_with_a_worker_in_llama_swaps_words() -> None:
+    states = [(ModelStatus(state.value, state), 60.0, "server") for state in ModelState]
+    running = running_document(states)["running"]
+    assert {each["model"]: each["state"] for each in running} == {
+        "loading": "starting",
+        "ready": "ready",
+        "draining": "stopping",
+        "asleep": "stopped",
+    }
+    assert running[0].keys() == {"model", "state", "cmd", "proxy", "ttl", "name", "description"}
+
+
+def test_a_change_of_a_model_is_an_event_and_so_is_its_removal() -> None:
+    before = [ModelStatus("a"), ModelStatus("b"), ModelStatus("c")]
+    after = [ModelStatus("a", ModelState.LOADING), ModelStatus("b")]
+    events = [
+        json.loads(each.removeprefix(b"data: "))
+        for each in change_events(before, after).split(b"\n\n")
+        if each
+    ]
+    assert events == [
+        {"model": "a", "event": "status_change", "data": {"status": {"value": "loading"}}},
+        {"model": "c", "event": "model_remove", "data": {}},
+    ]
+    assert change_events(after, after) == b""

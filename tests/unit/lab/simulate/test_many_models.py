@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dynaplan.cli.simulate import command
+from dynaplan.graph.config import read_config
+from dynaplan.lab.simulate.many_models import ManyModels, models_of, read_models, run_comparison
+from dynaplan.util.errors import ConfigError
+
+GB = 10**9
+
+
+def test_models_are_read_with_names_and_load_times() -> None:
+    models = read_models("20, e5=1@3,qwen=13.5")
+    sizes = {name: model.settings.claim_bytes for name, model in models.items()}
+    assert sizes == {"m1": 20 * GB, "e5": GB, "qwen": int(13.5 * GB)}
+    assert [model.load_s for model in models.values()] == [20, 3, 13.5]
+
+
+@pytest.mark.parametrize("text", ["", "big", "a=1,a=2", "a=0", "a=1@"])
+def test_a_wrong_list_of_models_says_what_was_expected(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--models(?s:.*)NAME=GB@SECONDS"):
+        read_models(text)
+
+
+def test_the_command_compares_our_rules_with_others_on_the_same_load(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    arguments = ["--models", "20,13", "--gpus", "1", "--trace", "agents:duration=300", "--json", str(path)]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    assert result.exit_code == 0
+    names = ["dynaplan", "llama-swap", "ollama", "lru-1", "own-gpu"]
+    assert [line.split()[0] for line in result.output.splitlines()[1:6]] == names
+    assert [row["policy"] for row in json.loads(path.read_text())] == names
+
+
+def test_the_models_of_a_deployments_file_are_simulated_with_their_settings(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "Common: {engine: sim}\n"
+        "Models:\n"
+        "  ant: {memory: 20GB, startup-time: 4, ttl: 1m, pin: true}\n"
+        "  bee: {memory: 3GB, priority: 2}\n"
+    )
+    models = models_of(read_config(file, []))
+    assert [(each.settings.claim_bytes, each.load_s) for each in models.values()] == [
+        (20 * GB, 4),
+        (3 * GB, 3),
+    ]
+    assert (models["ant"].settings.ttl_s, models["ant"].settings.is_pinned) == (60, True)
+    assert models["bee"].settings.priority == 2
+    arguments = ["-f", str(file), "--gpus", "1", "--trace", "agents:duration=100"]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    assert result.output.startswith("POLICY")
+
+
+def test_a_model_of_unknown_size_says_where_to_write_it() -> None:
+    with pytest.raises(ConfigError, match=r"Models.ant: how much memory(?s:.*)memory: 13GB"):
+        models_of({"Models": {"ant": {"engine": "sim"}}})
+
+
+def test_a_trace_with_a_model_column_is_simulated(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens,Model\n"
+        "2026-01-01 00:00:00,100,10,a\n"
+        "2026-01-01 00:00:30,100,10,b\n"
+    )
+    outcomes = run_comparison(ManyModels(str(trace), read_models("a=20@5,b=20@5"), 1, 24 * GB))
+    assert [each.requests for each in outcomes] == [2] * 5
+    assert outcomes[0].wait_longest_s == pytest.approx(5.5)
+
+
+def test_a_load_that_is_none_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"'poisson' is no file(?s:.*)popularity, groups, agents"):
+        run_comparison(ManyModels("poisson", read_models("1"), 1, GB))
