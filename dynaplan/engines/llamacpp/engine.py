@@ -154,12 +154,10 @@ class LlamaCppEngine(ServerEngine):
     def _make_saved_slots(self) -> SavedSlots | None:
         """The files of slots that outlast the worker; None where nothing is to be saved."""
         checked, directory = self._checked, self._files.directory
-        digest = fingerprint(checked, self._context.gpus) if directory and checked.saved_kv_bytes else ""
-        return (
-            SavedSlots(directory, checked.name, digest, checked.saved_kv_bytes)
-            if directory and digest
-            else None
-        )
+        if directory is None or not checked.saved_kv_bytes:
+            return None
+        digest = fingerprint(checked, self._context.gpus)
+        return SavedSlots(directory, checked.name, digest, checked.saved_kv_bytes) if digest else None
 
     async def _restore_slots(self, saved: SavedSlots) -> None:
         claimed = saved.claim([self._files.new_name() for _ in range(self._checked.slots)])
@@ -170,27 +168,30 @@ class LlamaCppEngine(ServerEngine):
             for name in claimed:
                 self._files.delete(name)
         if claimed:
-            log.info("restored %s of an earlier life", prompts(self._restored.values()))
+            log.info("restored %s, saved when the model was put away", prompts(self._restored.values()))
 
     async def _save_cache(self) -> None:
         if self._saved is not None:
             await within(SAVE_TIMEOUT_S, self._save_slots(self._saved), "save KV entries")
 
     async def _save_slots(self, saved: SavedSlots) -> None:
-        slots = [slot for slot in await self._allocator.refresh() if not slot.is_computing]
-        used = {each.number: (each.last_task, each.used_tokens) for each in slots if each.used_tokens}
+        idle = {slot.number: slot for slot in await self._allocator.refresh() if not slot.is_computing}
+        used = {
+            number: (slot.last_task, slot.used_tokens) for number, slot in idle.items() if slot.used_tokens
+        }
+        restored = {number: tokens for number, tokens in self._restored.items() if number in idle}
         need = memory_need(KIND.name, self._options, self._context.gpus)
-        slots_to_save = saved.make_room(candidates(used, self._restored), need.token_bytes if need else 0)
         kept = []
         try:
-            for slot, _ in slots_to_save:
+            for slot, _ in saved.make_room(candidates(used, restored), need.token_bytes if need else 0):
                 name = self._files.new_name()
                 moved = await self._allocator.save(slot, name)
                 if saved.keep(name, moved.tokens, moved.size_bytes):
                     kept.append(moved.tokens)
         finally:
             saved.trim()
-            log.info("saved %s for the next load", prompts(kept))
+            if kept:
+                log.info("saved %s for the next load", prompts(kept))
 
     async def _end(self, grace_s: float) -> None:
         """Release everything; the files last, when no engine can read or write them any more."""
