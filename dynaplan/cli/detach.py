@@ -39,7 +39,7 @@ PROGRAM = (sys.executable, "-P", "-m", "dynaplan", "serve")
 BOUND_PROGRAM = (
     *(sys.executable, "-P", "-c"),
     "import sys; from dynaplan.process.kernel import die_with_parent; "
-    "die_with_parent(int(sys.argv[1])); sys.argv[1] = 'serve'; from dynaplan.cli import main; main()",
+    "die_with_parent(int(sys.argv[1])); sys.argv[1] = 'serve'; from dynaplan.__main__ import main; main()",
 )
 """The same, killed by the kernel when the process ends that started it, whose pid is its first argument."""
 

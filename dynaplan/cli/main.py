@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from dynaplan import __version__
+from dynaplan.process.signals import ended_by_sigint
 from dynaplan.util import screen
 from dynaplan.util.errors import DynaplanError, UserError, nearest
 
@@ -127,7 +128,8 @@ class LazyGroup(click.Group):
         if cmd_name not in self._table:
             return None
         module, _, name = self._table[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(f"dynaplan.cli.{module}"), name or "command")
+        with ended_by_sigint():
+            command: click.Command = getattr(import_module(f"dynaplan.cli.{module}"), name or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

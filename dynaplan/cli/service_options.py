@@ -136,11 +136,9 @@ def refuse_what_is_no_graph(text: str) -> None:
         )
     path = Path(text).expanduser()
     if path.is_dir() and ("/" in text or not text.isidentifier()) and not any(path.glob("*.py")):
-        files = sorted(path.glob("*.gguf"))
-        near = f"Did you mean {files[0]}? " if files else ""
         raise ConfigError(
             f"{text} is a directory without a model or a graph",
-            hint=f"{near}A model's directory has a config.json (vLLM, SGLang, TensorRT-LLM); llama.cpp takes "
+            hint="A model's directory has a config.json (vLLM, SGLang, TensorRT-LLM); llama.cpp takes "
             "the path of a .gguf file. `dynaplan pull` lists small models to begin with.",
         )
 

@@ -283,8 +283,10 @@ def _troubles(found: RunningDeployment) -> list[str]:
     heartbeats = HeartbeatFiles.of(found.runtime_dir)
     last_beats = {name: heartbeats.read(name) for name in hints}
     serve = last_beats[SERVE_HEARTBEAT]
-    if serve and serve.process != found.arbiter and not serve.is_alive:
-        hints[SERVE_HEARTBEAT] = hints[SERVE_HEARTBEAT][0], "Its holder starts it again, and requests go on"
+    if serve and serve.process != found.arbiter:
+        when = " after a minute of that" if serve.is_alive else ""
+        hint = f"Its holder starts it again{when}, and requests go on"
+        hints[SERVE_HEARTBEAT] = hints[SERVE_HEARTBEAT][0], hint
     return [
         f"{trouble}. {hints[name][1].format(pid=heartbeat.process.pid)}."
         for name, heartbeat in last_beats.items()

@@ -36,6 +36,19 @@ class FieldFault:
 
 
 @dataclass(frozen=True)
+class ErrorRule:
+    """An error of an engine that is answered otherwise: one with ``mark`` in its message, by ``status``.
+
+    ``advice`` stands in for the engine's own message, unless it is empty; ``code`` is OpenAI's.
+    """
+
+    mark: str
+    status: int = 400
+    advice: str = ""
+    code: str = "invalid_field"
+
+
+@dataclass(frozen=True)
 class EngineApi:
     """One engine's API as a frontend sees it.
 
@@ -45,6 +58,8 @@ class EngineApi:
     status 500 or an error event with one of the ``death_marks`` in its message means that the engine is dead
     behind its living server. ``continuation`` are the fields by which a chat's last message, one of the
     assistant's, is taken for the beginning of the answer; None where the engine cannot continue an answer.
+    ``errors`` are answers of status 5xx that are no fault of the engine, or give another program's advice.
+    ``contradictions`` are fields that the engine follows in place of others, by the others' names.
     """
 
     fields: Mapping[str, FieldRule] = field(default_factory=dict)
@@ -53,6 +68,8 @@ class EngineApi:
     continuation: Mapping[str, Any] | None = None
     paths: Mapping[str, Mapping[str, FieldRule]] = field(default_factory=dict)
     streams_lists: bool = True
+    errors: tuple[ErrorRule, ...] = ()
+    contradictions: Mapping[str, str] = field(default_factory=dict)
 
     def fault(self, document: Mapping[str, Any], path: str = "") -> FieldFault | None:
         """Return the first fault of a request's fields; None when they are as the engine takes them."""
@@ -66,7 +83,18 @@ class EngineApi:
                 return FieldFault(name, f"{name!r} is {shown(value)}: this engine has no such field.{hint}")
             if value is not None and not rule.accepts(value):
                 return FieldFault(name, f"{name!r} is {shown(value)}: expected {rule.expected}.")
+        return self._contradiction(document)
+
+    def _contradiction(self, document: Mapping[str, Any]) -> FieldFault | None:
+        for other, name in self.contradictions.items():
+            if None not in (document.get(other), document.get(name)) and document[other] != document[name]:
+                given = f"{name!r} is {shown(document[name])} and {other!r} is {shown(document[other])}"
+                return FieldFault(name, f"{given}: leave one of them out.")
         return None
+
+    def find_error(self, message: str) -> ErrorRule | None:
+        """Return the rule for an engine's error with that message; None where it is answered as it is."""
+        return next((rule for rule in self.errors if rule.mark in message), None)
 
     def reports_death(self, message: str) -> bool:
         return any(mark in message for mark in self.death_marks)
@@ -138,6 +166,23 @@ def collection(maximum: int) -> FieldRule:
         f"a list or an object of at most {maximum} entries",
         lambda value: isinstance(value, list | dict) and len(value) <= maximum,
     )
+
+
+def biases(maximum: int, limit: float) -> FieldRule:
+    """Biases of tokens: an object, or llama.cpp's list of pairs, in which false forbids a token."""
+    bias = number(-limit, limit)
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, dict):
+            return len(value) <= maximum and all(map(bias.accepts, value.values()))
+        return (
+            isinstance(value, list)
+            and len(value) <= maximum
+            and all(isinstance(each, list) and len(each) == 2 for each in value)
+            and all(each[1] is False or bias.accepts(each[1]) for each in value)
+        )
+
+    return FieldRule(f"an object of at most {maximum} tokens, each with {bias.expected}", accepts)
 
 
 def grammar(max_length: int, max_depth: int) -> FieldRule:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 
 from dynaplan.engines.api_rules import (
     EngineApi,
+    ErrorRule,
     FieldRule,
     any_value,
+    biases,
     boolean,
     collection,
     forbidden,
@@ -43,7 +45,7 @@ BOUNDED_FIELDS: Mapping[str, FieldRule] = {
     "logprobs": integer_or_boolean(0, MAX_LOGPROBS),
     "top_logprobs": integer(0, MAX_LOGPROBS),
     "stop": strings(64, 4096),
-    "logit_bias": collection(4096),
+    "logit_bias": biases(4096, 10_000),
     "response_format": SCHEMA,
     "tools": TOOLS,
     "functions": TOOLS,
@@ -237,6 +239,10 @@ _PATHS: dict[str, dict[str, FieldRule]] = {
         "parse_special": boolean(),
         "with_pieces": boolean(),
     },
+    "/v1/audio/transcriptions": {
+        name: any_value()
+        for name in ("model", "file", "language", "prompt", "response_format", "temperature", "stream")
+    },
     "/detokenize": {"model": any_value(), "tokens": integers(1_000_000)},
 }
 """The other paths. Responses and messages become chats in the server, with what fields of a chat they have.
@@ -244,11 +250,38 @@ _PATHS: dict[str, dict[str, FieldRule]] = {
 Embeddings need ``embedding: true`` and ``pooling`` for the worker, and rerank ``pooling: rank``.
 """
 
+_ERRORS = (
+    ErrorRule("Failed to parse tools"),
+    ErrorRule("Failed to parse messages"),
+    ErrorRule("Unknown reasoning format"),
+    ErrorRule("vector::_M_range_check", advice="'tokens' has one that the model's vocabulary lacks."),
+    ErrorRule(
+        "input is not supported",
+        advice="The model here takes no such images, sounds or videos.",
+        code="no_media",
+    ),
+    ErrorRule(
+        "does not support embeddings",
+        501,
+        "This model is not served for embeddings: its worker needs `embedding: true` and `pooling: mean`.",
+        "not_supported",
+    ),
+    ErrorRule(
+        "does not support reranking",
+        501,
+        "This model is not served for ranking: its worker needs `embedding: true` and `pooling: rank`.",
+        "not_supported",
+    ),
+)
+"""Its errors of status 500 over a request that is wrong, and of status 501 with flags of llama-server."""
+
 LLAMACPP_API = EngineApi(
     _FIELDS,
     is_complete=True,
     continuation={},  # it takes a last message of the assistant for a beginning without any field
     paths=_PATHS,
+    errors=_ERRORS,
+    contradictions={"max_tokens": "n_predict", "max_completion_tokens": "n_predict"},
     streams_lists=False,  # the first event is `data: null`, and ends OpenAI's client
 )
 

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,12 @@ ASK_TO_HOLD = {
 
 MEMORY_FRACTION = 0.9
 """The part of a whole GPU's memory that vLLM takes by default, about."""
+
+KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+"""The room for KV entries where there is no GPU, in whole GiB; without it vLLM measures what is free."""
+
+PROCESSES_BYTES = 2 * 2**30
+"""What its processes take beside weights and KV entries; 1.5 GB were seen with vLLM 0.32."""
 
 OLD_CONNECTOR = "DynamoNixlConnector"
 """The connector in configurations written for Dynamo: NIXL through a patch of vLLM that is gone."""
@@ -257,6 +263,11 @@ class VllmKind(EngineKind):
             environment |= _side_channel(options, context)
             environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
         return LaunchLine((*argv, *engine_flags(options, FLAGS)), environment)
+
+    def given_memory_bytes(self, environ: Mapping[str, str]) -> float:
+        """Return its room for KV entries, and what its processes take beside that."""
+        space = environ.get(KV_SPACE_VARIABLE, "")
+        return int(space) * 2**30 + PROCESSES_BYTES if space.isdecimal() and int(space) else 0.0
 
     def ports_needed(self, options: Options, context: EngineContext) -> int:
         """Count the ports: HTTP, and for the KV transfer one per GPU (older versions bind one per rank)."""

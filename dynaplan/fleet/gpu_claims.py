@@ -2,9 +2,9 @@
 
 One small file per claim in a directory that everybody may write to and where nobody may remove the
 files of others (mode 1777). A claim belongs to the user that its file belongs to, and counts as long as the
-arbiter it names runs; so nothing has to be cleaned up after a crash, and nobody can end another's claim.
-Simulated GPUs are each deployment's own: they are shared, and claimed from others, only where
-``DYNAPLAN_NODE_DIR`` names the directory.
+arbiter it names runs; so nobody can end another's claim, and what a crash has left counts for nothing. It is
+removed when the same user next claims a GPU. Simulated GPUs are each deployment's own: they are shared, and
+claimed from others, only where ``DYNAPLAN_NODE_DIR`` names the directory.
 What it cannot prevent: another user of the machine may claim GPUs that it does not use, and the owner of
 the directory, the first user or root, may remove claims. Containers keep off each other's GPUs only
 if they share the directory and the pids of the machine.
@@ -88,6 +88,7 @@ class NodeClaims:
     def claim(self, uuids: Iterable[str]) -> set[str]:
         """Claim these GPUs; return all but the ones that another living arbiter holds."""
         with self._locked() as directory:
+            self._remove_void(directory)
             foreign = self._held(directory)
             obtained = {uuid for uuid in uuids if self._name(uuid) not in foreign}
             for uuid in obtained:
@@ -114,6 +115,22 @@ class NodeClaims:
     def _name(self, uuid: str) -> str:
         """Return the name that a GPU is claimed by: a simulated one is named with its deployment."""
         return uuid + self._simulated_suffix if uuid.startswith(SIMULATED_UUID) else uuid
+
+    def files(self, uuids: Iterable[str]) -> list[tuple[Path, str]]:
+        """Return the file of each claim, and the text in it as long as the claim is this arbiter's."""
+        mark = json.dumps(asdict(self._arbiter))[1:-1]
+        return [(self._directory / _file_name(self._name(uuid), os.getuid()), mark) for uuid in uuids]
+
+    def _remove_void(self, directory: int) -> None:
+        """Remove what deployments of this user have left that were killed."""
+        for name in os.listdir(directory):
+            document = _read(directory, name)
+            if document is None or document["uid"] != os.getuid():
+                continue
+            arbiter = _arbiter(document)
+            if arbiter != self._arbiter and not is_alive(arbiter):
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=directory)
 
     def _restore_claims(self, directory: int, held: Mapping[str, str]) -> None:
         """Write claims of ours again that have vanished; those that others hold now (``held``) are lost."""

@@ -19,6 +19,9 @@ from dynaplan.util.probe import get_health
 
 READINESS_POLL_S = 0.05
 HEALTH_TIMEOUT_S = 1.0
+REST_S = 5.0
+"""Time, from the first answer on, after which it is reported how many workers are ready."""
+
 SLOW_S = 10.0
 """Time after which it is reported which workers and servers are not ready yet, in seconds."""
 
@@ -61,6 +64,33 @@ class Readiness:
                 report_at_s = math.inf
                 missing = ", ".join(await self._missing())
                 report(screen.warning(f"Not ready after {SLOW_S:g} s; waiting for: {missing}"))
+
+    async def wait_for_rest(self, report: Callable[[str], None], begun_s: float) -> None:
+        """Return when each worker with an engine is ready; report how many are, and when all are.
+
+        ``begun_s`` is the beginning of the start, on the monotonic clock.
+        """
+        report_at_s, has_reported = time.monotonic() + REST_S, False
+        while late := self._late():
+            await asyncio.sleep(READINESS_POLL_S)
+            if not has_reported and time.monotonic() > report_at_s:
+                has_reported = True
+                total = len(self._engine_workers())
+                ready = f"{total - len(late)} of {total} workers are ready"
+                report(screen.warning(f"{ready}; waiting for: {', '.join(late)}"))
+        if has_reported:
+            total, took_s = len(self._engine_workers()), time.monotonic() - begun_s
+            report(screen.good(f"All {total} workers are ready after {took_s:.1f} s."))
+
+    def _engine_workers(self) -> list[Worker]:
+        return [each for each in self._workers.read() if each.role in (Role.DECODE, Role.PREFILL)]
+
+    def _late(self) -> list[str]:
+        """Return the workers with an engine that are to get requests and are not ready, in words."""
+        coming = (WorkerState.STARTING, WorkerState.BACKOFF, WorkerState.FAILED)
+        return [
+            f"{each.name} ({each.state.value})" for each in self._engine_workers() if each.state in coming
+        ]
 
     async def _is_ready(self) -> bool:
         if self._launch.graph.of_role(Role.FRONTEND) is None:

@@ -6,7 +6,7 @@ path is too long for them, a short link leads there, and a link that vanishes co
 
 What the workers hand each other lies in the scratch directory, in memory. A worker's own files there begin
 with ``{worker_name}.`` and go with its processes, the whole directory goes with ``serve``; what a killed
-``serve`` has left, the next one of that name removes.
+``serve`` has left, the user's next one removes, of any name.
 """
 
 from __future__ import annotations
@@ -280,6 +280,9 @@ def _lock_directory(root: Path, namespace: str) -> tuple[Path, int]:
     """Lock and empty a directory that no other ``serve`` uses; return it and the lock's descriptor."""
     if not os.access(root.parent, os.W_OK | os.X_OK):
         raise DeploymentError(f"{root.parent} cannot be used")
+    make_private_directory(root)
+    with suppress(FileNotFoundError):  # the same is done by another one
+        _remove_abandoned(root)
     for number in range(MAX_NAMESAKES):
         make_private_directory(root)
         path = root / (f"{namespace}.{number}" if number else namespace)
@@ -289,6 +292,14 @@ def _lock_directory(root: Path, namespace: str) -> tuple[Path, int]:
                 _empty(path)
                 return path, descriptor
     raise DeploymentError(f"{root} is full of directories of {namespace}")
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Remove what killed deployments of this user have left there, whatever their names: it takes memory."""
+    for entry in os.scandir(root):
+        if entry.is_dir(follow_symlinks=False) and (descriptor := _locked(Path(entry.path))) is not None:
+            shutil.rmtree(entry.path, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _locked(path: Path) -> int | None:

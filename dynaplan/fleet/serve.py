@@ -204,10 +204,12 @@ class Serving:
         self.is_here = True
 
     async def _report_ready(self, begun_s: float, workers: RecordedWorkers) -> None:
-        await Readiness(self._launch, self._prepared.servers, workers).wait(report)
+        readiness = Readiness(self._launch, self._prepared.servers, workers)
+        await readiness.wait(report)
         url = self._launch.frontend_url
         report(screen.good(f"Ready after {time.monotonic() - begun_s:.1f} s: {url}"))
         self._service_manager.notify(READY, f"serves at {url}")
+        await readiness.wait_for_rest(report, begun_s)
 
     # -- watch -----------------------------------------------------------------------------------
 

@@ -35,6 +35,11 @@ class Client:
         """The header ``Authorization``; empty without one."""
         return self._request.headers.get("authorization")
 
+    @property
+    def content_type(self) -> str:
+        """The header ``Content-Type``; empty without one."""
+        return self._request.headers.get("Content-Type", "")
+
     def trace_headers(self) -> Mapping[str, str]:
         """Return the headers of the client's trace; empty without a usable one."""
         headers = self._request.headers

@@ -8,7 +8,9 @@ take *whole* events: ``upstream.EngineAnswer`` cuts a stream where lines end.
 2. Usage: the numbers that the engine states at the end are exact, and come before the counted ones.
 3. Failures: engines report them inside a stream, after the status 200, as an error event or as the finish
    reason ``abort``.
-4. A prompt longer than the context: every engine has words of its own for it, clients look for OpenAI's.
+4. Errors that are the client's fault, or give advice for another program: engines state them as data
+   (``EngineApi.errors``). A prompt longer than the context: every engine has words of its own for it, clients
+   look for OpenAI's.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway.openai_api import (
     CONTEXT_ADVICE,
     CONTEXT_CODE,
     ApiError,
     ApiPath,
     bad_request,
+    not_implemented,
     worker_failed,
 )
 
@@ -68,7 +72,10 @@ def count_tokens(endpoint: ApiPath, events: bytes) -> int:
     Responses and messages name their events; what brings text or a thought ends in ``delta``. A line of its
     own cannot be part of a JSON text.
     """
-    return len(_NAMED_DELTA.findall(events)) if endpoint.inputs else count_chat_tokens(events)
+    if endpoint.inputs:
+        return len(_NAMED_DELTA.findall(events))
+    count = events.count(_EVENT)  # of nearly every event this is all; a call would cost as much again
+    return count if count == events.count(_PLAIN_TOKEN) else count_chat_tokens(events)
 
 
 def is_ended(endpoint: ApiPath, events: bytes) -> bool:
@@ -199,12 +206,28 @@ def _read_error(good: bytes, text: bytes) -> Failure:
     return Failure(good, message, b"data: " + text.rstrip() + b"\n\n", status, error)
 
 
-# -- 4. a prompt longer than the context ---------------------------------------------------------------
+# -- 4. errors that are answered otherwise ---------------------------------------------------------------
 
 _MARK = re.compile(
     rb"exceed_context_size_error|maximum context length is \d+ tokens|leaves no room|"
     rb"longer than the model's context length"
 )
+
+
+def corrected_error(api: EngineApi, body: bytes) -> ApiError | None:
+    """Return what to answer in place of an engine's error of status 5xx; None where that is passed on."""
+    if not api.errors:
+        return None
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    rule = api.find_error(str(message))
+    if rule is None:
+        return None
+    if rule.status == 501:
+        return not_implemented(rule.advice, code=rule.code)
+    return ApiError(rule.status, rule.advice or str(message), code=rule.code)
 
 
 def rewrite_context_error(status: int, body: bytes) -> bytes:

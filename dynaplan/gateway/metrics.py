@@ -232,8 +232,8 @@ class FrontendMetrics:
         self._define_models()
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
         self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
-        self.history = LoadHistory(self._read_load, now_s)
         self._models: dict[str, _ModelMetrics] = {}
+        self.history = LoadHistory(self._read_load, now_s)
         self._placed: dict[tuple[str, str], Counter] = {}
         self._started: dict[tuple[str, ...], Counter] = {}
         self._ended: dict[tuple[str, ...], Counter] = {}
@@ -272,8 +272,7 @@ class FrontendMetrics:
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
-        for each in self._models.values():
-            each.write()
+        self._write_gathered()
         collect = self._registry.collect
         if self._shared:
             _forget_dead_gauges(self._shared)
@@ -287,7 +286,12 @@ class FrontendMetrics:
         document = self.history.to_json({"ttft": TTFT_S, "itl": ITL_S})
         return msgspec.json.encode(document)
 
+    def _write_gathered(self) -> None:
+        for each in self._models.values():
+            each.write()
+
     def _read_load(self) -> LoadCounts:
+        self._write_gathered()
         if self._shared:
             return _load_in(_DescribedFiles(self._shared, self._about).collect())
         own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)

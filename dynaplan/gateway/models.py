@@ -69,11 +69,11 @@ class FrontendModel:
     def addressed(self, call: Call) -> Call:
         """Return the call as the workers get it: under the name that they know, with its parameters.
 
-        A large body stays as it is.
+        A large body stays as it is, and a form.
         """
         name = self.upstream_name or self.name
         is_other = self.queue is not None and call.model != name
-        if not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
+        if call.endpoint.is_form or not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
             return call
         document = {**self.filters.apply(call.document), "model": name}
         return replace(call, model=self.name, body=json.dumps(document).encode(), document=document)

@@ -113,12 +113,26 @@ def out_of_descriptors(limit: int) -> ApiError:
 
 
 def no_such_path(path: str) -> ApiError:
-    """Make an error 404: the engine that serves the model lacks that path of the API."""
+    """Make an error 404: the engine that serves the model lacks that path of the API; of sounds 501."""
+    message = f"The engine that serves this model has no {path}, or not for a model of this kind."
+    if path.startswith("/v1/audio/"):
+        return not_implemented(message)
     return ApiError(
         404,
-        f"The engine that serves this model has no {path}, or not for a model of this kind.",
+        message,
         code="unknown_url",
         metric="not_found",
+    )
+
+
+def not_implemented(message: str, *, code: str = "not_implemented") -> ApiError:
+    """Make an error 501: nothing here can do that, and asking again does not help."""
+    return ApiError(
+        501,
+        message,
+        code=code,
+        metric="not_implemented",
+        headers={"X-Should-Retry": "false"},  # OpenAI's clients try again after any 5xx but such a one
     )
 
 
@@ -143,13 +157,16 @@ def internal_error() -> ApiError:
     )
 
 
+JSON_TYPE = "application/json"
+
+
 @dataclass(frozen=True)
 class ApiPath:
     """A path of the API that workers answer; ``name`` is the metrics' label.
 
     ``inputs`` are the fields with what the engine reads, on a path that is passed to it as it is; a path
     without any is a completion or a chat. ``streams``: its answers may be streams. ``is_computed``: a model
-    reads its texts.
+    reads its texts. ``is_form``: its requests are no JSON, but a form with files.
     """
 
     path: str
@@ -158,6 +175,7 @@ class ApiPath:
     inputs: tuple[str, ...] = ()
     streams: bool = True
     is_computed: bool = True
+    is_form: bool = False
 
 
 CHAT_COMPLETIONS = ApiPath("/v1/chat/completions", "chat_completions", is_chat=True)
@@ -173,7 +191,11 @@ PASSTHROUGH = tuple(
     )
     for path, inputs in INPUTS.items()
 )
-API_PATHS = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS, *PASSTHROUGH)}
+FORMS = tuple(
+    ApiPath(path, path.rpartition("/")[2], is_chat=False, inputs=("file",), streams=False, is_form=True)
+    for path in ("/v1/audio/transcriptions", "/v1/audio/translations")
+)
+API_PATHS = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS, *PASSTHROUGH, *FORMS)}
 """Every path that workers answer."""
 
 
@@ -203,7 +225,7 @@ class Call:
     a text. Unless it ``is_whole``, as of a large body, ``document`` lacks the prompt's text and ``prompt`` is
     only the beginning. Of several ``prompts`` it is the first, and all of them count. ``address`` is one that
     an engine would fetch, of several one that is no web address if there is any. ``has_media``: there are
-    images or sounds in it, which count as no tokens.
+    images or sounds in it, which count as no tokens. ``content_type`` is that of the body.
     """
 
     endpoint: ApiPath
@@ -217,6 +239,7 @@ class Call:
     prompts: int = 1
     address: str = ""
     has_media: bool = False
+    content_type: str = JSON_TYPE
 
     @property
     def can_be_remote(self) -> bool:
@@ -344,6 +367,19 @@ def check_fields(call: Call, api: EngineApi) -> None:
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 
+def check_tools(call: Call, card: Mapping[str, Any]) -> None:
+    """Raise ApiError (400) where a tool must be called and the model's chat template knows none."""
+    choice = call.document.get("tool_choice")
+    is_required = choice == "required" or isinstance(choice, Mapping)
+    if is_required and call.document.get("tools") and card.get("lacks_tools"):
+        raise bad_request(
+            "The chat template of this model has no tools, so none would be called. Leave 'tool_choice' out, "
+            "or have a chat-template with tools set for the worker.",
+            param="tool_choice",
+            code="no_tools",
+        )
+
+
 def check_context(call: Call, context_tokens: int) -> None:
     """Raise ApiError (400) when the prompt is longer than the context, in tokens; 0 means unknown."""
     is_one = call.prompts == 1 and not call.endpoint.inputs  # of several each has the context for itself
@@ -372,7 +408,12 @@ def _read_json(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:
         # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
-        return json.loads(body.decode())
+        return json.loads(body.decode(), parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and infinities, which Python reads in JSON and engines do not, or not as numbers."""
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _check_types(document: Mapping[str, Any]) -> None:

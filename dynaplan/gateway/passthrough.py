@@ -28,6 +28,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "/detokenize": ("tokens",),
     "/pooling": ("input", "messages"),
     "/classify": ("input", "messages"),
+    "/v1/audio/speech": ("input",),
 }
 """Each passed path, with the fields of its body that hold what the engine reads."""
 
@@ -36,6 +37,25 @@ STREAMING = frozenset({"/v1/responses", "/v1/messages"})
 
 UNCOMPUTED = frozenset({"/tokenize", "/detokenize"})
 """The passed paths for which no model computes: their texts do not count as load."""
+
+_NOT_KEPT = "Nothing is kept here: send whole conversations to /v1/chat/completions or /v1/responses."
+_NO_BATCHES = "Batches are not kept here: send their requests themselves, as many at once as you like."
+
+UNSERVED: Mapping[str, str] = {
+    "/v1/batches": _NO_BATCHES,
+    "/v1/files": _NO_BATCHES,
+    "/v1/uploads": _NO_BATCHES,
+    "/v1/assistants": _NOT_KEPT,
+    "/v1/threads": _NOT_KEPT,
+    "/v1/conversations": _NOT_KEPT,
+    "/v1/vector_stores": _NOT_KEPT,
+    "/v1/fine_tuning": "Models are not trained here: load adapters by `lora-modules` of the workers.",
+    "/v1/images": "No engine here makes images.",
+    "/v1/videos": "No engine here makes videos.",
+    "/v1/moderations": "No engine here has it; a model that classifies texts answers /classify.",
+    "/v1/realtime": "Sessions are not kept here: send a sound in a chat, as `input_audio`.",
+}
+"""Paths of OpenAI's API that no engine has, and what is below them, with the reason."""
 
 ADDRESSES = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "image", "audio", "video"})
 """The fields of a part of a message whose text is an address, or the data itself: ``data:image/png;...``."""
@@ -124,6 +144,11 @@ def tool_addresses(tools: Any) -> Iterator[str]:
     for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, Mapping) and tool.get("server_url"):
             yield str(tool["server_url"])
+
+
+def find_unserved(path: str) -> str:
+    """Return why nothing here answers a path of OpenAI's API; empty for other paths."""
+    return next((why for name, why in UNSERVED.items() if f"{path}/".startswith(f"{name}/")), "")
 
 
 def is_web(address: str) -> bool:

@@ -9,7 +9,10 @@ at other workers: unchecked, one poison request takes a worker after the other w
 2. **Isolation.** Suspects are retried one at a time, so that the next death has no more than one.
 3. **Refusal.** A death with one suspect in flight was caused by it: the request is answered 500 for
    ``REFUSE_S``. So it has killed two workers where it was alone with them, and three among others.
-4. **Clearing.** A request that is answered whole is innocent: what was known against it is forgotten.
+4. **Streams.** An answer that has begun goes on up to ``migration-limit`` times, whatever is known against
+   its request: each of its workers has computed a part of it, and only plain requests migrate. Its deaths
+   count against the next request of the same body.
+5. **Clearing.** A request that is answered whole is innocent: what was known against it is forgotten.
 
 Each process has its own memory, of bounded size. No hash is computed until a worker has died.
 """
@@ -109,19 +112,19 @@ class PoisonRequests:
         self.in_flight: dict[Process, list[Suspect]] = {}
 
     @asynccontextmanager
-    async def admit(self, call: Call) -> AsyncIterator[Suspect]:
+    async def admit(self, call: Call, *, has_begun: bool = False) -> AsyncIterator[Suspect]:
         """Begin an attempt at the client's request; one that is suspected waits for the one before it.
 
-        Raises ApiError (500) for a poison request.
+        Raises ApiError (500) for a poison request, unless its answer ``has_begun``.
         """
         isolation = None
-        if self._is_suspect(call):
+        if self._is_suspect(call, has_begun):
             await self._isolation.acquire()
             isolation = self._isolation
         suspect = Suspect(self, call, isolation)
         try:
             if isolation:
-                self._is_suspect(call)  # the request before it may have been the same
+                self._is_suspect(call, has_begun)  # the request before it may have been the same
             yield suspect
         finally:
             suspect.close()
@@ -150,10 +153,10 @@ class PoisonRequests:
         while len(known) > MAX_HASHES:
             known.popitem(last=False)
 
-    def _is_suspect(self, call: Call) -> bool:
+    def _is_suspect(self, call: Call, has_begun: bool) -> bool:
         self._forget_old()
         evidence = self._evidence.get(_hash(call)) if self._evidence else None
-        if evidence and evidence.is_refused:
+        if evidence and evidence.is_refused and not has_begun:
             log.warning("a request is refused: %d workers have died over it", evidence.deaths)
             raise _refusal()
         return evidence is not None and evidence.is_suspect

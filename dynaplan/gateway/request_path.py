@@ -49,6 +49,7 @@ from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, Usage
+from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.models import FrontendModel, FrontendModels
 from dynaplan.gateway.openai_api import (
@@ -58,6 +59,7 @@ from dynaplan.gateway.openai_api import (
     Call,
     bad_request,
     check_fields,
+    check_tools,
     internal_error,
     needs_local_prefill,
     no_such_path,
@@ -97,11 +99,9 @@ NO_BOUNDS = EngineApi()
 
 _DONE_EVENT = b"data: [DONE]\n\n"
 _JSON = "application/json"
+_ERROR_TYPES = {429: "overload", 501: "not_implemented"}
 _OPENAI_ERROR = re.compile(rb'"error":\s*\{')
 _FORWARDED_HEADERS = ("Retry-After",)
-
-_NO_MEDIA = b"input is not supported"
-"""llama.cpp's words, with status 500, for an image without a projector."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,10 @@ class RequestPath:
                 max_bytes=self.settings.max_body_bytes,
                 timeout_s=self.settings.body_timeout_s,
             )
-            call = await self._reader.read(endpoint, body)
+            if endpoint.is_form:
+                call = read_form(endpoint, client.content_type, body)
+            else:
+                call = await self._reader.read(endpoint, body)
             model = self.models.find(call.model)
             call = model.addressed(call)
             name = call.model
@@ -293,7 +296,8 @@ class RequestProgress:
         try:
             while True:
                 # The verdict over a request is by the client's body, whatever this attempt asks for.
-                async with self.path.poison.admit(self.request.call) as suspect:
+                has_begun = self.stream is not None
+                async with self.path.poison.admit(self.request.call, has_begun=has_begun) as suspect:
                     outcome = await self._attempt(suspect)
                 if isinstance(outcome, Answered):  # case 7
                     return await self._as_event(outcome)
@@ -354,6 +358,7 @@ class RequestProgress:
             self._note_tokens(booking)
             api = self.path.api_of(booking.instance)
             check_fields(self.call, api)
+            check_tools(self.call, booking.instance.card)
             await self._place_prefill(booking)
             attempt = self._last = Attempt(self, booking, api, suspect)
             if self.call.is_stream:
@@ -491,9 +496,14 @@ class Attempt:
                     self.instance.openai_url + self._call.endpoint.path,
                     self._call.body_with(fields),
                     request_id,
+                    content_type=self._call.content_type,
                     is_kept=self.instance.card.get("keep_alive", True),
                     trace=self._request.report.trace_headers(),
                 )
+                if answer.status >= 500 and (
+                    error := engine_answers.corrected_error(self._api, await answer.read_all())
+                ):
+                    raise error
                 if answer.status == 500:
                     await self._judge_500(answer)
                 if answer.status != 200 or not self._call.is_stream:
@@ -511,8 +521,6 @@ class Attempt:
             message = (await answer.read_all()).decode(errors="replace")
             if self._api.reports_death(message):
                 raise WorkerDied("its engine is dead", is_connection_lost=True)
-        if self._call.has_media and _NO_MEDIA in await answer.read_all():
-            raise bad_request("The model here takes no such images, sounds or videos.", code="no_media")
         own_id, ids = self.instance.instance_id, {each.instance_id for each in self._model.router.instances}
         if self._progress.deaths == 0 and (self.hand_off or ids - {own_id}):
             raise WorkerDied("status 500")  # as engines answer while they shut down
@@ -669,8 +677,6 @@ def _error_type(status: int) -> str:
     """Return the ``error_type`` label for the HTTP status of a worker's answer."""
     if status < 400:
         return ""
-    if status == 429:
-        return "overload"
-    if status == 501:
-        return "not_implemented"
+    if status in _ERROR_TYPES:
+        return _ERROR_TYPES[status]
     return "validation" if status < 500 else "internal"

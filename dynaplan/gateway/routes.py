@@ -13,7 +13,8 @@ from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
 from dynaplan.gateway.model_routes import ModelRoutes
-from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath
+from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, not_implemented
+from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.errors import nearest
 from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
@@ -70,6 +71,8 @@ class FrontendRoutes:
             return found
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
+        if not method and (reason := find_unserved(request.path)):
+            raise not_implemented(reason)
         if not method:
             hint = nearest(request.path, self._handlers, cutoff=SLIP)
             raise ApiError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dynaplan.gateway.engine_connections import EngineConnection, EnginePool, Target, target_of
-from dynaplan.gateway.openai_api import out_of_descriptors
+from dynaplan.gateway.openai_api import JSON_TYPE, out_of_descriptors
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
 from dynaplan.util.tls import ClientTls
@@ -46,7 +46,7 @@ class Upstream:
     """
 
     def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
-        self._headers = f"Authorization: Bearer {worker_token}\r\nContent-Type: application/json\r\n".encode()
+        self._headers = f"Authorization: Bearer {worker_token}\r\n".encode()
         self._pool = EnginePool(tls)
 
     async def post(
@@ -57,6 +57,7 @@ class Upstream:
         *,
         is_kept: bool = True,
         trace: Mapping[str, str] = NO_TRACE,
+        content_type: str = JSON_TYPE,
     ) -> EngineAnswer:
         """Post the request; return the answer as soon as its status is there. The caller closes it.
 
@@ -67,6 +68,7 @@ class Upstream:
         moment: the request is sent once more, over a new connection.
         """
         target = target_of(url)
+        trace = {**trace, "Content-Type": content_type}
         head = self._head(target, len(body), request_id, trace, is_kept=is_kept)
         kept = self._pool.take(target.origin) if is_kept else None
         if kept is None:
@@ -89,7 +91,7 @@ class Upstream:
     def _head(
         self, target: Target, body_bytes: int, request_id: str, trace: Mapping[str, str], *, is_kept: bool
     ) -> bytes:
-        more = "".join(f"{name}: {value}\r\n" for name, value in trace.items()) if trace else ""
+        more = "".join(f"{name}: {value}\r\n" for name, value in trace.items())
         if not is_kept:
             more += "Connection: close\r\n"
         own = f"X-Request-Id: {request_id}\r\nContent-Length: {body_bytes}\r\n{more}\r\n"

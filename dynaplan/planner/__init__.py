@@ -11,24 +11,27 @@ in ``metrics``).
    of arrivals: ``forecasting/arrivals.py``.
 2. *Forecast* for 1 interval ahead, for L + T, and half way: ``sizing/demand_forecast.py`` over
    ``forecasting/forecaster.py``. ``auto`` selects its method by a back-test (``forecasting/selection.py``).
+3. *Backtest*, every five minutes in a process of its own: the cheapest split of workers that, standing still,
+   would have kept the promise on the traffic of ``slo-window`` (``backtesting/search.py``; the evidence and
+   how the present load compares: ``evidence.py``; when: ``schedule.py``).
 
 **Decide.** ``rules/decision.py``: ``decide(settings, state, observation, model) -> (state, decision)``. Pure
 and total; each stage leaves a step in the decision's trail. With targets (``rules/sla_policy.py``):
 
-3. *Error budget*: requests that may still miss without breaking the promise over ``slo-window``, spent as a
-   larger allowed part of misses: ``sizing/error_budget.py``.
-4. *Corrections*: measured over expected step times, smoothed: ``sizing/corrections.py``.
-5. *Demands* between L and L + T, the backlog of the prefill queue among them: ``sizing/look_ahead.py``.
-6. *Size* of each demand: the fewest workers with chance(TTFT > target) and chance(ITL > target) within the
-   allowed parts: ``sizing/pool_sizes.py``. The chances come from ``sizing/queueing/queueing_model.py``:
+4. *Error budget*: requests that may still miss without breaking the promise over ``slo-window``; what was
+   missed too much the next backtest makes up for: ``sizing/error_budget.py``.
+5. *Corrections*: measured over expected step times, smoothed: ``sizing/corrections.py``.
+6. *Demands* between L and L + T, the backlog of the prefill queue among them: ``sizing/look_ahead.py``.
+7. *Size* of each demand: the fewest workers with chance(TTFT > target) and chance(ITL > target) within the
+   promised parts: ``sizing/pool_sizes.py``. The chances come from ``sizing/queueing/queueing_model.py``:
    ``prefill_model.py`` is a multi-server queue with batches, ``decode_model.py`` an infinite-server queue
    with feedback, ``workload.py`` gives the work of a demand, ``waiting.py`` the textbook's formulas.
-7. *Limits*: headroom before removals (``sizing/look_ahead.py``), minimums and GPU budget
-   (``sizing/limits.py``), patience (``rules/scale_down.py``), failed roles (``rules/guards.py``).
+8. *Limits*: minimums and GPU budget (``sizing/limits.py``), who leaves and who is added by the backtest
+   (``rules/backtest_rules.py``), failed roles (``rules/guards.py``).
 
-``sizing: formula`` puts the formulas of Dynamo's planner in place of 5 and 6 (``sizing/formula.py``). The
-policy ``load`` has thresholds in place of 3 to 7 (``rules/load_policy.py``), ``both`` has them above a floor
-that 3 to 7 find. Bounds that a person has set (holds) come last.
+``sizing: formula`` puts the formulas of Dynamo's planner in place of 6 to 8 (``sizing/formula.py``). The
+policy ``load`` has thresholds in place of 4 to 8 (``rules/load_policy.py``), ``both`` has them above a floor
+that 4 to 8 find. Bounds that a person has set (holds) come last.
 
 **Act.** The connector asks for the desired counts (``virtual/connector.py``, ``kubernetes/connector.py``),
 and recorders write the decision down (``recorders``), from which ``replay.py`` decides again.

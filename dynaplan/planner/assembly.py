@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from dynaplan.events import event_connections
 from dynaplan.fleet.heartbeats import LATE_AFTER_S, HeartbeatFiles
 from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.bursts import burst_policy
+from dynaplan.planner.backtesting.schedule import BacktestSchedule, window_of
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.planner.model import DecisionRecord, PlannerState
@@ -41,6 +41,7 @@ from dynaplan.util.errors import ConfigError, TemporaryError, UserError
 
 if TYPE_CHECKING:
     from dynaplan.events.port import Messenger
+    from dynaplan.planner.backtesting.backtester import LiveBacktester
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
@@ -200,6 +201,7 @@ class AssembledPlanner:
         recorders: Sequence[Recorder],
         numbers: Callable[[], Mapping[str, float]],
         traffic: TrafficObserver | None = None,
+        backtester: LiveBacktester | None = None,
         end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.loop = loop
@@ -208,6 +210,7 @@ class AssembledPlanner:
         self._observer = observer
         self._recorders = recorders
         self._traffic = traffic
+        self._backtester = backtester
         self._end = end
 
     async def close(self) -> None:
@@ -217,6 +220,8 @@ class AssembledPlanner:
         await self._observer.close()
         if self._traffic:
             await self._traffic.close()
+        if self._backtester:
+            await self._backtester.close()
         for recorder in self._recorders:
             recorder.close()
 
@@ -237,12 +242,13 @@ def make_planner(
     log.info("what the planner sees and decides is written to %s", log_dir)
     gauges = GaugesRecorder(settings)
     recorders = (JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings), gauges)
-    state = restore_state(recent_records(planner_log_root(), 1), settings, datetime.now(UTC))
+    records, now = recent_records(planner_log_root(), records_of_window(settings)), datetime.now(UTC)
+    state = restore_state(records[-1:], settings, now)
     try:
         write_pointer(planner_log_root(), log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
-    model, traffic = None, None
+    model, traffic, backtester = None, None, None
     if settings.is_by_targets:
         from dynaplan.planner.inputs import traffic_observer
         from dynaplan.planner.sla_model import build_sla_model
@@ -251,6 +257,10 @@ def make_planner(
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
         traffic = traffic_observer(settings, discovery, clock)
+        if settings.sizing != "formula":
+            from dynaplan.planner.backtesting.backtester import LiveBacktester
+
+            backtester = LiveBacktester(settings, restore_evidence(records, settings, now))
     loop = PlannerLoop(
         settings,
         observer,
@@ -259,10 +269,11 @@ def make_planner(
         clock,
         model=model,
         traffic=traffic,
+        backtester=backtester,
         beat=beat,
         state=state,
     )
-    return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, end)
+    return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
 
 
 def _connector(
@@ -284,8 +295,8 @@ def restore_state(
 ) -> PlannerState:
     """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
 
-    What the learnt floor and the hedge know goes with it. Nothing is remembered of another promise, of
-    records that cannot be read, and of a future one. ``now`` has a time zone.
+    Nothing is remembered of another promise, of records that cannot be read, and of a future one. ``now``
+    has a time zone.
     """
     begin = PlannerState()
     try:
@@ -301,11 +312,8 @@ def restore_state(
         or _promise_key(before) != _promise_key(settings)
     ):
         return begin
-    known, fade = last.next_state, math.exp(-passed_s / window_s)
-    state = PlannerState(
-        error_budget=decay_budget(known.error_budget, passed_s, window_s),
-        bursts=burst_policy.remembered(known.bursts, fade),
-    )
+    known = last.next_state
+    state = PlannerState(error_budget=decay_budget(known.error_budget, passed_s, window_s))
     log.info(
         "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",
         last.wall_time,
@@ -313,6 +321,37 @@ def restore_state(
         state.error_budget.itl_requests,
     )
     return state
+
+
+def records_of_window(settings: PlannerSettings) -> int:
+    """Return how many records hold the traffic that a backtest looks back on, and the error budget."""
+    if not settings.is_by_targets:
+        return 1
+    return math.ceil(window_of(settings) / settings.adjustment_interval_s)
+
+
+def restore_evidence(
+    documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
+) -> BacktestSchedule:
+    """Return the evidence that these records hold, of this deployment's last window.
+
+    ``now`` has a time zone.
+    """
+    schedule, since = BacktestSchedule(settings), now - timedelta(seconds=window_of(settings))
+    for document in documents:
+        try:
+            record = DecisionRecord.from_json(document)
+            moment = datetime.fromisoformat(record.wall_time)
+        except (KeyError, TypeError, ValueError, AttributeError, UserError):
+            continue
+        if since <= moment <= now and _served(record.settings) == _served(settings):
+            schedule.add(record.observation)
+    return schedule
+
+
+def _served(settings: PlannerSettings) -> tuple[object, ...]:
+    """Return what traffic is about: it says nothing of another deployment."""
+    return settings.namespace, settings.served_model_name, settings.adjustment_interval_s
 
 
 def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.fleet.counts import Sample
     from dynaplan.fleet.store_keys import DesiredCounts
+    from dynaplan.planner.backtesting.backtester import LiveBacktester
     from dynaplan.planner.model import Load, PlannerState
     from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
@@ -52,6 +53,7 @@ class PlannerLoop:
         *,
         model: SlaModel | None = None,
         traffic: TrafficObserver | None = None,
+        backtester: LiveBacktester | None = None,
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
         state: PlannerState | None = None,
@@ -64,6 +66,7 @@ class PlannerLoop:
         self._wall_time = wall_time
         self._beat = beat
         self._traffic = traffic
+        self._backtester = backtester
         self._cycle = PlanningCycle(settings, model, state)
         self._failure = ""
         self._is_warned = False
@@ -127,7 +130,7 @@ class PlannerLoop:
             recorder.record_sample(sample)
         return sample
 
-    async def observe(self, load: Load) -> Observation:
+    async def observe(self, load: Load, state: PlannerState) -> Observation:
         """Return the observation of the interval; where the fleet is not known, the reason."""
         failure = self._failure
         try:
@@ -139,7 +142,11 @@ class PlannerLoop:
             return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
         self._warn_of_short_interval(fleet)
         observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
-        return await self._with_traffic(observation, self._traffic) if self._traffic else observation
+        if self._traffic:
+            observation = await self._with_traffic(observation, self._traffic)
+        if self._backtester:
+            observation = replace(observation, backtest=self._backtester.observe(observation, state))
+        return observation
 
     def _warn_of_short_interval(self, fleet: FleetCounts) -> None:
         """Say once, where decisions wait for each other, that the interval is shorter than a start."""
@@ -168,7 +175,9 @@ class PlannerLoop:
         """Log the decision, and hand its record to the recorders."""
         level = logging.INFO if decision.is_change else logging.DEBUG
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
-        if not decision.is_change and not observation.unknown:
+        if decision.is_withheld:
+            log.info("scaling is needed, and not possible now: %s", decision.reason)
+        elif not decision.is_change and not observation.unknown:
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:

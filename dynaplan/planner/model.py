@@ -17,7 +17,6 @@ from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.traffic import Lengths, Traffic, _lengths_of
-from dynaplan.planner.bursts.memory import BurstMemory
 from dynaplan.util.documents import check_types
 
 
@@ -64,17 +63,13 @@ class Demand:
 class Expected:
     """The forecast of one coming interval: its requests, and their mean lengths; None is "not known".
 
-    ``ahead`` counts intervals after the newest measured one; ``why`` names the method. ``doubt`` is the
-    mean absolute error, in requests, of earlier forecasts as far ahead, ``surprise`` the requests by which
-    the load has exceeded them lately, but for as many as may miss; 0: not known.
+    ``ahead`` counts intervals after the newest measured one; ``why`` names the method.
     """
 
     requests: float | None = None
     isl_tokens: float | None = None
     osl_tokens: float | None = None
     ahead: int = 1
-    doubt: float = 0.0
-    surprise: float = 0.0
     why: str = ""
 
 
@@ -97,7 +92,10 @@ class Foresight:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Foresight:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
-        expected = tuple(Expected(**each) for each in document["expected"])
+        expected = tuple(
+            Expected(**{name: value for name, value in each.items() if name not in REMOVED_EXPECTED})
+            for each in document["expected"]
+        )
         dispersions = tuple((float(each[0]), float(each[1])) for each in document.get("dispersions", ()))
         parts = {"expected": expected, "dispersions": dispersions, **_lengths_of(document)}
         return cls(**{**document, **parts})
@@ -147,12 +145,11 @@ class ErrorBudget:
     """Requests that could have missed each target lately without breaking the promise.
 
     Below 0, that many too many missed. The past fades: what is one ``slo-window`` old counts 37 %
-    (``planner/sizing/error_budget.py``). ``kept_s`` is the time since an interval last spent too much of it.
+    (``planner/sizing/error_budget.py``).
     """
 
     ttft_requests: float = 0.0
     itl_requests: float = 0.0
-    kept_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -208,6 +205,52 @@ class Load:
     prefill_asleep: int = 0
 
 
+LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN = "above", "below", ""
+"""The present load beside what the last backtest saw."""
+
+
+@dataclass(frozen=True)
+class SplitTrial:
+    """A split that stood still in a backtest: its GPUs, and the part of the requests that met both targets.
+
+    ``is_at_most``: it was given up when too many had missed, so no more than that part would have.
+    """
+
+    workers: Targets
+    gpus: int
+    in_time: float
+    is_at_most: bool = False
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """The last answer of a backtest: the cheapest ``workers`` that would have kept the promise.
+
+    ``workers`` is None where there is no answer yet; ``missing`` says why there is none, or no newer one. It
+    is about the ``requests`` of ``window_s`` seconds; ``tried`` are the splits that were compared, that of
+    the answer first. ``is_new``: it has come in this interval. ``change`` is ``LOAD_ABOVE``, ``LOAD_BELOW``
+    or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were measured than promised, "" if not.
+    """
+
+    workers: Targets | None = None
+    missing: str = ""
+    requests: int = 0
+    window_s: float = 0.0
+    tried: tuple[SplitTrial, ...] = ()
+    is_new: bool = False
+    change: str = LOAD_WITHIN
+    missed_lately: str = ""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Backtest:
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        workers = document["workers"]
+        tried = tuple(
+            SplitTrial(**{**each, "workers": Targets(**each["workers"])}) for each in document["tried"]
+        )
+        return cls(**{**document, "workers": Targets(**workers) if workers else None, "tried": tried})
+
+
 @dataclass(frozen=True)
 class Observation:
     """One adjustment interval; ``at_s`` is monotonic seconds.
@@ -228,6 +271,7 @@ class Observation:
     foresight: Foresight | None = None
     startup_s: float = 0.0
     holds: RoleHolds = field(default_factory=RoleHolds)
+    backtest: Backtest | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back; without holds or sleepers no key for them."""
@@ -250,6 +294,7 @@ class Observation:
     def from_json(cls, document: Mapping[str, Any]) -> Observation:
         """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
         fleet, traffic, foresight = document["fleet"], document.get("traffic"), document.get("foresight")
+        backtest = document.get("backtest")
         return cls(
             at_s=document["at_s"],
             fleet=FleetCounts(
@@ -263,6 +308,7 @@ class Observation:
             foresight=Foresight.from_json(foresight) if foresight else None,
             startup_s=document.get("startup_s", 0.0),
             holds=RoleHolds.from_json(document.get("holds", {})),
+            backtest=Backtest.from_json(backtest) if backtest else None,
         )
 
 
@@ -282,6 +328,16 @@ class Decision:
     def is_change(self) -> bool:
         """True when there is anything to carry out."""
         return self.desired != self.current
+
+    @property
+    def is_withheld(self) -> bool:
+        """True when nothing changes though more workers are needed, or a pending decision is waited for."""
+        needs_more = any(
+            step.after.prefill > self.current.prefill or step.after.decode > self.current.decode
+            for step in self.steps
+        )
+        is_waiting = bool(self.steps) and self.steps[-1].stage == "pending"
+        return not self.is_change and (needs_more or is_waiting)
 
     @property
     def reason(self) -> str:
@@ -308,8 +364,7 @@ class PlannerState:
     ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
     ``pending_id`` is the decision that was not acknowledged in the last interval, -1 for none, and
     ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
-    profile. ``error_budget`` is what may still miss. ``wanted`` are the numbers of workers that the targets
-    asked for in the last intervals, the newest last.
+    profile. ``error_budget`` is what may still miss.
     """
 
     decode_grace_left: int = 0
@@ -317,27 +372,18 @@ class PlannerState:
     pending_since_s: float = 0.0
     corrections: Corrections = field(default_factory=Corrections)
     error_budget: ErrorBudget = field(default_factory=ErrorBudget)
-    wanted: tuple[Targets, ...] = ()
-    bursts: BurstMemory = field(default_factory=BurstMemory)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back."""
-        document = asdict(replace(self, bursts=BurstMemory()))
-        del document["bursts"]
-        return {**document, **self.bursts.to_json()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
-        """Read the form of ``to_json``; KeyError or TypeError for another."""
-        own = dict(document)
-        bursts = {name: own.pop(name, {}) for name in ("standing", "hedge")}
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        budget = document.get("error_budget", {})
         return cls(
             **{
-                **own,
+                **{name: value for name, value in document.items() if name not in REMOVED_STATE},
                 "corrections": Corrections(**document.get("corrections", {})),
-                "error_budget": ErrorBudget(**document.get("error_budget", {})),
-                "wanted": tuple(Targets(**each) for each in document.get("wanted", ())),
-                "bursts": BurstMemory.from_json(bursts),
+                "error_budget": ErrorBudget(
+                    budget.get("ttft_requests", 0.0), budget.get("itl_requests", 0.0)
+                ),
             }
         )
 
@@ -375,10 +421,10 @@ class DecisionRecord:
             "wall_time": self.wall_time,
             "fingerprint": fingerprint(self.settings),
             "settings": self.settings.to_options(),
-            "state": self.state.to_json(),
+            "state": asdict(self.state),
             "observation": self.observation.to_json(),
             "decision": asdict(self.decision),
-            "next_state": self.next_state.to_json(),
+            "next_state": asdict(self.next_state),
         }
 
     @classmethod
@@ -396,8 +442,16 @@ class DecisionRecord:
         return record
 
 
-REMOVED_OPTIONS = frozenset({"adaptive-interval", "recommend-every", "shadow"})
-"""Options of earlier versions, which their records name: none of them changes what an interval decides."""
+REMOVED_OPTIONS = frozenset(
+    {"adaptive-interval", "hedge", "learnt-floor", "recommend-every", "scale-down-headroom", "shadow"}
+)
+"""Options of earlier versions, which their records name."""
+
+REMOVED_STATE = frozenset({"standing", "hedge", "wanted"})
+"""What earlier versions remembered from one interval to the next."""
+
+REMOVED_EXPECTED = frozenset({"doubt", "surprise"})
+"""What earlier versions knew of a forecast."""
 
 
 def _known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:

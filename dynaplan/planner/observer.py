@@ -18,7 +18,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import ScaledComponent
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
-from dynaplan.planner.timing import QUEUE_TIMEOUT_S
+from dynaplan.planner.timing import QUEUE_TIMEOUT_S, WAITING_LOG_S
 from dynaplan.store.instances import Instance, host_of
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ class TrafficObserver:
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._seen_s = clock.now_s()
         self._missing = ""
+        self._next_line_s = 0.0
 
     async def pull(self) -> None:
         """Have the source take one sample of the frontends' traffic."""
@@ -187,8 +188,9 @@ class TrafficObserver:
         await self._forecaster.close()
 
     def _log_missing(self, missing: str) -> None:
-        if missing and not self._missing:
+        if missing and (not self._missing or self._seen_s >= self._next_line_s):
             log.warning("the traffic is not known: %s", missing)
+            self._next_line_s = self._seen_s + WAITING_LOG_S
         elif self._missing and not missing:
             log.info("the traffic is known again")
         self._missing = missing

@@ -26,6 +26,9 @@ PROMETHEUS_TIMEOUT_S = 5.0
 LIBRARY_LOAD_S = 120.0
 """Until a forecasting library is loaded: a few seconds on a free machine, a minute on a loaded one."""
 
+BACKTEST_DEADLINE_S = 240.0
+"""Until a backtest is given up: less than the time to the next one."""
+
 DECISION_POLL_S = 1.0
 """Between two polls of whether a decision is carried out."""
 

@@ -131,6 +131,7 @@ class HelperProcess:
             except OSError:  # it has ended, which fails the answer
                 pass
             except BaseException:
+                answer.cancel()
                 self._kill(HelperFailed("a question was given up"))
                 raise
         return await answer

@@ -6,7 +6,10 @@ has started the program waits for the holder. A program that a signal has killed
 and finds at its end of a socket what it had started and what it had given to keep.
 
 - The program exits: the holder ends what is left, and ends with the same code.
-- SIGINT and SIGTERM are passed on. SIGHUP does nothing.
+- SIGINT and SIGTERM are passed on. SIGHUP does nothing. A program that does not act on them is killed: one
+  that is stopped (SIGSTOP) at once, one that runs UNRESPONSIVE_S seconds after its deadline, which is DRAIN_S
+  seconds after the first signal, and the moment of the second. The third signal kills it in any case. Then
+  everything ends as without a program.
 - A program that has not come back for GRACE_S seconds, or was killed after a signal to end: the holder
   ends everything in order, in DRAIN_S seconds at most, and removes the files that it was given.
 - The holder is killed: its children end by the parent-death signals that they have asked for. The files stay
@@ -21,7 +24,8 @@ answered at once:
 - ``("spawn", name, stage)``, with four descriptors: a file with the marshalled ``(argv, cwd, environment)``,
   and the standard streams. Answer ``("pid", pid)``, or ``("error", errno)``.
 - ``("keep", name)`` with a descriptor, ``("drop", name)``, ``("remove", paths)``: answer ``("ok",)``. A path
-  with a slash at its end is a directory that goes if it is empty.
+  with a slash at its end is a directory that goes if it is empty. A third part of the message, if there is
+  one, has pairs: a file, and a text that it must hold to be removed.
 - ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
   the kept descriptors.
 - ``("here", path)``, when all is as before: answer ``("ok",)``. Where a program that was killed (SIGKILL) has
@@ -50,6 +54,7 @@ from dynaplan.process.kernel import (
     command_line,
     descendants,
     is_resource_tracker,
+    is_stopped,
     parents,
     runs_isolated,
     start_session,
@@ -74,6 +79,9 @@ RESERVED_S = 2.0
 TRIAL_S = 60.0
 """Longest time for another program to be here, at most half of the grace; then the one before is started."""
 
+UNRESPONSIVE_S = 10.0
+"""Time beyond its deadline that a program may take to end after a signal."""
+
 DRAIN_POLL_S = 0.02
 AFTER_KILL_S, SPARED_S = 5.0, 3.0
 """Time to wait for killed processes, and the first part of it, in which those are spared that clean up."""
@@ -84,12 +92,18 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.02
 DRAINED = (0, 1)
 """The stages whose processes get SIGTERM; those of later ones are killed when the others are gone."""
 
+EXIT_FORCED = 130
+"""The exit code after a second signal to end; as in ``fleet/serve.py``."""
+
 OF_THE_PROGRAM = -1
 """The stage of processes that are killed whenever the program has ended."""
 
 STOP_SIGNALS = (_signal.SIGINT, _signal.SIGTERM)
 AWAITED = (*STOP_SIGNALS, _signal.SIGHUP, _signal.SIGCHLD)
 """Blocked when this script begins."""
+
+MAX_MARKED_BYTES = 4096
+"""The beginning of a file in which its text must stand."""
 
 LINK = 3
 """The descriptor at which a program that is started again finds its link."""
@@ -118,8 +132,10 @@ class Holder:
         self._ended: set[int] = set()
         self._kept: dict[str, int] = {}
         self._paths: Sequence[str] = ()
+        self._marked: Sequence[tuple[str, str]] = ()
         self._fork_server: ForkServer | None = None
         self._stop_signals: list[int] = []
+        self._stop_by_s = 0.0
         self._is_first = True
         self._here_since_s: float | None = None
         self._away_since_s = time.monotonic()
@@ -142,14 +158,29 @@ class Holder:
             if status is not None and self._is_end(status):
                 self._end_all()
                 return status
-            if self._here_since_s is None and not self._is_first and self._is_over():
+            if self._awaits_program and self._is_over():
                 return self._end_in_order(status or _signal.SIGKILL)
+            if self._is_unresponsive():
+                try_write_line("serve does not end: it is killed, and everything ends.")
+                return self._end_in_order(_signal.SIGKILL)
             if self._program == 0 and time.monotonic() >= self._start_at_s:
                 self._start_program()
             if self._fallback and self._program and time.monotonic() >= self._trial_ends_s():
                 os.kill(self._program, _signal.SIGKILL)
 
     # -- the program ------------------------------------------------------------------------------
+
+    @property
+    def _awaits_program(self) -> bool:
+        """True from the end of a program until the next one says that it is here."""
+        return self._here_since_s is None and not self._is_first
+
+    def _is_unresponsive(self) -> bool:
+        """Return whether a program that is to end is stopped, has had its time, or is to be killed."""
+        if not self._stop_signals or not self._program:
+            return False
+        is_late = time.monotonic() >= self._stop_by_s
+        return is_late or len(self._stop_signals) > 2 or is_stopped(self._program)
 
     def _is_over(self) -> bool:
         """Tell whether everything is to end without the program, and say so when it did not come back."""
@@ -242,8 +273,8 @@ class Holder:
 
     def _due_s(self) -> float | None:
         """Return the seconds until something is to be done without being asked; None for never."""
-        if self._here_since_s is not None or self._is_first:
-            return None
+        if not self._awaits_program:
+            return self._stop_by_s - time.monotonic() if self._stop_signals else None
         due_s = self._trial_ends_s() if self._fallback else self._away_since_s + self._grace_s
         return (min(due_s, self._start_at_s) if self._program == 0 else due_s) - time.monotonic()
 
@@ -264,14 +295,20 @@ class Holder:
         numbers = [self._signals.pop(0) for _ in range(len(self._signals))]
         for number in numbers:
             if number in STOP_SIGNALS:
-                self._stop_signals.append(number)
-                if self._program:
-                    os.kill(self._program, number)
+                self._pass_on(number)
         status = self._reap() if _signal.SIGCHLD in numbers else None
         if self._link is not None:
             self._link.flush()
             self._receive()
         return status
+
+    def _pass_on(self, number: int) -> None:
+        """Send the program a signal to end, unless it is being started: then everything ends without it."""
+        deadline_s = 0.0 if self._stop_signals else self._drain_s
+        self._stop_by_s = time.monotonic() + deadline_s + UNRESPONSIVE_S
+        self._stop_signals.append(number)
+        if self._program and not self._awaits_program:
+            os.kill(self._program, number)
 
     def _reap(self) -> int | None:
         """Reap the program and orphans; tell of the processes held. Return the program's wait status."""
@@ -348,7 +385,7 @@ class Holder:
             elif what == "drop":
                 self._drop(message[1])
             elif what == "remove":
-                self._paths = message[1]
+                self._paths, self._marked = message[1], (message[2] if len(message) > 2 else ())
             elif what == "here":
                 self._here_since_s, self._fallback, self._next_path = time.monotonic(), (), message[1]
             elif what == "fork server":
@@ -399,13 +436,16 @@ class Holder:
     # -- the end ----------------------------------------------------------------------------------
 
     def _end_in_order(self, status: int) -> int:
-        """End everything without the program: stage after stage, and by force at the deadline."""
+        """End everything without the program: stage after stage, and by force at the deadline.
+
+        Return the wait status to end with: ``status``, unless somebody has asked for the end.
+        """
         if self._program:
             os.kill(self._program, _signal.SIGKILL)
             os.waitpid(self._program, 0)
             self._program = 0
         self._disconnect()
-        signals, end_s = len(self._stop_signals), time.monotonic() + self._drain_s
+        signals, end_s = len(self._stop_signals), time.monotonic() + self._left_to_drain_s()
         for stage in DRAINED:
             until_s = end_s - (0.0 if stage else min(RESERVED_S, self._drain_s / 4))
             for pid in self._of(stage):
@@ -415,7 +455,17 @@ class Holder:
                 self._handle_events()
         self._end_all()
         remove(self._paths)
+        remove_marked(self._marked)
+        if self._stop_signals:
+            try_write_line("Stopped.")
+            return 0 if len(self._stop_signals) == 1 else EXIT_FORCED << 8
         return status
+
+    def _left_to_drain_s(self) -> float:
+        """Return the time for requests to finish: none after a second signal, or when it has passed."""
+        is_hurried = len(self._stop_signals) > 1
+        has_passed = bool(self._stop_signals) and time.monotonic() >= self._stop_by_s
+        return 0.0 if is_hurried or has_passed else self._drain_s
 
     def _of(self, stage: int) -> list[int]:
         return [pid for pid, (_, its) in self._held.items() if its == stage and pid not in self._ended]
@@ -484,6 +534,18 @@ def remove(paths: Iterable[str]) -> None:
                     _try(os.rmdir if is_directory else os.unlink, inner)
             _try(os.rmdir, path)
         elif os.path.lexists(path):
+            _try(os.unlink, path)
+
+
+def remove_marked(marked: Iterable[tuple[str, str]]) -> None:
+    """Remove each file that holds its text: it may be another's by now."""
+    for path, text in marked:
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                is_ours = os.fsencode(text) in file.read(MAX_MARKED_BYTES)
+        except OSError:
+            continue
+        if is_ours:
             _try(os.unlink, path)
 
 

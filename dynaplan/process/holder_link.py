@@ -167,9 +167,18 @@ class HolderLink:
         """Have the holder close what it keeps by that name."""
         self._ask(("drop", name))
 
-    def remove_at_the_end(self, paths: Sequence[Path], if_empty: Sequence[Path] = ()) -> None:
-        """Name the files and directories to remove, in order, if everything must end without a program."""
-        self._ask(("remove", [*map(str, paths), *(f"{path}/" for path in if_empty)]))
+    def remove_at_the_end(
+        self,
+        paths: Sequence[Path],
+        if_empty: Sequence[Path] = (),
+        marked: Sequence[tuple[Path, str]] = (),
+    ) -> None:
+        """Name the files and directories to remove, in order, if everything must end without a program.
+
+        Each of the ``marked`` files is removed if it holds its text then.
+        """
+        names = [*map(str, paths), *(f"{path}/" for path in if_empty)]
+        self._ask(("remove", names, [(str(path), text) for path, text in marked]))
 
     def confirm_running(self, successor: Path) -> None:
         """Say that all is as before: from now on an exit of this program is the end of everything.

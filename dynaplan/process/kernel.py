@@ -102,6 +102,15 @@ def command_line(pid: int) -> bytes | None:
         return None
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a signal, such as SIGSTOP, has stopped the process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:
+        return False
+
+
 def is_resource_tracker(line: bytes | None) -> bool:
     """Tell whether a process with that command line is one of Python's resource trackers."""
     return line is not None and b"multiprocessing.resource_tracker" in line

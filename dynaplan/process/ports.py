@@ -26,6 +26,10 @@ class Processes(Protocol):
         """Tell whether this very process still runs, and not a later one with its pid."""
         ...
 
+    def kill(self, process: ProcessIdentity) -> None:
+        """SIGKILL this very process, and no other of its session; nothing happens when it is gone."""
+        ...
+
     def kill_group(self, pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
         """SIGKILL the rest of the session that this very process leads or led; return the pids found in it.
 

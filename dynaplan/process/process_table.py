@@ -148,6 +148,12 @@ def _running() -> Iterator[tuple[int, _Stat]]:
             yield int(name), stat
 
 
+def kill(process: ProcessIdentity) -> None:
+    """SIGKILL this very process, and no other of its session; nothing happens when it is gone."""
+    if is_alive(process):
+        _kill(process.pid)
+
+
 def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
     """SIGKILL the session that this very process leads, or led; return the pids found in it.
 

@@ -44,7 +44,7 @@ from urllib.parse import quote
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.store.lease_owners import is_dead, this_process
 from dynaplan.store.model import Deleted, KeyValue, Put, Transaction
-from dynaplan.util.errors import ConfigError, PermanentError
+from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +96,8 @@ class StoreDatabase:
     """One connection, which is opened when needed, and again when the directory was replaced.
 
     No method waits for another writer: sqlite3.OperationalError then, and the caller tries again. Each raises
-    sqlite3.Error, OSError, or ConfigError for a directory that is not safe. Each that writes does so as a
-    whole or not at all.
+    sqlite3.Error, OSError, DeploymentError for a directory that is not safe, or ConfigError for one of
+    another version. Each that writes does so as a whole or not at all.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -481,7 +481,7 @@ of them. Some of FUSE, a file system in a process of this machine, have disks of
 def open_store_directory(path: Path, *, makes_parents: bool = False) -> int:
     """Open the directory, made with mode 0700 if need be; return a descriptor that is not inherited.
 
-    Raises ConfigError for one that others can reach, and OSError for one that cannot be used now.
+    Raises DeploymentError for one that others can reach, and OSError for one that cannot be used now.
     """
     if makes_parents:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -546,5 +546,6 @@ def _mounts() -> str:
         return ""
 
 
-def _unsafe_directory(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"the directory of the file store, {path}, {why}", hint=HINT)
+def _unsafe_directory(path: Path, why: str) -> DeploymentError:
+    """Make the error of a directory as it is at this moment; it may be right again in the next one."""
+    return DeploymentError(f"the directory of the file store, {path}, {why}", hint=HINT)

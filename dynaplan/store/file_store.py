@@ -42,7 +42,7 @@ from dynaplan.store.timing import (
     FILE_UNREPORTED_MAX_S,
 )
 from dynaplan.util.backoff import Backoff
-from dynaplan.util.errors import DynaplanError, PermanentError, StoreUnavailable
+from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ class FileStore:
     def from_environment(cls, environ: Mapping[str, str]) -> FileStore:
         """The store in ``DYN_FILE_KV``, or in ``dynamo_store_kv`` among the temporary files, as the original.
 
-        Raises ConfigError for a directory that others can reach, on a network file system, or of an earlier
-        version.
+        Raises DeploymentError for a directory that others can reach or on a network file system, ConfigError
+        for one of an earlier version.
         """
         chosen = environ.get(DIRECTORY_VARIABLE) or Path(tempfile.gettempdir()) / "dynamo_store_kv"
         path = Path(chosen).expanduser().absolute()
@@ -151,7 +151,8 @@ class FileStore:
         closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         self._thread.shutdown(wait=False)
         try:
-            await asyncio.wait_for(closed, FILE_CALL_TIMEOUT_S)
+            async with asyncio.timeout(FILE_CALL_TIMEOUT_S):
+                await closed
         except (TimeoutError, sqlite3.Error) as error:
             log.debug("%s was not closed: %s", self._name, error)
 
@@ -169,6 +170,10 @@ class FileStore:
             raise PermanentError(f"a key or value is no text: {error.reason}") from error
         except OSError as error:
             raise StoreUnavailable(f"{self._name} cannot be used: {error.strerror or error}") from error
+        except DeploymentError as error:
+            if self._database.file_id is None:
+                raise
+            raise StoreUnavailable(str(error.args[0]), hint=error.hint) from error  # it has been right before
         except sqlite3.Error as error:
             raise StoreUnavailable(f"{self._name} cannot be used: {error}") from error
 

@@ -27,7 +27,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from dynaplan.store.hub import WatchHub
-from dynaplan.store.kubernetes_client import CONFIG_MAPS, KubernetesClient, Object
+from dynaplan.store.kubernetes_client import CONFIG_MAPS, KubernetesClient, Object, Resource
 from dynaplan.store.kubernetes_documents import (
     WORKER_METADATA,
     ClusterObjects,
@@ -93,6 +93,7 @@ class ClusterStore:
         self._expiry = LeaseExpiry(self.revoke)
         self._writing = asyncio.Lock()
         self._allowed: set[str] = set()
+        self._written: dict[Resource, int] = {}
         self._is_closed = False
 
     @classmethod
@@ -104,7 +105,12 @@ class ClusterStore:
         )
 
     async def get(self, key: str) -> KeyValue | None:
-        current = self._watcher.current
+        """Return the key; one under an own lease as the watch has it, once that has this process's writes.
+
+        So a lock that is checked all the time costs no call; what others write there is seen milliseconds
+        later.
+        """
+        current = self._watcher.current if self._watcher.has_seen(self._written) else None
         item = current.visible_to(self._own).get(key) if current else None
         if item and item.lease in self._expiry:
             return item
@@ -271,19 +277,21 @@ class ClusterStore:
 
     async def _write_record(self, name: str, record: PodRecord, before: Object | None) -> None:
         document = worker_metadata(name, record, before, self._pod if name == self._own else None)
-        if before:
-            await self._client.replace(WORKER_METADATA, name, document)
-        else:
-            await self._client.create(WORKER_METADATA, document)
+        await self._write(WORKER_METADATA, name, document, is_new=before is None)
 
     async def _write_shared(self, keys: Mapping[str, StoredKey], before: Object | None) -> None:
         if keys == (shared_keys(before) if before else {}):
             return
         document = shared_map(STORE_MAP, keys, before)
-        if before:
-            await self._client.replace(CONFIG_MAPS, STORE_MAP, document)
+        await self._write(CONFIG_MAPS, STORE_MAP, document, is_new=before is None)
+
+    async def _write(self, resource: Resource, name: str, document: Object, *, is_new: bool) -> None:
+        if is_new:
+            written = await self._client.create(resource, document)
         else:
-            await self._client.create(CONFIG_MAPS, document)
+            written = await self._client.replace(resource, name, document)
+        version = int(written["metadata"]["resourceVersion"])
+        self._written[resource] = max(version, self._written.get(resource, 0))
 
     async def _shared_map(self) -> Object | None:
         try:
@@ -361,6 +369,10 @@ class ClusterWatcher:
         """Return what is known, some milliseconds old; None while the API server is not being followed."""
         is_whole = self._hub.has_synced and len(self._connected) == len(self._objects.kinds)
         return self._state if is_whole else None
+
+    def has_seen(self, versions: Mapping[Resource, int]) -> bool:
+        """Tell whether what is known includes these versions of the kinds of objects."""
+        return all(kind.version >= versions.get(kind.resources[0], 0) for kind in self._objects.kinds)
 
     async def events(self, prefix: str) -> AsyncGenerator[WatchEvent]:
         if not len(self._tasks) and not self._hub.is_closed:

@@ -208,8 +208,10 @@ class Locks:
             try:
                 if await self._store.get(keys.writer):
                     # No longer than a dead holder's lease lives: its end might not be reported.
+                    # Not wait_for: in Python 3.11 that loses a cancellation that comes with the change.
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), self._ttl_s)
+                        async with asyncio.timeout(self._ttl_s):
+                            await changed.wait()
                 elif lock := await self._try_acquire(keys, changed, is_writer=is_writer):
                     return lock
             except StoreUnavailable:

@@ -22,6 +22,7 @@ from dynaplan.util.sockets import free_port
 from tests.bench.data_path import program, wait_for
 from tests.bench.data_path.load import Load, Stream
 from tests.bench.table import Row
+from tests.fakes.polling import eventually
 
 IDLE, STREAMS, TOKENS = 9_800, 5_000, 8
 STEP_MS = 2000.0
@@ -46,7 +47,7 @@ async def hold(port: int, frontend: psutil.Process) -> dict[str, Any]:
     for begin in range(0, IDLE, AT_ONCE):
         opened = (loop.create_connection(Silent, "127.0.0.1", port) for _ in range(begin, begin + AT_ONCE))
         idle += [transport for transport, _ in await asyncio.gather(*opened)]
-    await asyncio.sleep(3)
+    await eventually(lambda: frontend.num_fds() > IDLE, 30)
     rss.append(frontend.memory_info().rss)
     lost = Silent.lost
     for transport in idle:

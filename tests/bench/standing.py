@@ -19,7 +19,7 @@ from dynaplan.simulation.run import Result
 
 KNOWN_FROM_S = 900.0
 POINTS = 0.02
-SAVED = 0.05
+SAVED = 0.1
 
 
 @dataclass(frozen=True)

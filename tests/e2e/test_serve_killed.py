@@ -207,8 +207,7 @@ def test_a_serve_that_never_comes_back_lets_requests_finish_and_leaves_nothing(
 
     wait_until(killed_again, 60)
     wait_until(lambda: not processes_of(deployment))
-    # A claim counts only while its arbiter runs.
-    assert [each for each in files_of(deployment) if "/node/" not in each] == []
+    assert files_of(deployment) == []
 
 
 def test_kill_9_of_the_holder_and_of_both_leaves_nothing(deploy: Callable[..., Deployment]) -> None:

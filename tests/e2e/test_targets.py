@@ -21,7 +21,7 @@ OPTIONS = (
     "--Planner.ttft=250",
     "--Planner.itl=100",
     "--Planner.max-gpu-budget=4",
-    "--Planner.slo-window=20",  # the time for which an overspent error budget keeps workers
+    "--Planner.slo-window=20",  # what backtests look back on
     f"--VllmWorker.profile={PROFILE}",
     f"--PrefillWorker.profile={PROFILE}",
 )

@@ -71,6 +71,9 @@ class FakeProcesses:
     def is_alive(self, process: ProcessIdentity) -> bool:
         return self.identify(process.pid) is not None
 
+    def kill(self, process: ProcessIdentity) -> None:
+        self.killed.append(process.pid)
+
     def kill_group(self, pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
         if self.identify(pid) != started_at:
             return ()

@@ -50,6 +50,7 @@ class FakeWorker:
         self.tokens = tokens
         self.act = act
         self.error_code = 500
+        self.error_message = "shut down"
         self.lacks: dict[str, Any] = {}
         self.reserve_act = "answer"
         self.engine_url = ""
@@ -107,8 +108,10 @@ class FakeWorker:
             return web.json_response({"error": "a valid worker token is needed"}, status=401)
         if request.path.startswith("/kv_slots/"):
             return await self._slots(request, await request.json())
-        self.bodies.append(await request.json())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        if request.content_type == "multipart/form-data":  # the form itself, for a test to look at
+            return web.Response(body=await request.read(), content_type="application/octet-stream")
+        self.bodies.append(await request.json())
         self.in_flight += 1
         try:
             return await self._act(request, self.bodies[-1])
@@ -139,7 +142,7 @@ class FakeWorker:
         if self.act == "hold_error_500":
             await self.go_on.wait()
         if self.act in ("error_500", "hold_error_500"):
-            return web.json_response({"error": {"message": "shut down", "code": 500}}, status=500)
+            return web.json_response({"error": {"message": self.error_message, "code": 500}}, status=500)
         if self.act == "lack":
             return web.json_response(self.lacks, status=404)
         is_kept = request.transport in self.connections

@@ -270,6 +270,15 @@ async def test_an_unknown_model_is_answered_404() -> None:
     assert (status, json.loads(text)["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/files/abc", "/v1/images/generations"])
+async def test_a_path_that_no_engine_has_is_answered_501_with_the_reason(path: str) -> None:
+    async with stage() as here:
+        async with here.client.post(here.url + path, json={}) as response:
+            text = await response.text()
+        assert (response.status, json.loads(text)["error"]["code"]) == (501, "not_implemented")
+        assert response.headers["X-Should-Retry"] == "false"
+
+
 async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
     async with stage() as here:
         status, text = await here.get("/v2/models")
@@ -281,9 +290,10 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
         ):
             _, text = await here.get(wrong)
             assert f"Did you mean '{meant}'?" in json.loads(text)["error"]["message"]
-        for other in ("/", "/api/chat"):
+        for other in ("/nothing", "/api/chat"):
             _, text = await here.get(other)
-            assert f"/metrics/all, /metrics/history, /pooling, /rerank, /score, /tokenize, {CHAT}, " in text
+            assert "/metrics/history, /pooling, /rerank, /score, /tokenize, /v1/audio/speech, " in text
+            assert f"/v1/audio/translations, {CHAT}, " in text
         assert (await here.get("/v1/embeddings"))[0] == 405
 
 

@@ -102,6 +102,64 @@ async def test_a_path_that_the_engine_lacks_is_an_error_in_openais_form(message:
         assert (status, json.loads(text)["error"]["code"]) == (404, code)
 
 
+@pytest.mark.parametrize(
+    ("says", "status", "answer"),
+    [
+        ("Failed to parse tools: Missing tool type", 400, "Missing tool type"),
+        ("This server does not support embeddings. Start it with `--embeddings`", 501, "embedding: true"),
+    ],
+)
+async def test_an_engines_error_is_told_as_the_clients_fault_or_with_our_own_advice(
+    says: str, status: int, answer: str
+) -> None:
+    async with stage() as here:
+        workers = [await here.worker("error_500", {"engine": "llamacpp"}) for _ in range(2)]
+        for worker in workers:
+            worker.error_message = says
+        code, text = await here.post()
+    assert code == status
+    assert answer in json.loads(text)["error"]["message"]
+    assert sum(len(worker.bodies) for worker in workers) == 1  # it is no death, and not tried elsewhere
+
+
+async def test_a_sound_reaches_the_engine_as_the_form_that_it_came_in() -> None:
+    form = aiohttp.FormData()
+    form.add_field("model", MODEL)
+    form.add_field("file", bytes(range(256)) * 2000, filename="a.wav", content_type="audio/wav")
+    async with stage() as here:
+        worker = await here.worker(card={"engine": "vllm"})
+        async with here.client.post(f"{here.url}/v1/audio/transcriptions", data=form) as response:
+            assert response.status == 200, await response.text()
+            received = await response.read()
+    assert bytes(range(256)) * 2000 in received
+    (head,) = worker.headers
+    assert head["content-type"].startswith("multipart/form-data; boundary=")
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/translations", "/v1/audio/speech"])
+async def test_an_engine_without_sounds_is_501_and_no_text_of_another_kind(path: str) -> None:
+    form = aiohttp.FormData({"model": MODEL})
+    form.add_field("file", b"RIFF", filename="a.wav")
+    asked = {"json": {"model": MODEL, "input": "hi"}} if path.endswith("speech") else {"data": form}
+    async with stage() as here:
+        worker = await here.worker(card={"engine": "llamacpp"})
+        async with here.client.post(here.url + path, **asked) as response:
+            assert (response.status, response.headers["X-Should-Retry"]) == (501, "false")
+            assert path in (await response.json())["error"]["message"]
+    assert worker.bodies == []
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_tool_that_must_be_called_is_refused_where_the_template_has_none(choice: object) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with stage() as here:
+        worker = await here.worker(card={"engine": "llamacpp", "lacks_tools": True})
+        status, text = await here.post(tools=tools, tool_choice=choice)
+        assert (status, json.loads(text)["error"]["code"]) == (400, "no_tools")
+        assert (await here.post(tools=tools))[0] == 200  # which may answer without
+    assert len(worker.bodies) == 1
+
+
 # -- connections ---------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,10 @@ from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
+    LOAD_ABOVE,
+    LOAD_BELOW,
+    LOAD_WITHIN,
+    Backtest,
     Corrections,
     Decision,
     ErrorBudget,
@@ -97,6 +101,17 @@ foresights = st.one_of(
         amounts(100),
     ),
 )
+backtests = st.one_of(
+    st.none(),
+    st.just(Backtest(missing="first start")),
+    st.builds(
+        Backtest,
+        st.builds(Targets, counts, counts),
+        st.sampled_from(["", "", "it was killed"]),
+        is_new=st.booleans(),
+        change=st.sampled_from([LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN]),
+    ),
+)
 observations = st.builds(
     Observation,
     at_s=st.floats(0, 1e6),
@@ -107,6 +122,7 @@ observations = st.builds(
     traffic=traffics,
     foresight=foresights,
     startup_s=st.floats(0, 600),
+    backtest=backtests,
 )
 held = st.builds(RoleHolds, bounds, bounds)
 remaining = st.one_of(st.just(0.0), st.floats(-100, 100), st.floats(-1e9, 1e9))
@@ -117,7 +133,6 @@ states = st.builds(
     pending_since_s=st.floats(0, 1e6),
     corrections=st.builds(Corrections, st.floats(0.5, 3), st.floats(0.5, 3)),
     error_budget=st.builds(ErrorBudget, remaining, remaining),
-    wanted=st.lists(st.builds(Targets, counts, counts), max_size=3).map(tuple),
 )
 policies = st.builds(
     replace,
@@ -270,23 +285,6 @@ PLENTY = replace(targets.SETTINGS, max_gpu_budget=1000)
 
 
 @settings(max_examples=40, deadline=None)
-@given(settled(), st.tuples(remaining, remaining), st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)))
-def test_the_more_was_missed_before_the_more_workers_or_as_many(
-    case: tuple[PlannerSettings, PlannerState, Observation],
-    left: tuple[float, float],
-    missed: tuple[float, float],
-) -> None:
-    _, state, observation = case
-    before = ErrorBudget(*left)
-    worse = ErrorBudget(left[0] - missed[0], left[1] - missed[1])
-    few = decided(PLENTY, replace(state, error_budget=before), observation)[1].desired
-    many = decided(PLENTY, replace(state, error_budget=worse), observation)[1].desired
-    assert many.decode >= few.decode
-    # More decode workers make shorter steps, and leave the prefill more of the TTFT.
-    assert many.prefill + many.decode >= few.prefill + few.decode
-
-
-@settings(max_examples=40, deadline=None)
 @given(settled(), st.floats(1, 2000), st.floats(1, 50), st.floats(1, 5), st.floats(1, 5))
 def test_the_later_the_same_load_was_the_more_workers_or_as_many(
     case: tuple[PlannerSettings, PlannerState, Observation],
@@ -324,7 +322,8 @@ def test_unknown_traffic_changes_nothing_for_the_targets(
     foresight = observation.foresight
     assume(foresight is None or all(each.requests is None for each in foresight.expected))
     _, decision = decided(planner, state, observation)
-    assert decision.desired == decision.current
+    assert decision.desired.prefill == decision.current.prefill
+    assert decision.desired.decode == decision.current.decode or not decision.current.decode
     assert any("no data" in step.why for step in decision.steps)
 
 

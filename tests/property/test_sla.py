@@ -110,23 +110,15 @@ def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Dem
     st.lists(demands, max_size=2),
     limits_of_all_kinds,
     st.builds(Targets, counts, counts),
-    st.floats(0, 0.25),
-    st.floats(0, 1),
 )
 def test_a_plan_keeps_the_limits_too(
     workers: WorkerKind,
     expected: list[Demand],
     limits: WorkerLimits,
     current: Targets,
-    spare: float,
-    headroom: float,
 ) -> None:
     def sized(demand: Demand, bounds: WorkerLimits) -> Sizing:
-        return size_pools(ServiceModel(workers, workers), demand, hurried, bounds, current)
-
-    def survived(demand: Demand, bounds: WorkerLimits) -> Sizing:
         return size_pools(ServiceModel(workers, workers), demand, SlaTargets(), bounds, current)
 
-    hurried = SlaTargets(ttft_spare=spare, itl_spare=spare)
-    sizing = size_for_all(sized, survived, expected, current, limits, headroom)
+    sizing = size_for_all(sized, expected, current, limits)
     assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current

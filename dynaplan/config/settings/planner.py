@@ -30,7 +30,7 @@ class SlaSettings(Settings):
     ttft_percentile: float = option(95.0, "Per cent of the requests that get the TTFT", above=0, below=100)
     itl_percentile: float = option(95.0, "Per cent of the requests that get the ITL", above=0, below=100)
     slo_window_s: float = option(
-        3600.0, "Seconds over which the percentiles are promised; 0: in every interval", minimum=0
+        3600.0, "Seconds over which the percentiles are promised, and backtests look back", minimum=0
     )
     isl_tokens: int = option(3000, "Length of prompts until one has been seen", minimum=1)
     osl_tokens: int = option(500, "Length of answers until one has been seen", minimum=1)
@@ -39,17 +39,6 @@ class SlaSettings(Settings):
     )
     no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
     sizing: str = option("queueing", "How workers are counted", choices=SIZINGS)
-    learnt_floor: bool = option(
-        False, "Keep as many workers as would have kept the promise over the last `slo-window`: for bursts"
-    )
-    hedge: bool = option(
-        True,
-        "Stand still or follow the forecast, whichever would have kept the promise with fewer GPUs over the "
-        "last `slo-window`: for bursts, with `prefill-deadline`",
-    )
-    scale_down_headroom: float = option(
-        0.15, "Part by which demand could grow before a worker that is removed were missed", minimum=0
-    )
 
     def targets(self) -> SlaTargets:
         return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)
@@ -59,26 +48,23 @@ class SlaSettings(Settings):
 class SlaTargets:
     """The promise: TTFT and ITL in ms, and the per cent of the requests that get each.
 
-    The ITL of a request is the mean over its tokens after the first. ``ttft_spare`` and ``itl_spare`` are
-    parts of the requests (0 to 1) that may miss on top, because fewer did before: see ``ErrorBudget``.
+    The ITL of a request is the mean over its tokens after the first.
     """
 
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
     ttft_percentile: float = 95.0
     itl_percentile: float = 95.0
-    ttft_spare: float = 0.0
-    itl_spare: float = 0.0
 
     @property
     def ttft_rest(self) -> float:
         """Part of the requests, 0 to 1, whose TTFT may exceed the target."""
-        return 1 - self.ttft_percentile / 100 + self.ttft_spare
+        return 1 - self.ttft_percentile / 100
 
     @property
     def itl_rest(self) -> float:
         """Part of the requests, 0 to 1, whose ITL may exceed the target."""
-        return 1 - self.itl_percentile / 100 + self.itl_spare
+        return 1 - self.itl_percentile / 100
 
 
 PREDICTORS = ("constant", "arima", "kalman", "prophet", "auto")
@@ -97,17 +83,12 @@ class Forecast:
 
     ``method`` is what computed it: with the predictor ``auto`` the one that was chosen, and the last value's
     (``constant``) where another one failed or is warming up; ``why`` says so. Not ``is_known`` means that
-    nothing was ever measured: the value is 0 then and says nothing. ``typical_error`` is how far the method
-    was off on average over the recent past, as many intervals ahead as now; 0 where it is not known.
-    ``outcomes`` are what came beyond such forecasts, and what came, in each interval, the newest last.
-    """
+    nothing was ever measured: the value is 0 then and says nothing."""
 
     value: float
     method: str
     why: str
     is_known: bool = True
-    typical_error: float = 0.0
-    outcomes: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

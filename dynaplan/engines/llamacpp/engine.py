@@ -64,6 +64,7 @@ class LlamaCppEngine(ServerEngine):
         self._holds = self._files.holds
         self._allocator = SlotAllocator(self._client, self._pool, self._files, checked.slots, clock)
         self._context_tokens = 0
+        self._lacks_tools = False
         self._restored: dict[int, int] = {}
         self._saved = None if is_prefill or self._takes_hand_offs else self._make_saved_slots()
 
@@ -79,9 +80,14 @@ class LlamaCppEngine(ServerEngine):
         return self._allocator.routes() if self._takes_hand_offs else ()
 
     def card(self) -> Mapping[str, Any]:
-        """Describe the model; ``reserves`` says that before each request a slot must be asked for."""
+        """Describe the model.
+
+        ``reserves``: before each request a slot must be asked for. ``lacks_tools``: its chat template has
+        none, and the engine drops them from a request.
+        """
         reserves = {"reserves": True} if self._takes_hand_offs else {}
-        return {**super().card(), "tokenizer": "llamacpp", "keep_alive": False, **reserves}
+        tools = {"lacks_tools": True} if self._lacks_tools else {}
+        return {**super().card(), "tokenizer": "llamacpp", "keep_alive": False, **reserves, **tools}
 
     def load(self) -> WorkerLoad:
         """The load about a second ago at most, with the requests that wait for a slot now."""
@@ -105,7 +111,16 @@ class LlamaCppEngine(ServerEngine):
     async def _first_model(self) -> Mapping[str, Any]:
         """The model as ``/slots`` describes it; raises TemporaryError when the engine cannot be asked."""
         await self._watch.count_requests()
+        self._lacks_tools = await self._ask_whether_tools_are_lacking()
         return {"id": self._checked.name, "max_model_len": self._context_tokens}
+
+    async def _ask_whether_tools_are_lacking(self) -> bool:
+        """Ask whether the chat template lacks tools; False where the engine does not tell."""
+        try:
+            found = (await self._client.json("/props")).get("chat_template_caps")
+        except TemporaryError:
+            return False
+        return isinstance(found, Mapping) and found.get("supports_tools") is False
 
     async def _read(self) -> EngineMetrics:
         signals = await super()._read()

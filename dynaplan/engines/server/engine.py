@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.engines.holds import Holds
+from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import BlocksChanged, EngineContext, HandOver
 from dynaplan.engines.server.block_events import BlockEvents
 from dynaplan.engines.server.child import EngineChild, describe_exit, wait_until_ready
@@ -21,10 +23,11 @@ from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.options import Options, lora_names, real_gpus
 from dynaplan.engines.server.sleep import Sleep
-from dynaplan.engines.server.start_lock import exclusive_start
+from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
 from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.process.memory import box_memory
 from dynaplan.process.node_directory import node_dir
 from dynaplan.process.port_leases import PortLease, lease_ports
 from dynaplan.util.clock import SystemClock
@@ -250,8 +253,7 @@ class ServerEngine:
         self._lease = lease_ports(kind.ports_needed(self._options, self._context), directory)
         self._client.url = f"http://127.0.0.1:{self._lease.ports[0]}"
         launch = kind.command(self._options, self._context, self._lease.ports)
-        gates = real_gpus(os.environ) or (["host"] if kind.measures_memory else [])
-        async with exclusive_start(gates, directory):
+        async with self._turn_to_start(directory):
             self._write(launch)
             log.info("starting %s: %s", kind.name, " ".join(mask_secrets(launch.argv)))
             child = EngineChild.spawn(
@@ -267,6 +269,19 @@ class ServerEngine:
             return False
         failed = WorkerStartFailed if code == EXIT_USAGE else TemporaryError
         raise failed(f"{kind.name} {describe_exit(code)} while starting; its last lines:\n{lines}")
+
+    def _turn_to_start(self, directory: Path) -> AbstractAsyncContextManager[None]:
+        """Wait for the others on its GPUs; without GPUs, until cores and memory bear one more."""
+        if gpus := real_gpus(os.environ):
+            return exclusive_start(gpus, directory)
+        if not self._kind.measures_memory:
+            return nullcontext()
+        given_bytes = self._kind.given_memory_bytes(os.environ)
+        if not given_bytes:
+            return exclusive_start([HOST], directory)
+        need = memory_need(self._kind.name, self._options, self._context.gpus)
+        weights_bytes = need.weights_bytes if need else 0.0
+        return bounded_start(given_bytes + weights_bytes, directory, lambda: box_memory().available_bytes)
 
     async def _wait_until_ready(self, child: EngineChild) -> bool:
         """Wait until it answers; False when it has ended, TemporaryError when it takes too long."""

@@ -66,8 +66,8 @@ class EngineKind(ABC):
     """Texts by which it says that a port was taken."""
 
     measures_memory = True
-    """It measures the free memory when it starts (the machine's, where it has no GPU), so that no two may
-    start at once."""
+    """It measures the free memory when it starts (the machine's, where it has no GPU), unless it is told how
+    much to take (``given_memory_bytes``); no two that measure may start at once."""
 
     reports_requests = True
     """Its count of running and waiting requests can be relied upon when it drains."""
@@ -98,6 +98,10 @@ class EngineKind(ABC):
 
     def ports_needed(self, options: Options, context: EngineContext) -> int:
         return 1
+
+    def given_memory_bytes(self, environ: Mapping[str, str]) -> float:
+        """Return the memory in bytes, without weights, that it is told to take where it has no GPU, or 0."""
+        return 0.0
 
     def request_slots(self, options: Options) -> int:
         """Return the most requests that are computed at once; 0 when it is not known."""

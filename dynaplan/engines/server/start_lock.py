@@ -1,7 +1,16 @@
-"""One engine at a time starts on a GPU.
+"""Which engines may start beside each other.
 
-Engines that measure the free memory while they start (vLLM, SGLang, TensorRT-LLM) fail or take too much when
-another one starts beside them.
+1. On a GPU one at a time (``exclusive_start``): engines that measure the free memory while they start (vLLM,
+   SGLang, TensorRT-LLM) fail or take too much when another one starts beside them.
+2. Without a GPU as many as cores and memory bear (``bounded_start``), if they are told how much to take. A
+   start keeps about one core busy. Each waits until what all that start may take is available at once::
+
+       starts < min(cores, MAX_STARTS, available memory // memory of one)
+
+   An engine that has taken a part of its memory already counts for all of it once more, which errs on the
+   safe side. One may always start: whether it fits is then for the engine to say.
+
+Places are locks on files of the node directory, so they count for all deployments of the machine.
 """
 
 from __future__ import annotations
@@ -10,7 +19,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +29,11 @@ from dynaplan.util.errors import DeploymentError
 log = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.1
+
+MAX_STARTS = 8
+"""Engines that start at once on a machine with any number of cores: they read from one disk."""
+
+HOST = "host"
 
 
 @asynccontextmanager
@@ -42,19 +56,71 @@ async def exclusive_start(names: Sequence[str], directory: Path) -> AsyncIterato
         os.close(opened)
 
 
+@asynccontextmanager
+async def bounded_start(
+    need_bytes: float, directory: Path, available_bytes: Callable[[], float]
+) -> AsyncIterator[None]:
+    """Among few on the machine, for an engine that takes ``need_bytes`` of memory.
+
+    Raises DeploymentError when the directory cannot be used.
+    """
+    opened, taken, is_logged = _open(directory), None, False
+    try:
+        while taken is None:
+            taken = await _take_place(opened, need_bytes, available_bytes)
+            if taken is None:
+                if not is_logged:
+                    is_logged = True
+                    log.info("other engines are starting; waiting for cores or memory (%d bytes)", need_bytes)
+                await asyncio.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        if taken:
+            unlock(opened, *taken)
+        os.close(opened)
+
+
+async def _take_place(
+    directory: int, need_bytes: float, available_bytes: Callable[[], float]
+) -> tuple[str, int] | None:
+    """Take a place to start in: its file and its lock; None while there is none.
+
+    Who holds the lock of the host counts alone, so that no two take the last place.
+    """
+    host = _file_name(HOST)
+    counting = await _lock(directory, host)
+    try:
+        bound = min(len(os.sched_getaffinity(0)), MAX_STARTS)
+        locks = {
+            name: _try_lock(directory, name) for name in (_file_name(f"{HOST}-{n}") for n in range(bound))
+        }
+        free = [(name, descriptor) for name, descriptor in locks.items() if descriptor is not None]
+        starts = bound - len(free)
+        is_room = not starts or (starts + 1) * need_bytes <= available_bytes()
+        taken = free.pop(0) if free and is_room else None
+        for name, descriptor in free:
+            unlock(directory, name, descriptor)
+        return taken
+    finally:
+        unlock(directory, host, counting)
+
+
 async def _lock(directory: int, name: str) -> int:
     is_told = False
     while True:
-        try:
-            descriptor = try_lock(directory, name)
-        except OSError as error:
-            raise DeploymentError(f"cannot take turns at starting: {error.strerror}", hint=HINT) from error
-        if descriptor is not None:
+        if (descriptor := _try_lock(directory, name)) is not None:
             return descriptor
         if not is_told:
             is_told = True
             log.info("another engine is starting (%s); waiting for it", name)
         await asyncio.sleep(LOCK_POLL_S)
+
+
+def _try_lock(directory: int, name: str) -> int | None:
+    try:
+        return try_lock(directory, name)
+    except OSError as error:
+        raise DeploymentError(f"cannot take turns at starting: {error.strerror}", hint=HINT) from error
 
 
 def _open(directory: Path) -> int:

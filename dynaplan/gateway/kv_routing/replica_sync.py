@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
 TOPIC = "active_sequences_events"
 
 
+MAX_PEERS = 100
+"""Frontends that are listened to at most, besides those that are registered."""
+
+MAX_SHARE = 2**40
+"""A number of requests or KV blocks above which a message is taken for a fault."""
+
 MAX_PROMPTS = 1000
 """Prompts in one message at most; of further ones only the bookings are published."""
 
@@ -101,6 +107,7 @@ class ReplicaSync:
         self.others: dict[int, WorkerBook] = {}
         self._replica = replica
         self._peers: dict[int, _Peer] = {}
+        self._registered: frozenset[int] = frozenset()
         self._sent: list[SentPrompt] = []
         self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
@@ -129,7 +136,7 @@ class ReplicaSync:
 
     def update_registrations(self, instance_ids: Iterable[int]) -> None:
         """Take over the registrations of the namespace: a frontend that is no longer among them has ended."""
-        present = frozenset(instance_ids)
+        self._registered = present = frozenset(instance_ids)
         for frontend, peer in list(self._peers.items()):
             if peer.is_registered and frontend not in present:
                 self._forget(frontend)
@@ -163,7 +170,8 @@ class ReplicaSync:
                 async with asyncio.timeout(timing.REPLICA_HEARTBEAT_S):
                     await self._changed.wait()
             except TimeoutError:
-                self._drop_silent()
+                pass
+            self._drop_silent()
             self._changed.clear()
             if frontend := self._replica.instance_id:
                 sent, self._sent = tuple(self._sent), []
@@ -172,8 +180,11 @@ class ReplicaSync:
             await asyncio.sleep(timing.REPLICA_DEBOUNCE_S)
 
     def _receive(self, message: ActiveSequences) -> None:
-        """Apply one message; one of our own has nothing new."""
-        if message.frontend == self._replica.instance_id:
+        """Apply one message; one of our own has nothing new, and a rogue one nothing that is believed."""
+        if message.frontend == self._replica.instance_id or not _is_plausible(message):
+            return
+        is_known = message.frontend in self._peers or message.frontend in self._registered
+        if not is_known and len(self._peers) >= MAX_PEERS:
             return
         now_s = asyncio.get_running_loop().time()
         peer = self._peers.setdefault(message.frontend, _Peer(now_s, ()))
@@ -202,6 +213,14 @@ class ReplicaSync:
             book.prefill_blocks += sign * share.prefill_blocks
             if book == WorkerBook():
                 del self.others[share.instance_id]
+
+
+def _is_plausible(message: ActiveSequences) -> bool:
+    return all(
+        0 <= number <= MAX_SHARE
+        for share in message.workers
+        for number in (share.in_flight, share.active_blocks, share.prefill_blocks)
+    )
 
 
 def shares(books: Mapping[int, WorkerBook]) -> Iterable[WorkerShare]:

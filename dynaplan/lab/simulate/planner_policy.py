@@ -9,10 +9,13 @@ from typing import Any, Protocol
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.fleet.counts import Sample
 from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.planner.backtesting.backtest import backtest
+from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
 from dynaplan.planner.model import Decision, Load, Observation, PlannerState
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
+from dynaplan.planner.rules.decision import backtest_basis
 from dynaplan.planner.rules.sla_policy import SlaModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.simulation.service import SimulatedService
@@ -57,7 +60,10 @@ class PlannerPolicy:
         self._settings = settings
         self._method = method
         self._on_decision = on_decision
+        self._model = model
         self._cycle = PlanningCycle(settings, model)
+        is_backtested = settings.is_by_targets and settings.sizing != "formula"
+        self._schedule = BacktestSchedule(settings) if is_backtested else None
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._service: SimulatedService
         self._desired = DesiredCounts()
@@ -97,7 +103,7 @@ class PlannerPolicy:
     async def pull_load(self) -> Sample:
         return self._service.sample()
 
-    async def observe(self, load: Load) -> Observation:
+    async def observe(self, load: Load, state: PlannerState) -> Observation:
         """Return the observation of the interval, with the forecast where targets are planned for."""
         service, settings = self._service, self._settings
         observation = Observation(service.now_s, service.pools.counts(), self._desired, load)
@@ -108,7 +114,19 @@ class PlannerPolicy:
         self._history.add(traffic)
         startup_s = startup_time_s(settings, service.settings.startup_s.values())
         expected = await forecast_traffic(self._history, self._forecast, startup_s, settings)
-        return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)
+        observation = replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)
+        return self._with_backtest(observation, state) if self._schedule else observation
+
+    def _with_backtest(self, observation: Observation, state: PlannerState) -> Observation:
+        """Return the observation with the answer that holds; virtual time stands still meanwhile."""
+        schedule, settings, model = self._schedule, self._settings, self._model
+        assert schedule
+        assert model
+        schedule.add(observation)
+        present, limits = backtest_basis(settings, observation)
+        if question := schedule.question(observation, state, limits, present):
+            schedule.note(question, backtest(model, settings, question), observation.at_s, 0.0)
+        return replace(observation, backtest=schedule.answer(observation))
 
     def record(
         self, before: PlannerState, observation: Observation, decision: Decision, after: PlannerState

@@ -13,7 +13,7 @@ from dynaplan.config.settings.planner import (
 )
 from dynaplan.planner.forecasting.autoregression import autoregression
 from dynaplan.planner.forecasting.seasonal import seasonal
-from dynaplan.planner.forecasting.selection import DISCOUNT, Choice, choose, first_choice, outcomes, score
+from dynaplan.planner.forecasting.selection import Choice, choose, first_choice
 from dynaplan.planner.forecasting.series import (
     Series,
     clean_history,
@@ -68,13 +68,10 @@ def forecast(
     points = sum(value is not None for value in series)
     if method == "kalman" and points < settings.kalman_min_points:
         why = f"the last value: kalman is warming up, {points} of {settings.kalman_min_points} measurements"
-    error = score(forecasts, series, steps, discount=DISCOUNT).mean_error
     return Forecast(
         forecasts[-1],
         method,
         why,
-        typical_error=error if math.isfinite(error) else 0.0,
-        outcomes=outcomes(forecasts, series, steps),
     )
 
 

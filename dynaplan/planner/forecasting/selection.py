@@ -68,17 +68,6 @@ def score(forecasts: Sequence[float], series: Series, steps: int, *, discount: f
     return Score(count, error / weight, cost / weight, actual / weight)
 
 
-def outcomes(forecasts: Sequence[float], series: Series, steps: int) -> tuple[tuple[float, float], ...]:
-    """Return the excess over the forecast, and the measured value, of each interval that was forecast.
-
-    The newest is the last. (0, 0) is an interval without data.
-    """
-    return tuple(
-        (0.0, 0.0) if observed is None else (observed - forecast, observed)
-        for forecast, observed in zip(forecasts, series[steps:], strict=False)
-    )
-
-
 SWITCH_MARGIN = 0.1
 """Part of its loss by which the method in use must be beaten before another one takes its place."""
 

@@ -89,6 +89,17 @@ class Exposition:
         self._own = re.compile(rb'[{,]dynamo_namespace="' + re.escape(_escaped(namespace)) + b'"')
         self._model = re.compile(rb'[{,]model="' + re.escape(_escaped(model)) + b'"', re.IGNORECASE)
         self._has_model = bool(model)
+        self._name = model
+        self._is_served = False
+        self._others: set[str] = set()
+
+    @property
+    def unserved(self) -> str:
+        """Say that frontends counted requests for other models, and none ever for this one; "" if not so."""
+        if self._is_served or not self._others:
+            return ""
+        others = ", ".join(repr(each) for each in sorted(self._others)[:MAX_NAMED_MODELS])
+        return f"served-model-name is {self._name!r}, and the frontends have served {others} only"
 
     def read(self, text: bytes) -> Counts:
         """The counts; ValueError when the text holds no metrics of a frontend."""
@@ -107,11 +118,22 @@ class Exposition:
     def _is_own(self, labels: bytes) -> bool:
         if b"dynamo_namespace=" in labels and not self._own.search(labels):
             return False
-        if not self._has_model or b"model=" not in labels or self._model.search(labels):
+        if not self._has_model or b"model=" not in labels:
             return True
-        return _is_refused(labels)
+        if self._model.search(labels):
+            self._is_served = True
+            return True
+        if _is_refused(labels):
+            return True
+        if len(self._others) < MAX_NAMED_MODELS and (other := _MODEL.search(labels)):
+            self._others.add(other[1].decode(errors="replace"))
+        return False
 
 
+MAX_NAMED_MODELS = 5
+"""Other models that are named."""
+
+_MODEL = re.compile(rb'[{,]model="((?:[^"\\\\]|\\\\.)*)"')
 _LE = re.compile(rb'[{,](?:le|target_ms)="([^"]*)"')
 _REFUSED = [f'{name}="{value}"'.encode() for name, value in REFUSED_LABELS.items()]
 

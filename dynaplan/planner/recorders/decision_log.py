@@ -1,7 +1,8 @@
 """``decisions.jsonl``: one line for each adjustment interval, enough to decide it again.
 
-A line whose ``state`` is the ``next_state`` of the line before leaves it out, which is nearly every line;
-readers put it in again.
+A line whose ``state`` is the ``next_state`` of the line before leaves it out, which is nearly every line,
+and so it does with the ``settings`` of the line before, but for every ``SETTINGS_EVERY``th line; readers put
+them in again.
 """
 
 from __future__ import annotations
@@ -80,8 +81,11 @@ TAIL_BYTES = 1 << 20
 """The bytes at a file's end that the last records are usually found in."""
 
 
-BEFORE, AFTER = "state", "next_state"
-"""The planner's memory before a decision and after it, as ``DecisionRecord.to_json`` names them."""
+BEFORE, AFTER, SETTINGS = "state", "next_state", "settings"
+"""The planner's memory before a decision and after it, and its settings: keys of ``DecisionRecord``."""
+
+SETTINGS_EVERY = 20
+"""Lines of which at least one has its settings: a reader of the last lines need not look farther back."""
 
 
 class JsonLinesRecorder:
@@ -92,6 +96,7 @@ class JsonLinesRecorder:
         # The planner that wrote to it last may have been killed in the middle of a line.
         self._file = AppendingFile(lambda: path, lambda: b"\n" if path.stat().st_size else b"")
         self._written: dict[str, Any] | None = None
+        self._lines_since_settings = 0
 
     def record_sample(self, sample: Sample) -> None:
         """Do nothing: the average of the pulls is part of the record."""
@@ -99,10 +104,17 @@ class JsonLinesRecorder:
     def record_decision(self, record: DecisionRecord) -> None:
         """Append the record as one line of JSON; a disk that is full is logged and costs the line."""
         document = record.to_json()
-        if document[BEFORE] == self._written:
+        written = self._written or {}
+        if document[BEFORE] == written.get(AFTER):
             del document[BEFORE]
+        kept = {**document}
+        self._lines_since_settings += 1
+        if document[SETTINGS] == written.get(SETTINGS) and self._lines_since_settings < SETTINGS_EVERY:
+            del document[SETTINGS]
+        else:
+            self._lines_since_settings = 0
         line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
-        self._written = document[AFTER] if self._file.append(line) else None
+        self._written = kept if self._file.append(line) else None
 
     def close(self) -> None:
         """Close the file; another record would open it again."""
@@ -113,7 +125,7 @@ def read_records(log_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list
     """Read the last records in that directory, oldest first, without lines that were cut off."""
     records: list[dict[str, Any]] = []
     for line in _lines_backwards(log_dir / FILE_NAME, tail_bytes):
-        if len(records) > last:
+        if len(records) > last and any(SETTINGS in each for each in records[: len(records) - last]):
             break
         try:
             document = json.loads(line)
@@ -121,15 +133,17 @@ def read_records(log_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list
             continue
         if isinstance(document, dict):
             records.insert(0, document)
-    whole = [_with_state(record, before) for record, before in zip(records, [None, *records], strict=False)]
-    return [record for record in whole if BEFORE in record][-last:] if last > 0 else []
+    whole: list[dict[str, Any]] = []
+    for record in records:
+        whole.append(_completed(record, whole[-1] if whole else None))
+    return [record for record in whole if BEFORE in record and SETTINGS in record][-last:] if last > 0 else []
 
 
-def _with_state(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the record with the state that it left out, where the record before it is there."""
-    if BEFORE in record or before is None or AFTER not in before:
-        return record
-    return {**record, BEFORE: before[AFTER]}
+def _completed(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the record with the state and settings that it left out, where the record before has them."""
+    left_out = {BEFORE: AFTER, SETTINGS: SETTINGS}
+    found = {key: before[of] for key, of in left_out.items() if before and of in before}
+    return {**found, **record}
 
 
 def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -147,7 +161,7 @@ def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except (ValueError, RecursionError):
                     continue
                 if isinstance(document, dict):
-                    last = _with_state(document, last)
+                    last = _completed(document, last)
                     yield number, last
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="Expected a file.") from error

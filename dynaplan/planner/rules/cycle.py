@@ -38,8 +38,11 @@ class PlannedDeployment(Protocol):
         """Return the load of a metric pull."""
         ...
 
-    async def observe(self, load: Load) -> Observation:
-        """Return the observation of the interval that ends now and had this load."""
+    async def observe(self, load: Load, state: PlannerState) -> Observation:
+        """Return the observation of the interval that ends now and had this load.
+
+        ``state`` is what is known from before: a backtest is about the engines as they were measured.
+        """
         ...
 
     def record(
@@ -109,8 +112,8 @@ class PlanningCycle:
             self.begin(now_s)
 
     async def _adjust(self, deployment: PlannedDeployment) -> None:
-        observation = await deployment.observe(average_load(self._samples))
         before = self._state
+        observation = await deployment.observe(average_load(self._samples), before)
         self._state, decision = decide(self._settings, before, observation, self._model)
         self._is_scaling |= observation.desired.is_pending
         deployment.record(before, observation, decision, self._state)

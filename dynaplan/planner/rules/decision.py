@@ -19,10 +19,26 @@ from dynaplan.fleet.counts import Targets, WorkerCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, PlannerState, Prediction, Step
+from dynaplan.planner.model import (
+    Decision,
+    DecisionRecord,
+    Load,
+    Observation,
+    PlannerState,
+    Prediction,
+    Step,
+    WorkerLimits,
+)
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.load_policy import Situation, Stage, scale_down, scale_up
-from dynaplan.planner.rules.sla_policy import SlaModel, limits_of, plan_for_targets
+from dynaplan.planner.rules.sla_policy import (
+    SlaModel,
+    add_workers,
+    limits_of,
+    plan_for_targets,
+    raise_limits,
+    unmanaged_workers,
+)
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
 
 Gate = Callable[[Situation], tuple[bool, str]]
@@ -40,7 +56,7 @@ def decide(
     Total: any observation has a decision, and the unknown changes nothing.
 
     Policy ``sla``: the workers that the coming traffic needs to meet the targets. Starting workers count as
-    there, so that only ``environment: virtual`` waits at the gate "pending". Removals: ``scale_down.py``.
+    there, so that only ``environment: virtual`` waits at the gate "pending". Removals: ``backtest_rules.py``.
 
     Policy ``load``: thresholds alone (``load_policy.py``), at most one worker of each role. They run only
     while no decision is being carried out (gate "pending", at most ``scaling-timeout``) and if the numbers
@@ -106,6 +122,22 @@ def _plan_for_targets(
         after = fit_budget(raise_to(current, sizing.targets), limits) or sizing.targets
         steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
     return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
+
+
+def backtest_basis(settings: PlannerSettings, observation: Observation) -> tuple[Targets, WorkerLimits]:
+    """Return the workers that a backtest compares with, and what it may try.
+
+    Those are unmanaged workers and the managed ones that are awake, and all GPUs but those of sleepers: what
+    others hold for now they give back.
+    """
+    current = current_targets(observation)
+    asleep = _asleep(observation, current)
+    awake = Targets(current.prefill - asleep.prefill, current.decode - asleep.decode)
+    unmanaged = unmanaged_workers(observation.fleet, awake)
+    limits = limits_of(settings, observation, awake)
+    budget = min(settings.max_gpu_budget, observation.fleet.gpus_total or settings.max_gpu_budget)
+    limits = replace(limits, max_gpus=budget - limits.gpus(asleep))
+    return add_workers(awake, unmanaged), raise_limits(limits, unmanaged)
 
 
 def _asleep(observation: Observation, current: Targets) -> Targets:

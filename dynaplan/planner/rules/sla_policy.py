@@ -5,35 +5,32 @@ Each interval, in this order:
 1. *Error budget*: the misses of the finished interval are booked (``planner/sizing/error_budget.py``).
 2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
    Not while the numbers of workers changed in the interval, nor with ``no-correction``.
-   *Bursts* then learn from what came, and may raise the minimums (``planner/bursts``).
-3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
-   and once for one that is removed.
-4. *Demands*: one per forecast interval, and one more with the backlog (``look_ahead.py``).
-5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
-   ``pool_sizes.py``), minimums and GPU budget (``limits.py``), and what bursts have taught.
-6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``); and once
-   more what bursts have taught: the hedge.
-7. *Failures*: no more workers of a role of which several failed for good.
-8. *Unmanaged* workers serve, and nobody starts or stops them: they take their part of the traffic, so they
+3. *Demands*: one per forecast interval, and one more with the backlog (``look_ahead.py``).
+4. *Size*: the most that any of them needs, by the queueing model (``pool_sizes.py``), within minimums and GPU
+   budget (``limits.py``).
+5. *Backtest*: who is there stays, unless the last traffic, simulated, would have done with fewer; and of a
+   load that was simulated the answer counts, not the forecast (``backtest_rules.py``,
+   ``planner/backtesting``).
+6. *Failures*: no more workers of a role of which several failed for good.
+7. *Unmanaged* workers serve, and nobody starts or stops them: they take their part of the traffic, so they
    were added before sizing, and are subtracted from the size.
 
-With ``sizing: formula`` steps 3, 4, 6 and the headroom of 5 are left out, as in the original: the means
-forecast for the next interval give the size, both ways, within minimums and GPU budget.
+With ``sizing: formula`` steps 3 to 5 are left out, as in the original: the means forecast for the next
+interval give the size, both ways, within minimums and GPU budget.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dynaplan.config.settings.planner import PlannerSettings, SlaTargets
+from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.bursts.burst_policy import BurstPolicy
 from dynaplan.planner.model import (
     UNLIMITED,
+    Corrections,
     Demand,
-    Expected,
     Foresight,
     Observation,
     PlannerState,
@@ -42,12 +39,13 @@ from dynaplan.planner.model import (
     WorkerLimits,
 )
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.scale_down import delay_scale_down, late_roles
+from dynaplan.planner.rules.backtest_rules import apply_backtest
 from dynaplan.planner.sizing import error_budget
 from dynaplan.planner.sizing.corrections import update_corrections
 from dynaplan.planner.sizing.demand_forecast import demand_of
+from dynaplan.planner.sizing.error_budget import describe_budget
 from dynaplan.planner.sizing.formula import Formula
-from dynaplan.planner.sizing.look_ahead import Sizer, backlog_demand, lookahead, size_for_all
+from dynaplan.planner.sizing.look_ahead import backlog_demand, size_for_all
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 
@@ -77,35 +75,37 @@ def plan_for_targets(
 ) -> tuple[PlannerState, Sizing]:
     """Return the next state, and the workers that the coming traffic needs within every limit.
 
-    Without traffic data or a forecast nothing changes.
+    Without traffic data or a forecast nothing changes; but without a decode worker nobody answers, and so
+    nothing would ever be measured: then there is the minimum of them.
     """
     unmanaged = unmanaged_workers(observation.fleet, current)
     limits = raise_limits(limits_of(settings, observation, current), unmanaged)
     current = add_workers(current, unmanaged)
     state = _spend_error_budget(model, settings, state, observation, current)
     state, notes = _update_corrections(model, settings, state, observation, current)
+    if settings.slo_window_s:
+        notes = [Step("promise", current, current, describe_budget(state.error_budget)), *notes]
     if model.origin:
         notes = [Step("profile", current, current, model.origin), *notes]
-    service = _apply_corrections(model, state, current)
-    bursts = BurstPolicy.observe(settings, state, observation, service, limits, current)
-    state, limits, notes = bursts.state, bursts.limits, [*notes, *bursts.steps]
+    service = apply_corrections(model, state.corrections, current)
     foresight, traffic = observation.foresight, observation.traffic
     is_measured = traffic is None or traffic.requests is not None
     if foresight is None or not foresight.expected or not is_measured:
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
-        unchanged = Sizing(current, (*notes, Step("demand", current, current, why)))
-        return state, subtract_unmanaged(unchanged, unmanaged)
+        steps, after = (*notes, Step("demand", current, current, why)), current
+        if not current.decode:
+            after = limits.cap(replace(current, decode=limits.least.decode))
+            steps = (*steps, Step("minimum", current, after, f"at least {limits.least}"))
+        return state, subtract_unmanaged(Sizing(after, steps), unmanaged)
     if model.formula:
         expected, targets = foresight.expected[0], settings.targets()
         sizing = model.formula.size(
             expected, foresight.interval_s, targets, state.corrections, limits, current
         )
     else:
-        sizing = bursts.adjust(_plan(service, settings, state, observation, foresight, limits, current))
-        late = late_roles(model.service_for(current), observation, settings.targets())
-        state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
-        state, sizing = bursts.hedge(state, sizing)
+        sizing = _plan(service, settings, observation, foresight, limits, current)
+        sizing = apply_backtest(sizing, observation, limits, current)
     sizing = _without_failing_roles(observation, sizing, current)
     return state, subtract_unmanaged(replace(sizing, steps=(*notes, *sizing.steps)), unmanaged)
 
@@ -176,9 +176,8 @@ def _spend_error_budget(
     return replace(state, error_budget=after)
 
 
-def _apply_corrections(model: SlaModel, state: PlannerState, current: Targets) -> ServiceModel:
+def apply_corrections(model: SlaModel, corrections: Corrections, current: Targets) -> ServiceModel:
     """Return the service with the step times that were measured."""
-    corrections = state.corrections
     return model.service_for(current).slowed(
         effective_correction(corrections.prefill), effective_correction(corrections.decode)
     )
@@ -187,13 +186,12 @@ def _apply_corrections(model: SlaModel, state: PlannerState, current: Targets) -
 def _plan(
     service: ServiceModel,
     settings: PlannerSettings,
-    state: PlannerState,
     observation: Observation,
     foresight: Foresight,
     limits: WorkerLimits,
     current: Targets,
 ) -> Sizing:
-    """Size by the queueing model: for the forecast demands and the backlog, by the SLA's latency targets."""
+    """Size by the queueing model: demands and backlog."""
     demands = [
         demand_of(settings, foresight, expected)
         for expected in foresight.expected
@@ -203,16 +201,12 @@ def _plan(
     if demands:
         backlog = backlog_demand(service, demands, now, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []
-    adding, removing, notes = _promised_targets(settings, state, observation, foresight)
+    targets = settings.targets()
 
-    def sized(targets: SlaTargets) -> Sizer:
-        return lambda demand, bounds: size_pools(service, demand, targets, bounds, current)
+    def size(demand: Demand, bounds: WorkerLimits) -> Sizing:
+        return size_pools(service, demand, targets, bounds, current)
 
-    headroom = _headroom(settings, foresight.expected[0])
-    sizing = size_for_all(sized(adding), sized(removing), demands, current, limits, headroom, now)
-    return replace(
-        sizing, steps=(*(Step("promise", current, current, note) for note in notes), *sizing.steps)
-    )
+    return size_for_all(size, demands, current, limits)
 
 
 def _current_demand(
@@ -228,28 +222,6 @@ def _current_demand(
     return demand_of(settings, foresight, measured)
 
 
-def _promised_targets(
-    settings: PlannerSettings, state: PlannerState, observation: Observation, foresight: Foresight
-) -> tuple[SlaTargets, SlaTargets, list[str]]:
-    """Return the targets for added workers, the targets for workers that stay when others leave, and notes.
-
-    A worker that is not added now can be added next time, so the budget may be spent until the next
-    decision's workers serve. A worker that is removed now should not be wanted back before the window is
-    over. Both spend at the rate forecast for the next interval; without one, or with a window of 0, the
-    promise stays as it is.
-    """
-    targets, requests = settings.targets(), foresight.expected[0].requests
-    if not settings.slo_window_s or not requests:
-        return targets, targets, []
-    soon_s = lookahead(observation.startup_s, settings.adjustment_interval_s).until_s
-    rate = requests / foresight.interval_s
-    adding = error_budget.targets_with_spare(state.error_budget, targets, rate, soon_s, observation.startup_s)
-    removing = error_budget.targets_with_spare(
-        state.error_budget, targets, rate, max(soon_s, settings.slo_window_s)
-    )
-    return adding, removing, [error_budget.describe_budget(state.error_budget, adding)]
-
-
 CORRECTION_TOLERANCE = 1.15
 """Factor within which a correction counts as 1. Model and measurement are never closer, and sizes that
 follow their difference would come and go under a load that does not change."""
@@ -258,24 +230,6 @@ follow their difference would come and go under a load that does not change."""
 def effective_correction(correction: float) -> float:
     """Return the factor for the step times: the correction, or 1 when it is close enough to 1."""
     return 1.0 if 1 / CORRECTION_TOLERANCE < correction < CORRECTION_TOLERANCE else correction
-
-
-def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
-    """Return the part by which demand may still grow before a removed worker would be missed.
-
-    min(scale-down-headroom, max(LEAST_HEADROOM, error / 2 / forecast)), in requests of the next interval,
-    the error being the mean absolute one of earlier forecasts as far ahead: where load is forecast well a
-    worker can leave earlier. ``scale-down-headroom`` where the error is not known or no request is forecast.
-    """
-    if not soonest.doubt or not soonest.requests:
-        return settings.scale_down_headroom
-    usual = max(MIN_HEADROOM, soonest.doubt / 2 / soonest.requests)
-    return min(settings.scale_down_headroom, usual)
-
-
-MIN_HEADROOM = 0.05
-"""Lowest headroom, a part of the demand: at the edge of a size a few per cent separate no misses from
-many."""
 
 
 def _without_failing_roles(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:

@@ -47,10 +47,10 @@ that at the searched factor (infinite where the pool is overloaded with z). *Alo
 for computing, the most that the factor can be, and *with waiting* the least. The measured factor is the old
 one where it lies between both, for that is no evidence against it; else the nearer of the two.
 
-A mean TTFT over the target, in ms, corrects nothing: it may as well be a backlog. So a prefill so slow
-that the mean misses the target is not corrected either. Where the model does not expect such a mean no
-worker leaves then (``late_roles`` in ``planner/rules/scale_down.py``); what helps is to measure the profile
-anew. Aggregated workers have the decode factor only.
+A mean TTFT over the target, in ms, corrects nothing: it may as well be a backlog. So a prefill so slow that
+the mean misses the target is not corrected either. No worker leaves then, because misses are counted
+(``planner/rules/backtest_rules.py``); what helps is to measure the profile anew. Aggregated workers have the
+decode factor only.
 
 **Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3. A
 factor between 1 / 1.15 and 1.15 counts as 1 (``effective_correction`` in ``planner/rules/sla_policy.py``);

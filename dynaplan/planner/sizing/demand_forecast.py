@@ -25,7 +25,6 @@ from typing import NamedTuple, Protocol
 
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.bursts.surprises import surprise
 from dynaplan.planner.forecasting.arrivals import is_within_chance
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Demand, Expected, Foresight
@@ -79,12 +78,7 @@ async def forecast_traffic(
 def build_foresight(
     history: TrafficHistory, answers: Mapping[ForecastQuery, Forecast], settings: PlannerSettings
 ) -> Foresight:
-    """Combine the answers to ``forecast_queries`` with the lengths of the requests that were seen.
-
-    Surprises are remembered for the window of the promise: an older one keeps no worker.
-    """
-    targets, intervals = settings.targets(), max(1, round(settings.slo_window_s / history.interval_s))
-    rest = min(targets.ttft_rest, targets.itl_rest)
+    """Combine the answers to ``forecast_queries`` with the lengths of the requests that were seen."""
     lengths = {asked.curve: answer for asked, answer in answers.items() if not asked.is_count}
     requests = _value(answers[ForecastQuery(REQUESTS, 1)])
     isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
@@ -95,8 +89,6 @@ def build_foresight(
             isl,
             osl,
             ahead=asked.ahead,
-            doubt=answer.typical_error,
-            surprise=surprise(answer.outcomes[-intervals:], rest),
             why=answer.why,
         )
         for asked, answer in answers.items()

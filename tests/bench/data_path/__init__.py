@@ -3,9 +3,9 @@
 All of them pass the same load on to the same two simulated workers (``workers``), which write each token as a
 chunk of its own, in steps: what is measured is the processor time of the frontend's process, as the scheduler
 counts it. ``sketch`` is the lower bound; ``vllm-router`` and ``smg`` (sglang-router) are measured where they
-are on PATH, or where ``DYNAPLAN_VLLM_ROUTER`` and ``DYNAPLAN_SMG`` name them (``tox -e interop`` fetches
-both); ``DYNAPLAN_BASELINE`` names a directory with another version of dynaplan. Rounds alternate.
-The costs of a request and of a chunk follow from answers of two lengths.
+are on PATH or ``tox -e interop`` has fetched them; ``DYNAPLAN_BASELINE`` names a directory with another
+version of dynaplan. Rounds alternate. The costs of a request and of a chunk follow from answers of two
+lengths.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MEASURED_S = 4.0
 
 START_S = 60.0
 
+FETCHED = ".tox/interop/routers/bin"
+
 
 @dataclass
 class Measured:
@@ -60,9 +62,10 @@ def frontends() -> Mapping[str, Sequence[str]]:
         found["baseline"] = ("env", "-C", directory, *found["dynaplan"])
     listen_on = ("--host", "127.0.0.1", "--port", "PORT", "--policy", "round_robin", "--log-level", "error")
     listen_on = (*listen_on, "--prometheus-port", "ANOTHER_PORT", "--max-concurrent-requests", "4096")
-    if program := os.environ.get("DYNAPLAN_VLLM_ROUTER") or shutil.which("vllm-router"):
+    path = os.pathsep.join((FETCHED, os.environ["PATH"]))
+    if program := shutil.which("vllm-router", path=path):
         found["vllm-router"] = (program, *listen_on, "--worker-urls", "WORKER_URLS")
-    if program := os.environ.get("DYNAPLAN_SMG") or shutil.which("smg"):
+    if program := shutil.which("smg", path=path):
         found["smg"] = (program, "launch", *listen_on, "--worker-urls", "WORKER_URLS")
     return found
 

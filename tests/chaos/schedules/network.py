@@ -1,4 +1,4 @@
-"""Connections in memory between simulated processes, under aiohttp's own clients and servers.
+"""Connections in memory between simulated processes, under the clients and servers of aiohttp and ours.
 
 What the kernel does is copied: bytes arrive in order, and wait until they are read; of a process that is gone
 the other side hears at once (reset, or the end of the stream), after them; nobody listens: refused; a stopped

@@ -26,7 +26,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("serve hf.co/Qwen/Qwen3-0.6B-GGUF", ["no model from there", "hf download Qwen/Qwen3-0.6B-GGUF"]),
     ("serve https://huggingface.co/a/b", ["hf download a/b", "`dynaplan serve a/b`"]),
     ("serve ./empty", ["without a model or a graph", "config.json", ".gguf", "dynaplan pull"]),
-    ("serve ./models", ["Did you mean models/m.gguf?"]),
     ("serve smollm2 --dry-run", ["not on this machine yet", "dynaplan pull smollm2"]),
     ("serve graphs.agg:Frontend --model foo", ["--model", "dynaplan serve graphs.agg:Frontend"]),  # 6
     ("serve needs_pydantic:Frontend", ["pydantic", "needs_pydantic.py", "pip install pydantic"]),

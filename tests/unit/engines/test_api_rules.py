@@ -25,6 +25,20 @@ ACCEPTED: list[tuple[FieldRule, list[Any], list[Any]]] = [
     (rules.strings(2, 3), ["abc", [], ["a", "b"]], ["abcd", ["a"] * 3, ["abcd"], [5], 5]),
     (rules.integers(2), [[], [0, 2**31 - 1]], [[1, 2, 3], [-1], [2**31], [True], 5]),
     (rules.collection(1), [[], {}, [1], {"a": 1}], [[1, 2], {"a": 1, "b": 2}, "x"]),
+    (
+        rules.biases(2, 100),
+        [{}, {"5": 100, "6": -0.5}, [[5, False], ["x", 1]], []],
+        [
+            {"5": float("inf")},
+            {"5": "x"},
+            {"5": 101},
+            {"1": 0, "2": 0, "3": 0},
+            [5],
+            [[5]],
+            [[5, float("nan")]],
+            5,
+        ],
+    ),
     (rules.grammar(9, 2), ["", "((a))", ")((a))"], ["(((a)))", "x" * 10, 5]),
     (
         rules.schema(3, 9, 100),
@@ -73,6 +87,14 @@ def test_a_complete_list_refuses_every_other_field_and_names_the_nearest() -> No
     near, far = COMPLETE.fault({"seeds": 1}), COMPLETE.fault({"grammar_triggers": [1]})
     assert near and near.message.endswith("has no such field. Did you mean 'seed'?")
     assert far and far.message == "'grammar_triggers' is [1]: this engine has no such field. Leave it out."
+
+
+def test_of_two_fields_that_contradict_each_other_one_is_to_be_left_out() -> None:
+    api = EngineApi(contradictions={"max_tokens": "n_predict"})
+    assert api.fault({"max_tokens": 5}) is api.fault({"max_tokens": 5, "n_predict": 5}) is None
+    assert api.fault({"max_tokens": None, "n_predict": -1}) is None
+    fault = api.fault({"max_tokens": 5, "n_predict": -1})
+    assert fault and fault.message == "'n_predict' is -1 and 'max_tokens' is 5: leave one of them out."
 
 
 def test_a_death_is_told_by_the_engines_words() -> None:

@@ -65,6 +65,23 @@ def test_the_claim_of_a_dead_arbiter_is_void(node: Path, gone: ProcessIdentity) 
     assert NodeClaims(THEIRS, "b", node).claim(["GPU-0"]) == set()
 
 
+def test_claims_that_a_killed_deployment_has_left_go_when_the_user_claims_again(node: Path) -> None:
+    NodeClaims(DEAD, "killed", node).claim(["GPU-0", "GPU-1"])
+    NodeClaims(THEIRS, "other", node).claim(["GPU-2"])
+    NodeClaims(OURS, "next", node).claim(["GPU-3"])
+    assert sorted(each.name.split(".")[0] for each in node.iterdir()) == ["GPU-2", "GPU-3"]
+
+
+def test_a_claims_file_is_marked_as_its_arbiters(node: Path) -> None:
+    ours, theirs = NodeClaims(OURS, "a", node), NodeClaims(THEIRS, "b", node)
+    ours.claim(["GPU-0"])
+    ((path, mark),) = ours.files(["GPU-0"])
+    assert mark in path.read_text()
+    ((same, other_mark),) = theirs.files(["GPU-0"])
+    assert same == path
+    assert other_mark not in path.read_text()
+
+
 def test_everybody_may_claim_and_nobody_may_remove_the_claims_of_others(node: Path) -> None:
     NodeClaims(OURS, "a", node).claim(["GPU-0"])
     assert stat.S_IMODE(node.stat().st_mode) == 0o1777

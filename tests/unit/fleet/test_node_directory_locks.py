@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.server.start_lock import exclusive_start
+from dynaplan.engines.server.start_lock import bounded_start, exclusive_start
 from dynaplan.process import port_leases
 from dynaplan.process.node_directory import open_node_directory, try_lock
 from dynaplan.process.port_leases import PortLease, lease_ports
@@ -37,6 +37,17 @@ from pathlib import Path
 from dynaplan.engines.server.start_lock import exclusive_start
 async def main():
     async with exclusive_start(["GPU-b", "GPU-a"], Path(sys.argv[1])):
+        print("in", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(main())
+"""
+
+HOLD_PLACE = """
+import asyncio, sys
+from pathlib import Path
+from dynaplan.engines.server.start_lock import bounded_start
+async def main():
+    async with bounded_start(10, Path(sys.argv[1]), lambda: 100):
         print("in", flush=True)
         await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())
@@ -250,3 +261,41 @@ async def test_who_gives_up_waiting_leaves_no_lock_behind(node: Path) -> None:
         async with exclusive_start(["GPU-a"], node):
             pass
     wait_until(lambda: list(node.iterdir()) == [])
+
+
+@pytest.mark.parametrize(("cores", "available", "at_once"), [(4, 100, 4), (1, 100, 1), (4, 25, 2), (4, 0, 1)])
+async def test_without_gpus_as_many_start_as_cores_and_memory_bear_and_nothing_is_left(
+    node: Path, monkeypatch: pytest.MonkeyPatch, cores: int, available: int, at_once: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    inside, most, proceed = 0, 0, asyncio.Event()
+
+    async def start() -> None:
+        nonlocal inside, most
+        async with bounded_start(10, node, lambda: available):
+            inside += 1
+            most = max(most, inside)
+            await proceed.wait()
+            inside -= 1
+
+    starts = [asyncio.create_task(start()) for _ in range(5)]
+    await eventually(lambda: inside == at_once)
+    proceed.set()
+    await asyncio.gather(*starts)
+    assert most <= at_once
+    assert files_of(node) == []
+
+
+async def test_a_killed_start_gives_its_place_to_the_next_one(
+    node: Path, monkeypatch: pytest.MonkeyPatch, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    holder = spawn(HOLD_PLACE)
+    assert await asyncio.to_thread(line_of, holder) == "in"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), bounded_start(10, node, lambda: 100):
+            raise AssertionError("two are in")
+    holder.kill()
+    async with asyncio.timeout(10), bounded_start(10, node, lambda: 100):
+        pass
+    holder.wait()

@@ -40,7 +40,7 @@ def test_it_is_private_and_gone_in_the_end(memory: Path, runtime: Path) -> None:
     assert list(memory.iterdir()) == []
 
 
-def test_what_a_killed_serve_has_left_is_removed_and_other_namespaces_are_not(
+def test_what_killed_deployments_have_left_is_removed_and_those_of_living_ones_are_not(
     memory: Path, runtime: Path
 ) -> None:
     root = memory / f"dynaplan-{os.getuid()}"
@@ -48,9 +48,12 @@ def test_what_a_killed_serve_has_left_is_removed_and_other_namespaces_are_not(
     for name in ("ns", "other"):
         (root / name / "folder").mkdir(parents=True)
         (root / name / "folder" / "file").touch()
-    with scratch_directory("ns", runtime, at(memory)) as directory:
-        assert list(directory.iterdir()) == []
-    assert (root / "other" / "folder" / "file").exists()
+    with scratch_directory("living", runtime, at(memory)) as living:
+        (living / "file").touch()
+        with scratch_directory("ns", runtime, at(memory)) as directory:
+            assert list(directory.iterdir()) == []
+            assert sorted(each.name for each in root.iterdir()) == ["living", "ns"]
+        assert (living / "file").exists()
 
 
 def test_two_living_deployments_of_one_name_have_one_each(memory: Path, runtime: Path) -> None:

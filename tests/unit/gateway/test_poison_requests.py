@@ -191,3 +191,21 @@ async def test_no_body_is_hashed_before_a_worker_has_died(monkeypatch: pytest.Mo
     monkeypatch.setattr("dynaplan.gateway.poison_requests._hash", None)
     await answer(poison, "a")
     assert not poison.in_flight
+
+
+async def test_an_answer_that_has_begun_goes_on_and_the_next_request_of_its_body_is_refused() -> None:
+    poison = PoisonRequests(Clock())
+    for pid in range(1, 4):
+        async with poison.admit(call("a long answer"), has_begun=pid > 1) as suspect:
+            suspect.sent_to(instance(pid, pid))
+            suspect.worker_died()
+    async with poison.admit(call("a long answer"), has_begun=True):
+        assert await is_refused(poison, "a long answer")
+    await answer_rest(poison, "a long answer")
+    assert not await is_refused(poison, "a long answer")
+
+
+async def answer_rest(poison: PoisonRequests, text: str) -> None:
+    async with poison.admit(call(text), has_begun=True) as suspect:
+        suspect.sent_to(instance(99, 99))
+        suspect.mark_answered()

@@ -8,31 +8,44 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.bursts.memory import BurstMemory, Decoding, ExpertTrial, Hedge, Standing, StandingTrial
-from dynaplan.planner.model import Demand, Observation, PlannerState
-
-STATE = PlannerState(
-    bursts=BurstMemory(
-        Standing(5.0, (StandingTrial(1.0, 0.5),), (StandingTrial(2.0),)),
-        Hedge(trials=(ExpertTrial(Targets(1, 1)),), seconds=30.0, leasts=(Targets(1, 2),)),
-    )
+from dynaplan.planner.model import (
+    Backtest,
+    Corrections,
+    Demand,
+    ErrorBudget,
+    Expected,
+    Foresight,
+    Observation,
+    PlannerState,
+    SplitTrial,
 )
+
+STATE = PlannerState(2, 3, 4.0, Corrections(1.2, 0.9), ErrorBudget(5.0, -6.0))
 
 
 def test_a_state_is_read_as_it_was_written() -> None:
-    assert PlannerState.from_json(json.loads(json.dumps(STATE.to_json()))) == STATE
+    assert PlannerState.from_json(json.loads(json.dumps(asdict(STATE)))) == STATE
 
 
-def test_a_state_of_a_version_that_knew_one_least_and_a_number_that_decodes_is_read() -> None:
-    document = json.loads(json.dumps({**STATE.to_json(), **asdict(STATE.bursts)}))
-    document["hedge"]["least"] = document["hedge"].pop("leasts")[0]
-    for trial in (*document["hedge"]["trials"], document["hedge"]["lived"]["trial"]):
-        trial["decoding"] = 3.5
-    for trial in (*document["standing"]["prefill"], *document["standing"]["decode"]):
-        del trial["decoding"]
-    read = PlannerState.from_json(document)
-    assert read == STATE
-    assert read.bursts.hedge.trials[0].decoding == Decoding()
+def test_a_state_of_a_version_that_remembered_bursts_is_read_without_them() -> None:
+    document = json.loads(json.dumps(asdict(STATE)))
+    document |= {"wanted": [{"prefill": 1, "decode": 1}], "standing": {}, "hedge": {"trials": []}}
+    document["error_budget"]["kept_s"] = 30.0
+    assert PlannerState.from_json(document) == STATE
+
+
+def test_a_forecast_of_a_version_that_knew_surprises_is_read() -> None:
+    document = json.loads(json.dumps(asdict(Foresight(30.0, (Expected(5.0, why="constant"),)))))
+    document["expected"][0]["surprise"] = 3.0
+    assert Foresight.from_json(document) == Foresight(30.0, (Expected(5.0, why="constant"),))
+
+
+def test_a_backtest_is_read_as_it_was_written() -> None:
+    tried = (SplitTrial(Targets(3, 1), 4, 0.97), SplitTrial(Targets(2, 1), 3, 0.91, is_at_most=True))
+    backtest = Backtest(Targets(3, 1), "late", 500, 3600.0, tried, is_new=True, change="above")
+    for each in (None, Backtest(missing="first start"), backtest):
+        seen = Observation(0.0, backtest=each)
+        assert Observation.from_json(json.loads(json.dumps(seen.to_json()))) == seen
 
 
 def test_a_published_fleet_is_read() -> None:

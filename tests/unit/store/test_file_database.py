@@ -8,7 +8,7 @@ import pytest
 
 from dynaplan.store import file_database as module
 from dynaplan.store.file_database import SHARED_FILE_SYSTEMS, file_system_of, open_store_directory
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import DeploymentError
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -35,7 +35,7 @@ def test_a_network_file_system_is_refused(
     device = os.stat(tmp_path).st_dev
     mounts = f"1 1 {os.major(device)}:{os.minor(device)} / / rw - {kind} source rw\n"
     monkeypatch.setattr(module, "_mounts", lambda: mounts)
-    with pytest.raises(ConfigError, match=f"network file system .{kind}."):
+    with pytest.raises(DeploymentError, match=f"network file system .{kind}."):
         open_store_directory(module.Path(tmp_path) / "kv")
 
 

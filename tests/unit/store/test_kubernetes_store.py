@@ -69,6 +69,22 @@ async def test_others_see_a_registration_while_its_pod_is_ready(api: KubeApi, of
     assert await frontend.get("k") is None
 
 
+async def test_a_process_reads_what_it_has_just_written_though_its_watch_has_not_seen_it(
+    of_pod: Open,
+) -> None:
+    store = of_pod("worker")
+    lease = await store.grant(10)
+    await store.put("k", "first", lease)
+    watched = await Watched(store, "").started()
+    await watched.reaches({"k": "first"})
+    await store.put("k", "second", lease)
+    item = await store.get("k")
+    assert item and item.value == "second"
+    await store.delete("k")
+    assert await store.get("k") is None
+    await watched.stop()
+
+
 async def test_a_lease_ends_with_its_pod(api: KubeApi, of_pod: Open) -> None:
     worker, frontend = of_pod("worker"), of_pod("frontend")
     lease = await worker.grant(10)

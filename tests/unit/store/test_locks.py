@@ -72,6 +72,23 @@ async def test_waiting_ends_when_the_lock_is_released(locks: Locks, clock: LoopC
     assert (await next_writer).is_held
 
 
+async def test_who_gives_up_at_any_moment_of_a_change_does_not_go_on_waiting(
+    store: MemoryStore, locks: Locks
+) -> None:
+    writer = await locks.write_lock_with_wait("x")
+    for steps in range(12):
+        waiting = asyncio.create_task(locks.write_lock_with_wait("x"))
+        await asyncio.sleep(1)
+        await store.put("v1/x/readers/note", f"{steps}")  # a change that frees nothing
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=1)
+        assert waiting.cancelled(), f"after {steps} steps"
+        await store.delete("v1/x/readers/note")
+    await writer.release()
+
+
 async def test_a_waiting_writer_keeps_new_readers_out(locks: Locks) -> None:
     reader = await locks.read_lock_with_wait("x")
     writing = asyncio.create_task(locks.write_lock_with_wait("x"))

@@ -126,9 +126,6 @@ def test_the_defaults_are_documented_ones():
         "ttft-percentile": 95.0,
         "itl-percentile": 95.0,
         "slo-window": 3600.0,
-        "scale-down-headroom": 0.15,
-        "learnt-floor": False,
-        "hedge": True,
         "metric-reporting-prometheus-host": "127.0.0.1",
         "nats-max-reconnects": -1,
     }

@@ -58,7 +58,12 @@ class KeepingLink:
     def drop(self, name: str) -> None:
         self.dropped.append(name)
 
-    def remove_at_the_end(self, paths: list[Path], if_empty: list[Path] | None = None) -> None:
+    def remove_at_the_end(
+        self,
+        paths: list[Path],
+        if_empty: list[Path] | None = None,
+        marked: list[tuple[Path, str]] | None = None,
+    ) -> None:
         self.paths = paths
 
 

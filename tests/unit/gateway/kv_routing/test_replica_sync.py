@@ -10,7 +10,14 @@ import pytest
 
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, WorkerShare, shares
+from dynaplan.gateway.kv_routing.replica_sync import (
+    MAX_PEERS,
+    TOPIC,
+    ActiveSequences,
+    ReplicaSync,
+    WorkerShare,
+    shares,
+)
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
 from dynaplan.util.errors import QueueUnavailable
 from tests.fakes.memory_events import MemoryEventPlane
@@ -98,6 +105,48 @@ async def test_a_silent_frontend_takes_its_bookings_with_it(
     await one.sync.close()
     await eventually(lambda: other.seen == (0, 0, 0))
     assert other.sync.peers == ()
+
+
+async def test_a_silent_frontend_is_dropped_by_one_that_is_never_idle(
+    two: tuple[Frontend, Frontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    one.book(10)
+    await eventually(lambda: other.seen == (1, 10, 10))
+    monkeypatch.setattr(timing, "REPLICA_SILENT_S", 0.2)
+    monkeypatch.setattr(timing, "REPLICA_HEARTBEAT_S", 60.0)
+    await one.sync.close()
+
+    def is_dropped_under_load() -> bool:
+        other.book(1).close()
+        return other.sync.peers == ()
+
+    await eventually(is_dropped_under_load)
+
+
+@pytest.mark.parametrize("rogue", [WorkerShare(WORKER, -5, 0, 0), WorkerShare(WORKER, 1, 10**18, 0)])
+async def test_numbers_that_cannot_be_are_not_believed(
+    two: tuple[Frontend, Frontend], rogue: WorkerShare
+) -> None:
+    one, other = two
+    events = await one.events()
+    await events.publish_serialized(TOPIC, ActiveSequences(99, (rogue,)))
+    one.book(10)
+    await eventually(lambda: other.seen == (1, 10, 10))
+    assert other.sync.peers == (1,)
+
+
+async def test_a_flood_of_unknown_frontends_is_bounded_and_a_registered_one_is_heard(
+    two: tuple[Frontend, Frontend],
+) -> None:
+    one, other = two
+    events = await one.events()
+    for frontend in range(1000, 1000 + 2 * MAX_PEERS):
+        await events.publish_serialized(TOPIC, ActiveSequences(frontend))
+    await eventually(lambda: len(other.sync.peers) == MAX_PEERS)
+    other.sync.update_registrations([1, 2, 3, WORKER])
+    await events.publish_serialized(TOPIC, ActiveSequences(3, (WorkerShare(WORKER, 1, 2, 2),)))
+    await eventually(lambda: 3 in other.sync.peers)
 
 
 async def test_a_frontend_whose_registration_has_gone_is_forgotten_at_once(

@@ -136,19 +136,6 @@ def test_what_is_computed_outside_is_the_last_value_here_and_says_so() -> None:
     )
 
 
-def test_the_typical_error_is_how_far_the_method_was_off() -> None:
-    assert forecast([10.0] * 30, 1, CONSTANT).typical_error == 0.0
-    assert forecast([10.0, 14.0] * 30, 1, CONSTANT).typical_error == pytest.approx(4.0)
-    assert forecast([10.0, 14.0] * 30, 2, CONSTANT).typical_error == 0.0
-
-
-def test_the_outcomes_are_what_came_beyond_such_forecasts_and_what_came() -> None:
-    assert forecast([10.0, 14.0, 9.0], 1, CONSTANT).outcomes == ((4.0, 14.0), (-5.0, 9.0))
-    assert forecast([10.0, 14.0, 9.0], 2, CONSTANT).outcomes == ((-1.0, 9.0),)
-    assert forecast([10.0, None, 9.0], 1, CONSTANT).outcomes == ((0.0, 0.0), (-1.0, 9.0))
-    assert forecast([], 1, CONSTANT).outcomes == ()
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_settles_on_a_load_that_stays(name: str) -> None:
     assert run_method(name, [7.0] * 40, 4, ForecastSettings())[-1] == pytest.approx(7.0, rel=0.01)

@@ -77,6 +77,20 @@ def test_with_a_model_only_its_traffic_counts_and_what_was_refused_before_the_mo
     assert traffic_of(30.0, Exposition(DEFAULT_PREFIX, "ns").read(text)).requests == 7
 
 
+def test_a_model_that_no_frontend_has_served_while_others_were_is_told() -> None:
+    metrics, exposition = frontend(), Exposition(DEFAULT_PREFIX, "ns", "misspelt")
+    exposition.read(metrics.render())
+    assert exposition.unserved == "", "nobody has asked for anything yet"
+    answer(metrics, "mine")
+    exposition.read(metrics.render())
+    assert exposition.unserved == (
+        "served-model-name is 'misspelt', and the frontends have served 'mine' only"
+    )
+    answer(metrics, "Misspelt")
+    exposition.read(metrics.render())
+    assert exposition.unserved == ""
+
+
 def test_requests_that_found_the_waiting_room_full_are_demand_and_other_refusals_are_not() -> None:
     metrics = frontend()
     answer(metrics)

@@ -96,7 +96,21 @@ def test_a_record_whose_memory_is_beyond_what_is_looked_through_is_left_out(tmp_
     write_lines(tmp_path, first, following(first, 30), following(following(first, 30), 40))
     size = (tmp_path / "decisions.jsonl").stat().st_size
     assert len(read_records(tmp_path, 3, size)) == 3
-    assert len(read_records(tmp_path, 3, size - 10)) == 1
+    assert read_records(tmp_path, 3, size - 10) == []
+
+
+def test_settings_are_written_with_every_twentieth_line_and_when_they_change_and_read_with_each(tmp_path):
+    records = [record(0)]
+    while len(records) < 45:
+        records.append(following(records[-1], len(records)))
+    other = replace(records[30], settings=PlannerSettings(max_gpu_budget=4))
+    records[30] = other
+    write_lines(tmp_path, *records)
+    lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines() if line]
+    assert [number for number, line in enumerate(lines) if "settings" in line] == [0, 20, 30, 31]
+    for last in (1, 3, 16, 45):
+        read = [DecisionRecord.from_json(document) for document in read_records(tmp_path, last)]
+        assert read == records[-last:]
 
 
 def test_after_a_line_that_was_not_written_the_memory_is(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.fleet.counts import Targets, WorkerCounts
 from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.model import LOAD_BELOW, Backtest, DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import values_of
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.explain import explain
@@ -78,6 +78,7 @@ def asleep(observation, prefill: int, decode: int):
 def test_sleeping_workers_are_no_capacity_and_stay_beside_the_needed_ones():
     wanted = desired(planned_interval(1, 1, [40.0]))
     seen = asleep(planned_interval(wanted.prefill, wanted.decode + 1, [40.0]), 1, 1)
+    seen = replace(seen, backtest=Backtest(wanted, is_new=True))
     _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
     assert decision.desired == Targets(wanted.prefill + 1, wanted.decode + 1)
     first, last = decision.steps[1], next(step for step in decision.steps if step.stage == "asleep")
@@ -112,7 +113,14 @@ def test_an_interval_without_data_changes_nothing_although_a_forecast_goes_on():
 
 
 def test_no_requests_need_the_minimums_only():
-    assert desired(planned_interval(3, 2, [0.0])) == Targets(1, 1)
+    ended = Backtest(Targets(3, 2), change=LOAD_BELOW)
+    assert desired(replace(planned_interval(3, 2, [0.0]), backtest=ended)) == Targets(1, 1)
+
+
+def test_without_a_decode_worker_and_without_data_there_is_the_minimum():
+    """After ``scale decode=0`` and ``release`` nobody answers, and nothing is ever measured."""
+    seen = replace(planned_interval(1, 0, [0.0]), traffic=traffic(None), foresight=foreseen([]))
+    assert desired(seen) == Targets(1, 1)
 
 
 def test_an_unknown_fleet_changes_nothing():

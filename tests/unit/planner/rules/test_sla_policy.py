@@ -1,4 +1,4 @@
-"""From what is foretold to the workers that there shall be: headroom, bounds, and what is believed.
+"""From what is forecast to the workers that are asked for: bounds, corrections, unmanaged workers.
 
 Workers that nobody manages take their part: a planner for targets asks for so many fewer of its own.
 
@@ -31,62 +31,15 @@ from dynaplan.planner.rules.sla_policy import (
     unmanaged_workers,
 )
 from dynaplan.planner.sizing.demand_forecast import demand_of
-from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval, traffic
+from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
 from tests.unit.planner.sizing.decisions import (
-    INTERVALS,
     MANY,
     MODEL,
     ONE_EACH,
     decided,
-    remembering,
     seen,
     why,
 )
-
-# -- headroom ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("doubt", "most", "headroom"),
-    [
-        (0.2, 0.15, "10%"),
-        (0.02, 0.15, "5%"),
-        (0.9, 0.15, "15%"),
-        (0.0, 0.15, "15%"),
-        (0.02, 0.0, "0%"),
-        (0.9, 0.4, "40%"),
-        (0.5, 0.4, "25%"),
-    ],
-    ids=["half", "at least 5%", "at most", "not known", "none wanted", "more wanted", "half of more"],
-)
-def test_headroom_is_half_the_usual_error_of_forecasts_within_five_per_cent_and_the_most(
-    doubt: float, most: float, headroom: str
-) -> None:
-    settings = replace(SETTINGS, scale_down_headroom=most)
-    sizing = decided(seen(MANY, [2.0], doubt=doubt), MANY, settings=settings)[1]
-    assert f"now, or with {headroom} more requests, " in why(sizing, "survivors")
-
-
-def test_headroom_keeps_who_a_little_more_would_need() -> None:
-    """At 13.7 requests/s one prefill worker would do, at 15 it would not."""
-    current = Targets(2, 1)
-    sure, doubtful = (seen(current, [13.0], startup_s=0.0, doubt=each) for each in (0.01, 0.9))
-    assert decided(sure, current)[1].targets == ONE_EACH
-    assert decided(doubtful, current)[1].targets == current
-    assert decided(seen(ONE_EACH, [13.0], 0.0, 0.9), ONE_EACH)[1].targets == ONE_EACH
-
-
-def test_a_forecast_of_less_lets_nobody_go_whom_the_load_of_now_needs() -> None:
-    current = Targets(2, 1)
-    observation = seen(current, [20.0], startup_s=0.0)
-    fallen = replace(observation, foresight=foreseen([2.0]))
-    kept = decided(fallen, current)[1]
-    assert kept.targets == current
-    assert why(kept, "survivors").endswith("2 prefill workers stay, not 1")
-    lasting = replace(fallen, traffic=traffic(20.0, interval_s=100.0))
-    assert decided(lasting, current)[1].targets == current
-    assert decided(seen(current, [2.0], startup_s=0.0), current)[1].targets == ONE_EACH
-
 
 # -- what bounds it ------------------------------------------------------------------------------------------
 
@@ -99,13 +52,6 @@ def test_a_role_of_which_several_failed_gets_nobody_more_and_the_other_one_does(
     assert sizing.targets.decode > 1
     assert sizing.prediction is None
     assert why(sizing, "failures")
-
-
-def test_who_is_there_of_a_failing_role_may_stay_and_may_leave() -> None:
-    failing = WorkerCounts(ready=3, failed=2, gpus=1)
-    observation = seen(MANY, [2.0], startup_s=0.0)
-    observation = replace(observation, fleet=replace(observation.fleet, prefill=failing))
-    assert decided(observation, MANY)[1].targets == ONE_EACH
 
 
 @pytest.mark.parametrize(
@@ -194,19 +140,18 @@ def test_arrivals_are_never_more_even_than_those_of_independent_clients() -> Non
 def test_an_interval_that_was_not_foretold_needs_nobody_to_be_removed() -> None:
     unknown = Foresight(10.0, (Expected(None, 100.0, 100.0),))
     observation = replace(seen(MANY, [2.0]), foresight=unknown, traffic=Traffic(10.0))
-    assert decided(observation, MANY, remembering(*[ONE_EACH] * INTERVALS))[1].targets == MANY
+    assert decided(observation, MANY)[1].targets == MANY
 
 
 # -- what is left to compute ----------------------------------------------------------------------------
 
 
 def test_prefill_workers_are_sized_for_what_caches_leave_to_compute() -> None:
-    current = Targets(2, 1)
-    observation = seen(current, [20.0], startup_s=0.0)
+    observation = seen(ONE_EACH, [20.0], startup_s=0.0)
     assert observation.foresight is not None
     cached = replace(observation, foresight=replace(observation.foresight, prefix_hit_rate=0.8))
-    needed = decided(observation, Targets(6, 1))[1].targets.prefill
-    assert decided(cached, Targets(6, 1))[1].targets.prefill < needed
+    needed = decided(observation, ONE_EACH)[1].targets.prefill
+    assert decided(cached, ONE_EACH)[1].targets.prefill < needed
 
 
 def test_no_measured_hits_leave_everything_to_compute() -> None:

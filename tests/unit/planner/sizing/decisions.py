@@ -16,8 +16,6 @@ ONE_EACH = Targets(1, 1)
 MANY = Targets(3, 2)
 """More than a little load needs."""
 STARTUP_S = 60.0
-INTERVALS = 4
-"""That must not have wanted a worker before it leaves: this one, and half a start in intervals of 10 s."""
 
 
 def decided(
@@ -29,18 +27,10 @@ def decided(
     return plan_for_targets(MODEL, settings, state or PlannerState(), observation, current)
 
 
-def seen(
-    current: Targets, requests_per_s: Sequence[float], startup_s: float = STARTUP_S, doubt: float = 0.0
-) -> Observation:
-    """Settled workers; the first of the rates was seen, all of them are foretold, with that doubt."""
+def seen(current: Targets, requests_per_s: Sequence[float], startup_s: float = STARTUP_S) -> Observation:
+    """Settled workers; the first of the rates was seen, all of them are forecast."""
     observation = planned_interval(current.prefill, current.decode, requests_per_s, startup_s=startup_s)
-    foresight = foreseen(requests_per_s)
-    doubted = tuple(replace(each, doubt=doubt * (each.requests or 0.0)) for each in foresight.expected)
-    return replace(observation, foresight=replace(foresight, expected=doubted))
-
-
-def remembering(*wanted: Targets) -> PlannerState:
-    return PlannerState(wanted=wanted)
+    return replace(observation, foresight=foreseen(requests_per_s))
 
 
 def why(sizing: Sizing, stage: str) -> str:

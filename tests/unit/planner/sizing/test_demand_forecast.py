@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -28,11 +27,9 @@ def history(isl: Lengths | None = MIXED, osl: Lengths | None = None) -> TrafficH
 
 def told(
     value: float,
-    typical_error: float = 0.0,
     is_known: bool = True,
-    outcomes: tuple[tuple[float, float], ...] = (),
 ) -> Forecast:
-    return Forecast(value, "constant", "told by the test", is_known, typical_error, outcomes)
+    return Forecast(value, "constant", "told by the test", is_known)
 
 
 def answered(
@@ -50,18 +47,6 @@ def expected(
     ).expected
 
 
-@pytest.mark.parametrize(
-    ("startup_s", "ahead"),
-    [(0.0, [1]), (1.0, [1, 2]), (30.0, [1, 2]), (60.0, [1, 2, 3]), (150.0, [1, 3, 6]), (570.0, [1, 10, 20])],
-)
-def test_requests_are_foretold_soon_half_way_and_until_workers_of_the_next_decision_serve(
-    startup_s: float, ahead: list[int]
-) -> None:
-    asked = forecast_queries(startup_s, INTERVAL_S)
-    assert [each.ahead for each in asked if each.is_count] == ahead
-    assert asked[-2:] == [ForecastQuery("isl_tokens", ahead[-1]), ForecastQuery("osl_tokens", ahead[-1])]
-
-
 def test_numbers_of_requests_are_counts_and_lengths_are_none() -> None:
     assert {each.curve for each in forecast_queries(60.0, 30.0) if each.is_count} == {"requests"}
     assert {each.curve for each in forecast_queries(60.0, 30.0) if not each.is_count} == {
@@ -71,12 +56,10 @@ def test_numbers_of_requests_are_counts_and_lengths_are_none() -> None:
 
 
 def test_each_interval_that_was_asked_for_is_expected_the_soonest_first() -> None:
-    requests = told(80.0, typical_error=7.0, outcomes=((30.0, 110.0),))
+    requests = told(80.0)
     seen = expected(requests, told(1000.0), startup_s=60.0)
     assert [each.ahead for each in seen] == [1, 2, 3]
-    assert {(each.requests, each.doubt, each.surprise, each.why) for each in seen} == {
-        (80.0, 7.0, 30.0, "told by the test")
-    }
+    assert {(each.requests, each.why) for each in seen} == {(80.0, "told by the test")}
 
 
 @pytest.mark.parametrize(
@@ -141,25 +124,3 @@ def test_a_length_is_believed_as_foretold_where_no_histogram_tells_how_much_leng
 def test_requests_that_are_all_of_one_length_leave_nothing_to_chance() -> None:
     fixed = history(Lengths.fixed(1000.0))
     assert expected(told(1.0), told(1300.0), fixed)[0].isl_tokens == pytest.approx(1300.0, abs=1.0)
-
-
-def test_a_surprise_is_forgotten_after_the_window_of_the_promise() -> None:
-    quiet = ((0.0, 1.0),) * round(WINDOW_S / INTERVAL_S)
-    burst = (90.0, 91.0)
-    [known, forgotten] = (
-        expected(told(1.0, outcomes=outcomes), told(1000.0))[0].surprise
-        for outcomes in ((burst, *quiet[1:]), (burst, *quiet))
-    )
-    assert (known, forgotten) == (90.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("ttft", "itl", "beyond"), [(95.0, 95.0, 30.0), (95.0, 99.0, 40.0), (50.0, 90.0, 0.0)]
-)
-def test_the_stricter_promise_says_how_seldom_a_surprise_may_be(
-    ttft: float, itl: float, beyond: float
-) -> None:
-    outcomes = ((40.0, 50.0), (30.0, 40.0), *[(0.0, 10.0)] * 100)
-    settings = replace(SETTINGS, ttft_percentile=ttft, itl_percentile=itl)
-    answers = answered(told(1.0, outcomes=outcomes), told(1000.0), told(100.0))
-    assert build_foresight(history(), answers, settings).expected[0].surprise == beyond

@@ -1,0 +1,73 @@
+"""Answers a question: the service is simulated as the planner knows it, from its settings and its model."""
+
+from __future__ import annotations
+
+from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.backtesting.evidence import requests_of
+from dynaplan.planner.backtesting.schedule import Question
+from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
+from dynaplan.planner.model import Backtest, SplitTrial, WorkerLimits
+from dynaplan.planner.rules.sla_policy import SlaModel, apply_corrections
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.service import UNLIMITED_QUEUE, ServiceSettings
+
+MAX_COMPARED = 4
+"""Splits that an answer keeps, its own first and then those that cost as little."""
+
+
+def backtest(model: SlaModel, settings: PlannerSettings, question: Question) -> Backtest:
+    """Return the cheapest split for the question's traffic; takes seconds of CPU time."""
+    service = apply_corrections(model, question.corrections, question.present)
+    requests = requests_of(question.intervals, service.decode.settings.block_tokens)
+    search = Search(
+        simulated_service(service, settings, question.limits),
+        requests,
+        question.may_miss,
+        question.present,
+        question.limits,
+    )
+    best, trials = find_cheapest(search, question.begin)
+    others = sorted(
+        (each for each in trials if each is not best), key=lambda each: (each.gpus, -each.in_time)
+    )
+    is_ended = not best.is_kept and best.progress < 1
+    return Backtest(
+        best.workers,
+        f"none of the {len(trials)} splits that were tried keeps the promise" if is_ended else "",
+        requests=len(requests),
+        window_s=sum(each.length_s for each in question.intervals),
+        tried=tuple(map(_as_tried, (best, *others[: MAX_COMPARED - 1]))),
+    )
+
+
+def simulated_service(
+    service: ServiceModel, settings: PlannerSettings, limits: WorkerLimits
+) -> ServiceSettings:
+    """Return the service as it is simulated: prefill workers, where there are any, compute every prompt."""
+    decode, prefill = service.decode, service.prefill
+    engines, gpus = {Role.DECODE: (decode.settings, decode.timing)}, {Role.DECODE: limits.decode_gpus}
+    if prefill:
+        engines[Role.PREFILL] = prefill.settings, prefill.timing
+        gpus[Role.PREFILL] = limits.prefill_gpus
+    return ServiceSettings(
+        engines=engines,
+        gpus=limits.max_gpus,
+        gpus_per_worker=gpus,
+        startup_s=dict.fromkeys(gpus, 0.0),
+        routing=SimulatedRouting(settings.router or SimulatedRouting.mode),
+        disaggregation=DisaggregationSettings(
+            is_on=prefill is not None,
+            max_prefill_queue_size=UNLIMITED_QUEUE,
+            prefill_deadline_ms=settings.prefill_deadline_ms,
+        ),
+        concurrent_prefills=prefill.concurrent_prefills if prefill else 1,
+        slo=Slo(settings.ttft_ms, settings.itl_ms),
+    )
+
+
+def _as_tried(trial: Trial) -> SplitTrial:
+    return SplitTrial(trial.workers, trial.gpus, round(trial.in_time, 4), trial.progress < 1)

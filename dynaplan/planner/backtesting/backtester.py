@@ -1,0 +1,106 @@
+"""The backtester of a live planner: it computes in a process of its own, at the lowest priority."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.planner.backtesting.backtest import backtest
+from dynaplan.planner.backtesting.schedule import BacktestSchedule, Question
+from dynaplan.planner.model import Backtest, Observation, PlannerState
+from dynaplan.planner.rules.decision import backtest_basis
+from dynaplan.planner.sla_model import build_sla_model
+from dynaplan.planner.timing import BACKTEST_DEADLINE_S
+from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess
+from dynaplan.process.helper_main import become_helper
+
+log = logging.getLogger(__name__)
+
+MAIN = "dynaplan.planner.backtesting.backtester"
+"""The module that the process runs."""
+
+MAX_MEMORY_BYTES = 2 << 30
+"""Address space of the process: 100,000 requests take 200 MB."""
+
+NICENESS = 19
+"""The process computes when nothing else wants the core."""
+
+
+class Answer(msgspec.Struct):
+    """What the process answers: the backtest, and the seconds of CPU time that it took."""
+
+    backtest: Backtest
+    cpu_s: float
+
+
+class LiveBacktester:
+    """Adds each interval to the evidence, and has backtests computed while planning goes on."""
+
+    def __init__(self, settings: PlannerSettings, schedule: BacktestSchedule) -> None:
+        self._settings = settings
+        self._schedule = schedule
+        limits = HelperLimits(BACKTEST_DEADLINE_S, MAX_MEMORY_BYTES)
+        self._helper = HelperProcess(MAIN, (), limits)
+        self._running: asyncio.Task[None] | None = None
+        self._failure = ""
+
+    def observe(self, observation: Observation, state: PlannerState) -> Backtest:
+        """Return the answer that holds now; begins the next backtest where it is due."""
+        schedule = self._schedule
+        schedule.add(observation)
+        present, limits = backtest_basis(self._settings, observation)
+        if question := schedule.question(observation, state, limits, present):
+            self._running = asyncio.create_task(self._ask(question, observation.at_s), name="backtest")
+        return schedule.answer(observation)
+
+    async def close(self) -> None:
+        """Kill the process; a backtest that is being computed is lost."""
+        if self._running:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await self._helper.close()
+
+    async def _ask(self, question: Question, at_s: float) -> None:
+        try:
+            _, answer = await self._helper.ask(self._settings.to_options(), msgspec.json.encode(question))
+            found = msgspec.json.decode(answer, type=Answer)
+        except (HelperFailed, msgspec.MsgspecError) as error:
+            self._fail(f"the backtest was not computed: {error}", at_s)
+            return
+        self._failure = ""
+        self._schedule.note(question, found.backtest, at_s, found.cpu_s)
+
+    def _fail(self, why: str, at_s: float) -> None:
+        if why != self._failure:
+            log.warning("%s; the last one holds, and no worker is removed", why)
+        self._failure = why
+        self._schedule.fail(why, at_s)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Compute a backtest for each question."""
+    channel, _ = become_helper(arguments)
+    os.nice(NICENESS)
+    for options, payload in channel:
+        channel.answer({}, answer(options, payload))
+
+
+def answer(options: dict[str, Any], payload: bytes) -> bytes:
+    """Return the answer to a question of ``LiveBacktester``."""
+    begun_s = time.process_time()
+    settings = PlannerSettings.from_options(options)
+    question = msgspec.json.decode(payload, type=Question)
+    found = backtest(build_sla_model(settings), settings, question)
+    return msgspec.json.encode(Answer(found, time.process_time() - begun_s))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,239 @@
+"""The traffic of the last window, as a backtest replays it, and whether the present load is within it.
+
+**Evidence** is the traffic that decisions observe: the arrivals of each metric pull, histograms of the
+lengths, and the part of the prompts that caches had. ``decisions.jsonl`` holds it, so it survives a restart
+and goes with an export; no text and no single request is kept. ``requests_of`` turns it back into requests:
+
+- the arrivals of a pull are spread over it at random; over the interval, where pulls are not known;
+- lengths are drawn from the interval's histograms in equal steps of their distribution (Weyl sequences, one
+  for prompts and one for answers), so that their mean is the measured one in every stretch;
+- the cached part of a prompt is a prefix that all prompts share.
+
+Lost are who sent what, and how a prompt's length goes with its answer's.
+
+**Arrival curves** (network calculus; Cruz, "A calculus for network delay", 1991). alpha(k) is the most work
+that came in k intervals in a row, beta(k) the least; they are of what the last backtest saw. A split that
+would have kept the promise is known to bear what lies between. With A(k) the work of the last k intervals,
+the forecast one being the newest, the load is
+
+    above   where A(k) > alpha(k) (``GROWTH_RATIO`` + 3 / sqrt(requests)) for a k up to ``MAX_STRETCH``
+    below   where A(2 k) / 2 < beta(k) ``ENDED_RATIO``, less three standard deviations, for a k that is short
+            beside the evidence (k ``MIN_REPEATS`` intervals): it has ended
+
+Work is counted in requests, and for *above* in tokens of prompts and of answers, too. Longer stretches than
+``MAX_STRETCH`` are seen by the next backtest.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
+from dynaplan.planner.sizing.queueing.workload import MAX_HIT_RATE, points_of
+from dynaplan.util.splitmix import uniform_draws
+
+WEYL_STEPS = (0.6180339887498949, 0.7548776662466927)
+"""The steps by which lengths are drawn: the golden ratio's, and the plastic number's."""
+
+MIN_LENGTHS = 20
+"""Answered requests of an interval below which its histograms say less than the recent ones."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One interval of traffic. Its lengths are the recent ones where its own are too few.
+
+    ``missed`` are the requests that missed a target in it; None where frontends do not count them.
+    """
+
+    length_s: float
+    requests: float
+    arrivals: tuple[float, ...]
+    isl: Lengths
+    osl: Lengths
+    hit_rate: float = 0.0
+    missed: float | None = None
+
+
+NOTHING = Lengths.fixed(1.0)
+
+
+class Evidence:
+    """The intervals of the last ``window_s`` seconds, the newest last; ``span_s`` is their length in all."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._intervals: deque[Interval] = deque()
+        self.span_s = 0.0
+
+    def add(self, traffic: Traffic, isl: Lengths | None, osl: Lengths | None) -> int:
+        """Add an interval, with the histograms of recent requests; return how many are too old by then.
+
+        One without data, or before any length is known, is left out.
+        """
+        if traffic.requests == 0:  # of which no lengths are needed
+            isl, osl = isl or NOTHING, osl or NOTHING
+        isl, osl = _enough(traffic.isl, isl), _enough(traffic.osl, osl)
+        if traffic.requests is None or isl is None or osl is None:
+            return 0
+        missed = [count for over in (traffic.over_ttft, traffic.over_itl) for _, count in over]
+        self._intervals.append(
+            Interval(
+                traffic.interval_s,
+                traffic.requests,
+                traffic.arrivals,
+                isl,
+                osl,
+                min(traffic.prefix_hit_rate or 0.0, MAX_HIT_RATE),
+                max(missed, default=None),
+            )
+        )
+        self.span_s += traffic.interval_s
+        dropped = 0
+        while self.span_s - self._intervals[0].length_s >= self._window_s:
+            self.span_s -= self._intervals.popleft().length_s
+            dropped += 1
+        return dropped
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        return tuple(self._intervals)
+
+    @property
+    def requests(self) -> float:
+        return sum(each.requests for each in self._intervals)
+
+
+def _enough(own: Lengths | None, recent: Lengths | None) -> Lengths | None:
+    """Return the interval's own histogram, or the recent one where that has too few."""
+    known = [each for each in (own, recent) if each and each.total]
+    return known[-1] if known and known[0].total < MIN_LENGTHS else next(iter(known), None)
+
+
+def requests_of(intervals: Sequence[Interval], block_tokens: int, seed: int = 1) -> list[TracedRequest]:
+    """Return the requests of these intervals, in the order of their arrival, from 0 s on."""
+    draws, number = uniform_draws(seed), 0
+    begin_s, owed, requests = 0.0, 0.0, []
+    for interval in intervals:
+        isl, osl = _LengthDraws(interval.isl), _LengthDraws(interval.osl)
+        pulls = interval.arrivals or (interval.requests,)
+        pull_s = interval.length_s / len(pulls)
+        for pull, arrived in enumerate(pulls):
+            owed += arrived
+            whole = math.floor(owed + 0.5)
+            owed -= whole
+            for place in sorted(next(draws) for _ in range(whole)):
+                number += 1
+                prompt, answer = isl.at(number * WEYL_STEPS[0] % 1), osl.at(number * WEYL_STEPS[1] % 1)
+                cached = tuple(range(int(prompt * interval.hit_rate) // block_tokens))
+                at_s = begin_s + (pull + place) * pull_s
+                requests.append(TracedRequest(at_s, prompt, answer, cached, block_tokens if cached else 0))
+        begin_s += interval.length_s
+    return requests
+
+
+class _LengthDraws:
+    """Lengths in tokens by their place, 0 to 1, in a histogram's distribution."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        points = points_of(lengths, math.inf)
+        self._tokens = [max(1, round(each)) for each in points.tokens]
+        self._shares = list(accumulate(points.shares))
+
+    def at(self, place: float) -> int:
+        return self._tokens[min(bisect_left(self._shares, place), len(self._tokens) - 1)]
+
+
+# -- the present load beside the evidence ----------------------------------------------------------------
+
+GROWTH_RATIO = 1.1
+"""Part of the most that was seen which a load may reach and count as seen: a split has some reserve."""
+
+ENDED_RATIO = 0.25
+"""Part of the least that was seen below which a load has ended."""
+
+DEVIATIONS = 3.0
+"""Standard deviations of a Poisson number that count as chance."""
+
+MAX_STRETCH = 8
+"""Intervals of the longest stretch that is compared."""
+
+MIN_REPEATS = 16
+"""How many times as long as a stretch the evidence must be, to know how little may come in one."""
+
+
+def load_change(intervals: Sequence[Interval], coming: float, known: int) -> str:
+    """Tell whether the load is ``LOAD_ABOVE`` or ``LOAD_BELOW`` the first ``known`` intervals, or within.
+
+    ``coming`` are the requests that are forecast for the next interval.
+    """
+    if not known or len(intervals) <= known:
+        return LOAD_WITHIN
+    counts, newest = [each.requests for each in intervals], intervals[-1]
+    prompts = [each.requests * (each.isl.mean_tokens or 0.0) for each in intervals]
+    answers = [each.requests * (each.osl.mean_tokens or 0.0) for each in intervals]
+    works = (
+        (counts, coming),
+        (prompts, coming * (newest.isl.mean_tokens or 0.0)),
+        (answers, coming * (newest.osl.mean_tokens or 0.0)),
+    )
+    if any(_is_above(work, ahead, counts, known) for work, ahead in works):
+        return LOAD_ABOVE
+    return LOAD_BELOW if _is_below(counts, known) else LOAD_WITHIN
+
+
+def _is_above(work: Sequence[float], ahead: float, counts: Sequence[float], known: int) -> bool:
+    for stretch in _stretches(known // 2):
+        present = sum(work[len(work) - stretch + 1 :]) + ahead
+        chance = DEVIATIONS / math.sqrt(max(1.0, *_sums(counts[:known], stretch)))
+        if present > (GROWTH_RATIO + chance) * max(_sums(work[:known], stretch)):
+            return True
+    return False
+
+
+def _is_below(counts: Sequence[float], known: int) -> bool:
+    for stretch in _stretches(known // MIN_REPEATS):
+        seen = counts[: min(known, len(counts) - 2 * stretch)]
+        least = ENDED_RATIO * min(_sums(seen, stretch), default=0.0)
+        if sum(counts[len(counts) - 2 * stretch :]) / 2 < least - DEVIATIONS * math.sqrt(least):
+            return True
+    return False
+
+
+def _stretches(most: int) -> Iterator[int]:
+    """Yield numbers of intervals, each twice the one before."""
+    stretch = 1
+    while stretch <= min(most, MAX_STRETCH):
+        yield stretch
+        stretch *= 2
+
+
+def _sums(values: Sequence[float], stretch: int) -> list[float]:
+    """Return the sums of every so many values in a row."""
+    totals = [0.0, *accumulate(values)]
+    return [after - before for before, after in zip(totals, totals[stretch:], strict=False)]
+
+
+def missed_lately(intervals: Sequence[Interval], within_s: float, may_miss: float) -> str:
+    """Say that more of the last requests missed a target than that part and chance allow; "" if not so."""
+    came, missed = 0.0, 0.0
+    for interval in reversed(intervals):
+        if within_s <= 0 or interval.missed is None:
+            break
+        within_s -= interval.length_s
+        came, missed = came + interval.requests, missed + interval.missed
+    if missed <= allowed_misses(came, may_miss, DEVIATIONS):
+        return ""
+    return f"{missed:.0f} of the last {came:.0f} requests missed a target"
+
+
+def allowed_misses(count: float, part: float, deviations: float) -> float:
+    """Return how many of ``count`` may miss, so many standard deviations beside the expected part."""
+    return count * part + deviations * math.sqrt(count * part * (1 - part))

@@ -1,0 +1,143 @@
+"""When a backtest is due, what it is asked, and how long its answer holds. Pure: the process is elsewhere.
+
+- The first backtest needs ten minutes of evidence (``RECENT_S``), or a whole window where that is shorter,
+  and, while the window is not full, enough requests to say anything of the promise (``min_requests``). A
+  full window with few requests, or none, is evidence: whoever waits for more holds GPUs for nobody. Then one
+  comes every twelfth of the window, five minutes of an hour, and later where it takes long: at most
+  ``MAX_CPU_SHARE`` of a core is spent in the mean.
+- A worker leaves only in the interval in which an answer comes (``Backtest.is_new``), so an answer never
+  removes what was added after its evidence.
+- A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
+- What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
+  down to half of what is promised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import Targets
+from dynaplan.planner.backtesting.evidence import Evidence, Interval, load_change, missed_lately
+from dynaplan.planner.backtesting.search import RECENT_S, min_requests
+from dynaplan.planner.model import (
+    Backtest,
+    Corrections,
+    Foresight,
+    Observation,
+    PlannerState,
+    WorkerLimits,
+)
+
+BACKTESTS_PER_WINDOW = 12
+"""How often the traffic of a window is backtested: every five minutes of an hour."""
+
+MAX_CPU_SHARE = 0.1
+"""The part of a core that backtests take at most, in the mean."""
+
+
+def window_of(settings: PlannerSettings) -> float:
+    """Return the seconds that a backtest looks back: the window of the promise; ten minutes without one."""
+    return settings.slo_window_s or RECENT_S
+
+
+MAX_MADE_UP = 0.5
+"""The part of the promised misses that is left where many were missed lately."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One backtest: the traffic, the splits that may be tried, and where the search begins."""
+
+    intervals: tuple[Interval, ...]
+    present: Targets
+    begin: Targets
+    limits: WorkerLimits
+    corrections: Corrections
+    may_miss: float
+
+
+class BacktestSchedule:
+    """The evidence of one planner, and the answer that holds."""
+
+    def __init__(self, settings: PlannerSettings) -> None:
+        self._settings = settings
+        self._window_s = window_of(settings)
+        self._every_s = self._window_s / BACKTESTS_PER_WINDOW
+        self._evidence = Evidence(self._window_s)
+        self._answer = Backtest()
+        self._known = 0
+        self._due_s = -math.inf
+        self._is_new = False
+
+    def add(self, observation: Observation) -> None:
+        """Add the traffic of an interval to the evidence."""
+        traffic, foresight = observation.traffic, observation.foresight
+        if traffic and foresight:
+            self._known = max(0, self._known - self._evidence.add(traffic, foresight.isl, foresight.osl))
+
+    def question(
+        self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: Targets
+    ) -> Question | None:
+        """Return what to ask now; None while no backtest is due, or too little is known.
+
+        The caller then owes ``note`` or ``fail``.
+        """
+        if observation.at_s < self._due_s or self._missing() or observation.unknown:
+            return None
+        self._due_s = math.inf
+        return Question(
+            self._evidence.intervals,
+            present,
+            self._answer.workers or present,
+            limits,
+            state.corrections,
+            self._may_miss(state),
+        )
+
+    def note(self, question: Question, answer: Backtest, at_s: float, took_s: float) -> None:
+        """Note an answer, which took that many seconds of CPU time."""
+        self._answer, self._is_new = answer, True
+        self._known = len(question.intervals)
+        self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
+
+    def fail(self, why: str, at_s: float) -> None:
+        """Note that there is no answer, and why: the last one holds."""
+        self._answer = replace(self._answer, missing=why)
+        self._due_s = at_s + self._every_s
+
+    def answer(self, observation: Observation) -> Backtest:
+        """Return the answer that holds in the interval of the observation."""
+        is_new, self._is_new = self._is_new, False
+        if self._answer.workers is None:
+            missing = self._answer.missing or self._missing() or "the first backtest is being computed"
+            return replace(self._answer, missing=missing)
+        return replace(
+            self._answer,
+            is_new=is_new,
+            change=load_change(self._evidence.intervals, _coming(observation.foresight), self._known),
+            missed_lately=missed_lately(self._evidence.intervals, RECENT_S, self._rest()),
+        )
+
+    def _missing(self) -> str:
+        span_s, requests = self._evidence.span_s, self._evidence.requests
+        if span_s < (least_s := min(RECENT_S, self._window_s)):
+            return f"{span_s:.0f} s of traffic are known, and a backtest needs {least_s:.0f}"
+        if span_s < self._window_s and requests < (least := min_requests(self._rest())):
+            return f"{requests:.0f} requests came in {span_s / 60:.0f} min, and a backtest needs {least}"
+        return ""
+
+    def _rest(self) -> float:
+        targets = self._settings.targets()
+        return min(targets.ttft_rest, targets.itl_rest)
+
+    def _may_miss(self, state: PlannerState) -> float:
+        budget, rest = state.error_budget, self._rest()
+        owed = max(0.0, -min(budget.ttft_requests, budget.itl_requests))
+        return max(MAX_MADE_UP * rest, rest - owed / max(1.0, self._evidence.requests))
+
+
+def _coming(foresight: Foresight | None) -> float:
+    """Return the requests that are forecast for the next interval, 0 where nobody knows."""
+    return (foresight.expected[0].requests if foresight and foresight.expected else None) or 0.0

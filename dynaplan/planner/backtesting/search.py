@@ -1,0 +1,195 @@
+"""Backtest: the cheapest number of workers, standing still, that would have kept the promise lately.
+
+The traffic of the last window is simulated (``dynaplan/simulation``) on splits of workers that stand still,
+with the engines' model and the dispatch of the live service. No queueing theory, and nothing is fitted: what
+is asked is what a user would try with ``dynaplan simulate``.
+
+**Kept.** N requests came in the window, of which the part p may miss a target (1 - percentile / 100, less
+what was missed too much lately, ``Promise.may_miss``).
+
+1. A split that is there, or that has more GPUs, keeps the promise when no more than N p requests miss.
+2. One with fewer GPUs than there are must keep it beyond chance. By the score test of a proportion (Wilson,
+   1927) that is when no more than N p - z sqrt(N p (1 - p)) miss, z = 1.645: 95 of 100 such windows then keep
+   it. So the margin is wide for few requests; of fewer than ``min_requests`` (52 at 95 %) none may miss.
+3. Neither counts when more than n p + z sqrt(n p (1 - p)) of the n requests of the last ten minutes miss:
+   what has begun lately is a small part of an hour.
+
+**Search.** From the last answer on, or from who is there where that does not keep the promise,
+
+4. while it is not kept and GPUs are left: one worker more, of the role with which the run comes farther;
+5. when it is kept: one worker fewer of either role, as long as it is still kept;
+6. when all GPUs do not keep it: workers of one role for those of the other, while a point more are in time.
+
+A run of 4 and 5 ends as soon as more have missed than may, which makes a failing split cheap: when nothing
+changes, a search is one whole run and two that end early. Takes for granted that more workers of both roles
+are never worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.planner.backtesting.evidence import allowed_misses
+from dynaplan.planner.model import WorkerLimits
+from dynaplan.planner.sizing.limits import fit_budget, raise_to
+from dynaplan.simulation.service import ServiceSettings, SimulatedService
+
+RECENT_S = 600.0
+"""Seconds that are looked at once more for themselves, because they may be how it goes on."""
+
+Z = 1.645
+"""Standard deviations within which 95 % of a normal distribution's lower side lie."""
+
+
+def min_requests(may_miss: float) -> int:
+    """Return the fewest requests of which a backtest can say that no more than that part miss."""
+    return round(Z * Z * (1 - may_miss) / may_miss) + 1
+
+
+MAX_RUNS = 12
+"""Splits that one search simulates; the next search goes on from where it ended."""
+
+MIN_GAIN = 0.01
+"""The part of the requests that an exchange must bring in time: less is not worth two changes."""
+
+CHECK_EVERY = 16
+"""Requests between two looks whether a run has missed too much already."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One split on the window.
+
+    ``in_time`` is the part of its requests that met both targets; at most that where the run ended early,
+    after the part ``progress`` of the requests.
+    """
+
+    workers: Targets
+    gpus: int
+    in_time: float
+    is_kept: bool
+    progress: float = 1.0
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """What is greater for the better split: kept, then how far it came, then how many were in time."""
+        return self.is_kept, self.progress, self.in_time
+
+
+@dataclass(frozen=True)
+class Search:
+    """One window, and what may be tried. ``may_miss`` is a part of the requests, 0 to 1."""
+
+    service: ServiceSettings
+    requests: Sequence[TracedRequest]
+    may_miss: float
+    present: Targets
+    limits: WorkerLimits
+
+
+def find_cheapest(search: Search, begin: Targets) -> tuple[Trial, tuple[Trial, ...]]:
+    """Return the cheapest split that keeps the promise, or else the best of as many GPUs, and all tried."""
+    return _Climb(search).find(begin)
+
+
+class _Climb:
+    """One search; splits are simulated once."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._limits = search.limits
+        self._roles = sorted(
+            search.service.gpus_per_worker, key=lambda role: -search.service.gpus_per_worker[role]
+        )
+        self._trials: dict[Targets, Trial] = {}
+
+    def find(self, begin: Targets) -> tuple[Trial, tuple[Trial, ...]]:
+        limits = self._limits
+        begin = limits.cap(raise_to(begin, limits.least))
+        if limits.gpus(begin) > limits.max_gpus:
+            begin = fit_budget(begin, limits) or limits.least
+        best = self._grow(self._try_present(self._try(begin)))
+        best = self._shrink(best) if best.is_kept else self._exchange(best)
+        return best, tuple(self._trials.values())
+
+    def _try(self, workers: Targets, *, is_whole: bool = False) -> Trial:
+        known = self._trials.get(workers)
+        if known is None or (is_whole and known.progress < 1):
+            known = self._trials[workers] = run(self._search, workers, is_whole=is_whole)
+        return known
+
+    def _fits(self, workers: Targets) -> bool:
+        limits = self._limits
+        is_allowed = limits.cap(raise_to(workers, limits.least)) == workers
+        return is_allowed and limits.gpus(workers) <= limits.max_gpus and len(self._trials) < MAX_RUNS
+
+    def _try_present(self, best: Trial) -> Trial:
+        """Try who is there, too, where that is more than a split that keeps nothing."""
+        larger = raise_to(best.workers, self._search.present)
+        return self._try(larger) if not best.is_kept and self._fits(larger) else best
+
+    def _grow(self, best: Trial) -> Trial:
+        while not best.is_kept:
+            larger = [each for role in self._roles if self._fits(each := best.workers.plus(role, 1))]
+            if not larger:
+                break
+            best = max(map(self._try, larger), key=lambda each: each.rank)
+        return best
+
+    def _shrink(self, best: Trial) -> Trial:
+        smaller = [each for role in self._roles if self._fits(each := best.workers.plus(role, -1))]
+        for workers in smaller:
+            if (tried := self._try(workers)).is_kept:
+                return self._shrink(tried)
+        return best
+
+    def _exchange(self, best: Trial) -> Trial:
+        """Nothing within the GPUs keeps the promise: give one role's GPUs to the other while that helps."""
+        best = self._try(best.workers, is_whole=True)
+        if len(self._roles) < 2:
+            return best
+        for larger, smaller in (self._roles, self._roles[::-1]):
+            while True:
+                after = best.workers.plus(larger, 1)
+                while self._limits.gpus(after) > self._limits.max_gpus:
+                    after = after.plus(smaller, -1)
+                if (
+                    not self._fits(after)
+                    or (tried := self._try(after, is_whole=True)).in_time <= best.in_time
+                ):
+                    break
+                best = tried
+        return best
+
+
+def run(search: Search, workers: Targets, *, is_whole: bool = False) -> Trial:
+    """Simulate the window on a split that stands still, until it is over or too many have missed."""
+    gpus, requests = search.limits.gpus(workers), search.requests
+    is_removal = gpus < search.limits.gpus(search.present)
+    may_miss = max(0.0, allowed_misses(len(requests), search.may_miss, -Z if is_removal else 0.0))
+    service = SimulatedService(search.service, workers)
+    outcome = service.outcome
+    for number, request in enumerate(requests, 1):
+        service.run_until(request.arrival_s)
+        outcome.windows.of(request.arrival_s).arrive(request)
+        service.arrive(request)
+        if number % CHECK_EVERY == 0:
+            service.advance_decoders(request.arrival_s)
+            missed = outcome.requests + outcome.lost - outcome.both_met
+            if missed > may_miss and not is_whole:
+                return Trial(workers, gpus, 1 - missed / len(requests), False, number / len(requests))
+    service.run_out()
+    missed = len(requests) - outcome.both_met
+    is_kept = missed <= may_miss and _kept_lately(search, service)
+    return Trial(workers, gpus, 1 - missed / max(1, len(requests)), is_kept)
+
+
+def _kept_lately(search: Search, service: SimulatedService) -> bool:
+    windows, last_s = service.outcome.windows, search.requests[-1].arrival_s if search.requests else 0.0
+    recent = [each for index, each in enumerate(windows) if (index + 1) * windows.width_s > last_s - RECENT_S]
+    came = sum(each.requests for each in recent)
+    missed = came - sum(each.both_met for each in recent)
+    return missed <= allowed_misses(came, search.may_miss, Z)

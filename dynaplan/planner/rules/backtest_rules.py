@@ -1,0 +1,101 @@
+"""What the last backtest makes of a size: who leaves, and who is added for a load that was seen before.
+
+| the present load, beside what the backtest saw | the workers |
+|---|---|
+| no answer yet | as many as there are, and those that the forecast adds |
+| above: it has outgrown the window | likewise, and no fewer than the answer |
+| below: it has ended | those of the forecast |
+| within | the answer; none leaves unless the answer is of this interval and nothing objects |
+
+Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
+Else it is what the forecast needs, for a load above, or the answer.
+
+Objections: workers that fail, more misses lately than promised (the model is too good, or the evidence too
+old), and a backtest that was not computed.
+"""
+
+from __future__ import annotations
+
+from dynaplan.fleet.counts import Targets
+from dynaplan.planner.model import (
+    LOAD_ABOVE,
+    LOAD_BELOW,
+    Backtest,
+    Observation,
+    Sizing,
+    SplitTrial,
+    Step,
+    WorkerLimits,
+)
+from dynaplan.planner.sizing.limits import fit_budget, raise_to
+
+
+def apply_backtest(
+    sizing: Sizing, observation: Observation, limits: WorkerLimits, current: Targets
+) -> Sizing:
+    """Return the size that the backtest allows, of one that the forecast needs; within the limits."""
+    answer = observation.backtest or Backtest(missing="no backtest was made")
+    after, scarce, why = _choose(sizing.targets, answer, observation, current)
+    after = limits.cap(raise_to(after, limits.least))
+    if limits.gpus(after) > limits.max_gpus:
+        if answer.workers and limits.gpus(answer.workers) >= limits.max_gpus:
+            scarce = answer.workers
+        fitting = limits.cap(raise_to(scarce, limits.least))
+        after = fit_budget(fitting, limits) or current
+    steps = sizing.steps
+    if answer.workers and not answer.change:
+        steps = (Step("forecast", current, current, f"the forecast alone needs {sizing.targets}"),)
+    prediction = sizing.prediction if after == sizing.targets else None
+    return Sizing(after, (*steps, Step("backtest", steps[-1].after, after, why)), prediction)
+
+
+def _choose(
+    wanted: Targets, answer: Backtest, observation: Observation, current: Targets
+) -> tuple[Targets, Targets, str]:
+    """Return the workers, those that go first where GPUs lack, and why."""
+    added = raise_to(current, wanted)
+    if answer.workers is None:
+        return added, wanted, f"nothing is removed: {answer.missing}"
+    if answer.change == LOAD_ABOVE:
+        why = "the load is above all that was backtested: the forecast adds, and nothing is removed"
+        return raise_to(added, answer.workers), wanted, why
+    if answer.change == LOAD_BELOW:
+        return wanted, wanted, "the load is below all that was backtested: the forecast counts"
+    objection, why = _objection(observation, answer), describe_backtest(answer)
+    if answer.is_new and not objection:
+        return answer.workers, answer.workers, why
+    after = raise_to(current, answer.workers)
+    if after != answer.workers:
+        why = f"{why}; nothing is removed {objection or 'until the next backtest'}"
+    return after, answer.workers, why
+
+
+def _objection(observation: Observation, answer: Backtest) -> str:
+    fleet = observation.fleet
+    failing = sum(role.failed + role.backoff for role in (fleet.prefill, fleet.decode))
+    if failing:
+        return f"while workers fail ({failing})"
+    if answer.missed_lately:
+        return f"while more miss than promised: {answer.missed_lately}"
+    return f"because {answer.missing}" if answer.missing else ""
+
+
+def describe_backtest(answer: Backtest) -> str:
+    """Say what the answer would have kept, and the best of the splits with fewer GPUs."""
+    [chosen, *others] = answer.tried or (SplitTrial(answer.workers or Targets(), 0, 0.0),)
+    cheaper = max(
+        (each for each in others if each.gpus < chosen.gpus), key=lambda each: each.in_time, default=None
+    )
+    text = (
+        f"{_split(chosen)} would have kept {chosen.in_time:.1%} of the {answer.requests} requests of the "
+        f"last {answer.window_s / 60:.0f} min in time with {chosen.gpus} GPUs"
+    )
+    if cheaper is None:
+        return text
+    at_most = "at most " if cheaper.is_at_most else ""
+    return f"{text}, {_split(cheaper)} {at_most}{cheaper.in_time:.1%} with {cheaper.gpus}"
+
+
+def _split(trial: SplitTrial) -> str:
+    workers = trial.workers
+    return f"{workers.prefill} + {workers.decode}" if workers.prefill else f"{workers.decode}"

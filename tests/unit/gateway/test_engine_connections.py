@@ -1,0 +1,267 @@
+"""One connection to an engine: framing, ends, failures, back-pressure, and which are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from dynaplan.gateway import timing
+from dynaplan.gateway.engine_connections import (
+    MAX_UNREAD_BYTES,
+    MAX_WRITE_BYTES,
+    EngineConnection,
+    EnginePool,
+    Origin,
+    target_of,
+)
+from tests.fakes.polling import eventually
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+HERE = Origin("w", 80, False)
+
+
+class Wire:
+    """A transport: what was written, and whether it is closed or paused."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.is_paused = self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+def connected() -> tuple[EngineConnection, Wire]:
+    connection, wire = EngineConnection(), Wire()
+    connection.connection_made(cast(asyncio.Transport, wire))
+    return connection, wire
+
+
+async def answered(*pieces: bytes) -> tuple[EngineConnection, Wire]:
+    """A connection over which a request was sent and these bytes came."""
+    connection, wire = connected()
+    sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
+    await asyncio.sleep(0)
+    assert wire.written == [b"HEADbody"]
+    for piece in pieces:
+        connection.data_received(piece)
+    await sending
+    return connection, wire
+
+
+async def all_of(connection: EngineConnection) -> bytes:
+    found = b""
+    while piece := await connection.read():
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "line"),
+    [
+        ("http://w:81/v1", Origin("w", 81, False), b"POST /v1 HTTP/1.1\r\nHost: w:81\r\n"),
+        ("https://w", Origin("w", 443, True), b"POST / HTTP/1.1\r\nHost: w\r\n"),
+        ("http://[::1]:8/a?b", Origin("::1", 8, False), b"POST /a?b HTTP/1.1\r\nHost: [::1]:8\r\n"),
+    ],
+)
+def test_an_address_is_read_once(url: str, origin: Origin, line: bytes) -> None:
+    assert target_of(url) == (origin, line)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_the_framing_is_taken_off_however_an_answer_is_cut(size: int) -> None:
+    text = b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED + b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+    connection, _ = await answered(*(text[at : at + size] for at in range(0, len(text), size)))
+    assert connection.status == 200
+    assert await all_of(connection) == b"abcdefg"
+    assert connection.is_reusable
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection_which_is_not_kept() -> None:
+    connection, _ = await answered(b"HTTP/1.1 200 OK\r\n\r\nabc")
+    connection.eof_received()
+    connection.connection_lost(None)
+    assert await all_of(connection) == b"abc"
+    assert not connection.is_reusable
+
+
+async def test_what_has_come_is_read_before_the_failure_is_raised() -> None:
+    connection, _ = await answered(CHUNKED + b"3\r\nabc\r\n")
+    connection.connection_lost(ConnectionResetError(104, "reset"))
+    assert await connection.read() == b"abc"
+    with pytest.raises(ConnectionError, match="reset"):
+        await connection.read()
+
+
+async def test_a_connection_that_ends_before_an_answer_is_a_failure() -> None:
+    connection, _ = connected()
+    sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
+    await asyncio.sleep(0)
+    connection.eof_received()
+    connection.connection_lost(None)
+    with pytest.raises(ConnectionError):
+        await sending
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000])
+async def test_what_is_no_answer_is_a_failure_and_closes_the_connection(answer: bytes) -> None:
+    connection, wire = connected()
+    sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
+    await asyncio.sleep(0)
+    connection.data_received(answer)
+    with pytest.raises(ConnectionError):
+        await sending
+    assert wire.is_closed
+
+
+async def test_a_second_answer_that_nobody_asked_for_is_not_taken_for_the_first() -> None:
+    connection, wire = await answered(SIZED + SIZED.replace(b"abc", b"xyz"))
+    assert await all_of(connection) == b"abc"
+    assert not connection.is_reusable
+    assert wire.is_closed
+
+
+async def test_reading_pauses_while_too_much_waits() -> None:
+    connection, wire = await answered(CHUNKED)
+    connection.data_received(b"%x\r\n%b\r\n" % (MAX_UNREAD_BYTES + 1, b"x" * (MAX_UNREAD_BYTES + 1)))
+    assert wire.is_paused
+    await connection.read()
+    assert not wire.is_paused
+
+
+async def test_a_large_body_goes_in_pieces_and_no_further_than_the_answer() -> None:
+    connection, wire = connected()
+    body = b"x" * (3 * MAX_WRITE_BYTES)
+    sending = asyncio.ensure_future(connection.send(b"HEAD", body))
+    await asyncio.sleep(0)
+    connection.data_received(SIZED.replace(b"200", b"413"))
+    await sending
+    assert wire.written == [b"HEAD", body[:MAX_WRITE_BYTES]]
+    assert not connection.is_reusable
+
+
+async def forwarded(take: Callable[[bytes], bool]) -> tuple[EngineConnection, asyncio.Task[None]]:
+    connection, _ = await answered(CHUNKED)
+    task = asyncio.create_task(connection.forward(take))
+    await asyncio.sleep(0)
+    return connection, task
+
+
+async def test_whole_lines_are_forwarded_as_they_come_until_one_is_not_taken() -> None:
+    taken: list[bytes] = []
+
+    def take(lines: bytes) -> bool:
+        if lines != b"no\n":
+            taken.append(lines)
+        return lines != b"no\n"
+
+    connection, task = await forwarded(take)
+    connection.data_received(b"2\r\na\n\r\n")
+    connection.data_received(b"2\r\nb\n\r\n2\r\nc\n\r\n")
+    assert taken == [b"a\n", b"b\nc\n"]
+    connection.data_received(b"3\r\nno\n\r\n")
+    await task
+    assert await connection.read() == b"no\n"
+
+
+async def test_what_ends_no_line_is_left_to_be_read() -> None:
+    connection, task = await forwarded(lambda _: True)
+    connection.data_received(b"2\r\nhe\r\n")
+    await task
+    assert await connection.read() == b"he"
+
+
+async def test_forwarding_ends_with_the_answer_and_with_a_failure_of_either_side() -> None:
+    connection, task = await forwarded(lambda _: True)
+    connection.data_received(b"0\r\n\r\n")
+    await task
+    connection, task = await forwarded(lambda _: True)
+    connection.connection_lost(None)
+    await task
+    with pytest.raises(ConnectionError):
+        await connection.read()
+
+    def fail(_: bytes) -> bool:
+        raise ValueError("of the taker")
+
+    connection, task = await forwarded(fail)
+    connection.data_received(b"2\r\na\n\r\n")
+    with pytest.raises(ValueError, match="of the taker"):
+        await task
+
+
+class Pool:
+    """A pool whose connections are opened to nowhere."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wires: list[Wire] = []
+        self.pool = EnginePool(False)
+        loop = asyncio.get_running_loop()
+
+        async def connect(make: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+            connection, wire = make(), Wire()
+            connection.connection_made(wire)
+            self.wires.append(wire)
+            return wire, connection
+
+        monkeypatch.setattr(loop, "create_connection", connect)
+
+    async def used(self) -> EngineConnection:
+        """A connection whose answer was read to its end."""
+        connection = self.pool.take(HERE) or await self.pool.open(HERE)
+        sending = asyncio.ensure_future(connection.send(b"HEAD", b""))
+        await asyncio.sleep(0)
+        connection.data_received(SIZED)
+        await sending
+        return connection
+
+
+async def test_a_whole_answer_gives_its_connection_back_and_a_cut_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Pool(monkeypatch)
+    connection = await here.used()
+    here.pool.give_back(connection, HERE, is_kept=True)
+    here.pool.give_back(connection, HERE, is_kept=True)
+    assert await here.used() is connection
+    assert here.pool.take(HERE) is None, "given back twice is there once"
+    here.pool.give_back(connection, HERE, is_kept=False)
+    assert here.wires[0].is_closed
+    cut = await here.pool.open(HERE)
+    here.pool.give_back(cut, HERE, is_kept=True)
+    assert here.wires[1].is_closed
+    here.pool.close()
+
+
+async def test_a_kept_connection_that_its_engine_ends_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Pool(monkeypatch)
+    connection = await here.used()
+    here.pool.give_back(connection, HERE, is_kept=True)
+    connection.connection_lost(None)
+    assert here.pool.take(HERE) is None
+    here.pool.close()
+
+
+async def test_a_connection_that_is_idle_for_too_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "WORKER_KEEP_ALIVE_S", 0.0)
+    here = Pool(monkeypatch)
+    here.pool.give_back(await here.used(), HERE, is_kept=True)
+    await eventually(lambda: here.wires[0].is_closed)
+    assert here.pool.take(HERE) is None
+    here.pool.close()

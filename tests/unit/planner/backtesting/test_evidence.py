@@ -1,0 +1,142 @@
+"""Measured traffic as requests again, and the present load beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.planner.backtesting.evidence import (
+    Evidence,
+    Interval,
+    allowed_misses,
+    load_change,
+    missed_lately,
+    requests_of,
+)
+from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
+from tests.unit.planner.rules.targets import traffic
+
+TOKENS = Lengths.fixed(100.0)
+MIXED = Lengths((100.0, 1000.0), (30.0, 10.0, 0.0), 200.0)
+
+
+def interval(requests: float, **changes: object) -> Interval:
+    return replace(Interval(30.0, requests, (), TOKENS, TOKENS), **changes)  # type: ignore[arg-type]
+
+
+def test_as_many_requests_as_arrived_come_when_they_arrived() -> None:
+    bursty = interval(12, arrivals=(10.0, 0.0, 2.0))
+    times_s = [each.arrival_s for each in requests_of([bursty, interval(3)], 16)]
+    assert times_s == sorted(times_s)
+    came = [sum(low <= each < low + 10 for each in times_s) for low in (0, 10, 20)]
+    assert came == [10, 0, 2]
+    assert sum(each >= 30 for each in times_s) == 3
+
+
+def test_parts_of_requests_add_up() -> None:
+    assert len(requests_of([interval(0.4)] * 10, 16)) == 4
+
+
+def test_lengths_have_the_measured_mean_in_any_stretch() -> None:
+    requests = requests_of([interval(40, isl=MIXED)] * 10, 16)
+    for begin in range(0, 400, 100):
+        tokens = [each.prompt_tokens for each in requests[begin : begin + 100]]
+        assert sum(tokens) / len(tokens) == pytest.approx(200.0, rel=0.05)
+
+
+def test_the_cached_part_of_prompts_is_a_prefix_that_all_share() -> None:
+    one, other = requests_of([interval(2, isl=Lengths.fixed(320.0), hit_rate=0.5)], 16)
+    assert one.block_hashes == other.block_hashes == tuple(range(10))
+    assert not any(each.block_hashes for each in requests_of([interval(3)], 16))
+
+
+def test_what_is_older_than_the_window_is_dropped() -> None:
+    evidence = Evidence(60.0)
+    dropped = [evidence.add(traffic(1.0, interval_s=30.0), None, None) for _ in range(4)]
+    assert dropped == [0, 0, 1, 1]
+    assert evidence.span_s == 60.0
+    assert evidence.requests == 60.0
+
+
+def test_an_interval_without_data_or_before_any_length_is_known_is_no_evidence() -> None:
+    evidence = Evidence(60.0)
+    evidence.add(Traffic(30.0, missing="no frontend answered"), TOKENS, TOKENS)
+    evidence.add(Traffic(30.0, 5.0), None, None)
+    assert evidence.intervals == ()
+
+
+def test_an_interval_without_requests_is_evidence_whatever_lengths_are_known() -> None:
+    evidence = Evidence(60.0)
+    evidence.add(Traffic(30.0, 0.0), None, None)
+    assert [each.requests for each in evidence.intervals] == [0.0]
+    assert requests_of(evidence.intervals, 16) == []
+
+
+def test_few_answers_have_the_recent_lengths_and_many_have_their_own() -> None:
+    evidence = Evidence(60.0)
+    few = Lengths((100.0,), (5.0, 0.0), 50.0)
+    evidence.add(Traffic(30.0, 5.0, isl=few, osl=few), MIXED, None)
+    evidence.add(traffic(10.0), MIXED, MIXED)
+    first, second = evidence.intervals
+    assert (first.isl, first.osl) == (MIXED, few)
+    assert second.isl.mean_tokens == 3000
+
+
+# -- the present load ----------------------------------------------------------------------------------
+
+STEADY = [interval(100)] * 40
+
+
+def change(later: list[Interval], coming: float, before: list[Interval] = STEADY) -> str:
+    return load_change([*before, *later], coming, len(before))
+
+
+def test_a_load_as_before_is_within() -> None:
+    assert change([interval(110)], 105.0) == LOAD_WITHIN
+
+
+def test_a_doubling_is_above_when_its_first_interval_ends_and_so_is_its_forecast() -> None:
+    assert change([interval(200)], 200.0) == LOAD_ABOVE
+    assert change([interval(110)], 200.0) == LOAD_ABOVE
+
+
+def test_longer_prompts_are_more_work() -> None:
+    assert change([interval(100, isl=Lengths.fixed(200.0))], 100.0) == LOAD_ABOVE
+
+
+def test_a_burst_as_before_is_within_and_one_that_lasts_longer_is_above() -> None:
+    bursty = [interval(200 if number % 10 == 0 else 10) for number in range(40)]
+    assert change([interval(200)], 10.0, bursty) == LOAD_WITHIN
+    assert change([interval(200)], 200.0, bursty) == LOAD_ABOVE
+
+
+def test_a_load_that_ends_is_below_after_two_intervals() -> None:
+    assert change([interval(0)], 0.0) == LOAD_WITHIN
+    assert change([interval(0)] * 2, 0.0) == LOAD_BELOW
+
+
+def test_a_pause_as_before_is_within() -> None:
+    paused = [interval(0 if number % 10 > 6 else 100) for number in range(60)]
+    assert change([interval(0)] * 3, 0.0, paused) == LOAD_WITHIN
+
+
+def test_before_the_first_answer_and_in_its_interval_nothing_is_compared() -> None:
+    assert load_change(STEADY, 1e6, 0) == LOAD_WITHIN
+    assert load_change(STEADY, 1e6, len(STEADY)) == LOAD_WITHIN
+
+
+def test_misses_beyond_chance_are_told_and_what_frontends_do_not_count_is_not() -> None:
+    assert missed_lately([interval(100, missed=60.0)] * 20, 600.0, 0.05) == (
+        "1200 of the last 2000 requests missed a target"
+    )
+    assert missed_lately([interval(100, missed=6.0)] * 20, 600.0, 0.05) == ""
+    assert missed_lately([interval(100)] * 20, 600.0, 0.05) == ""
+    early = [*[interval(100, missed=90.0)] * 20, *[interval(100, missed=0.0)] * 20]
+    assert missed_lately(early, 600.0, 0.05) == ""
+
+
+def test_allowed_misses_are_the_promised_part_and_chance() -> None:
+    assert allowed_misses(10_000, 0.05, 0.0) == 500
+    assert allowed_misses(10_000, 0.05, -2.0) == pytest.approx(500 - 2 * 21.79, abs=0.01)

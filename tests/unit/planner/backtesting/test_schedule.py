@@ -1,0 +1,159 @@
+"""When a backtest is made, and when there is none: each of these removes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dynaplan.fleet.counts import Targets
+from dynaplan.planner.backtesting.backtest import backtest
+from dynaplan.planner.backtesting.schedule import MAX_CPU_SHARE, BacktestSchedule, Question
+from dynaplan.planner.model import LOAD_ABOVE, Backtest, ErrorBudget, Observation, PlannerState, WorkerLimits
+from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval, traffic
+
+LIMITS, PRESENT = WorkerLimits(8), Targets(2, 1)
+STATE = PlannerState()
+T = SETTINGS.adjustment_interval_s
+EVERY_S = 300.0
+
+
+def seen(number: int, requests_per_s: float | None = 5.0) -> Observation:
+    observation = planned_interval(2, 1, [requests_per_s or 0.0], at_s=number * T)
+    return replace(observation, traffic=traffic(requests_per_s))
+
+
+def schedule_after(
+    intervals: int, requests_per_s: float | None = 5.0
+) -> tuple[BacktestSchedule, Observation]:
+    schedule = BacktestSchedule(SETTINGS)
+    for number in range(intervals):
+        schedule.add(seen(number, requests_per_s))
+    return schedule, seen(intervals, requests_per_s)
+
+
+def asked(
+    schedule: BacktestSchedule, observation: Observation, state: PlannerState = STATE
+) -> Question | None:
+    return schedule.question(observation, state, LIMITS, PRESENT)
+
+
+def answered(intervals: int = 60, took_s: float = 1.0) -> tuple[BacktestSchedule, Observation]:
+    schedule, observation = schedule_after(intervals)
+    question = asked(schedule, observation)
+    assert question
+    schedule.note(question, Backtest(Targets(1, 1)), observation.at_s, took_s)
+    return schedule, observation
+
+
+def test_a_first_start_has_no_answer_until_ten_minutes_are_known() -> None:
+    schedule, observation = schedule_after(59)
+    assert asked(schedule, observation) is None
+    assert schedule.answer(observation) == Backtest(
+        missing="590 s of traffic are known, and a backtest needs 600"
+    )
+    assert asked(*schedule_after(60)) is not None
+
+
+def test_no_requests_and_too_few_have_no_answer() -> None:
+    for rate, requests in ((0.0, 0), (0.08, 48)):
+        schedule, observation = schedule_after(60, rate)
+        assert asked(schedule, observation) is None
+        assert schedule.answer(observation).missing == (
+            f"{requests} requests came in 10 min, and a backtest needs 52"
+        )
+
+
+def test_a_full_window_without_requests_is_evidence_that_the_minimum_will_do() -> None:
+    schedule, observation = schedule_after(370, 0.0)
+    question = asked(schedule, observation)
+    assert question
+    assert backtest(model(), SETTINGS, question).workers == Targets(1, 1)
+
+
+def test_a_short_window_needs_no_more_than_itself_and_is_backtested_as_often() -> None:
+    settings = replace(SETTINGS, slo_window_s=2 * T)
+    schedule = BacktestSchedule(settings)
+    for number in range(2):
+        schedule.add(seen(number))
+    question = asked(schedule, seen(2))
+    assert question
+    schedule.note(question, Backtest(Targets(1, 1)), seen(2).at_s, 0.1)
+    assert asked(schedule, seen(3))
+
+
+def test_traffic_that_is_not_known_is_no_evidence() -> None:
+    schedule, observation = schedule_after(60, None)
+    assert schedule.answer(observation).missing.startswith("0 s of traffic are known")
+
+
+def test_an_unknown_fleet_asks_for_no_backtest() -> None:
+    schedule, observation = schedule_after(60)
+    assert asked(schedule, replace(observation, unknown="the store is away")) is None
+
+
+def test_while_a_backtest_is_computed_no_other_one_is_and_the_last_answer_holds() -> None:
+    schedule, observation = schedule_after(60)
+    assert asked(schedule, observation)
+    assert asked(schedule, seen(1000)) is None
+    assert schedule.answer(observation).missing == "the first backtest is being computed"
+
+
+def test_an_answer_is_new_once() -> None:
+    schedule, observation = answered()
+    assert schedule.answer(observation).is_new
+    later = schedule.answer(seen(61))
+    assert later.workers == Targets(1, 1)
+    assert not later.is_new
+
+
+def test_the_next_one_comes_after_five_minutes_and_later_where_one_takes_long() -> None:
+    for took_s, wait_s in ((1.0, EVERY_S), (60.0, 60.0 / MAX_CPU_SHARE)):
+        schedule, observation = answered(took_s=took_s)
+        at_s = observation.at_s + wait_s
+        assert asked(schedule, replace(observation, at_s=at_s - 1)) is None
+        question = asked(schedule, replace(observation, at_s=at_s))
+        assert question
+        assert question.begin == Targets(1, 1)
+
+
+def test_one_that_fails_leaves_the_last_answer_and_says_so_until_the_next_one() -> None:
+    schedule, observation = answered()
+    schedule.answer(observation)
+    schedule.fail("it was killed", observation.at_s)
+    held = schedule.answer(seen(61))
+    assert (held.workers, held.missing, held.is_new) == (Targets(1, 1), "it was killed", False)
+    question = asked(schedule, replace(observation, at_s=observation.at_s + EVERY_S))
+    assert question
+    schedule.note(question, Backtest(Targets(2, 1)), 0.0, 1.0)
+    assert schedule.answer(observation).missing == ""
+
+
+def test_a_first_one_that_fails_leaves_no_answer() -> None:
+    schedule, observation = schedule_after(60)
+    asked(schedule, observation)
+    schedule.fail("it was killed", observation.at_s)
+    assert schedule.answer(observation) == Backtest(missing="it was killed")
+
+
+def test_a_load_that_has_outgrown_the_window_is_above() -> None:
+    schedule, _ = answered()
+    schedule.add(seen(61, 20.0))
+    assert schedule.answer(seen(61, 20.0)).change == LOAD_ABOVE
+
+
+def test_what_was_missed_too_much_is_made_up_for_down_to_half_of_the_promise() -> None:
+    for owed, may_miss in ((0.0, 0.05), (30.0, 0.04), (1e6, 0.025), (-1e6, 0.05)):
+        state = PlannerState(error_budget=ErrorBudget(-owed, 1e9))
+        question = asked(*schedule_after(60), state)
+        assert question
+        assert round(question.may_miss, 6) == may_miss
+
+
+def test_the_answer_compares_the_split_with_cheaper_ones() -> None:
+    schedule, observation = schedule_after(60)
+    question = asked(schedule, observation)
+    assert question
+    answer = backtest(model(), SETTINGS, replace(question, begin=Targets(2, 1)))
+    assert answer.workers == Targets(1, 1)
+    assert answer.tried[0].workers == Targets(1, 1)
+    assert (answer.requests, answer.window_s) == (3000, 600.0)
+    assert answer.missing == ""
