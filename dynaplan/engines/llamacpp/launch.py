@@ -156,7 +156,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         block_tokens=own.get("block-size", WORKER["block-size"].engine_defaults["llamacpp"]),
         server="llama-server" if server is True else str(server or ""),
         takes_hand_offs=bool(own.get("remote-prefill")),
-        saved_kv_bytes=WORKER["saved-kv"].read(own.get("saved-kv", WORKER["saved-kv"].default)),
+        saved_kv_bytes=_saved_kv_bytes(own),
         translated=_translated(own),
         others={key: value for key, value in own.items() if key not in OWN_OPTIONS | HANDLED | SET_HERE},
         environment=hub_token(own),
@@ -282,6 +282,18 @@ def default_threads() -> int:
     llama.cpp's own threads spin while they wait for each other: with more of them than cores it crawls.
     """
     return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+EMBEDDING = frozenset({"pooling", "embedding", "embeddings", "reranking"})
+"""Options of a model that embeds: it computes every text whole, whatever a slot holds."""
+
+
+def _saved_kv_bytes(own: Options) -> int:
+    """The limit of what is saved; 0 for a model that would not use it."""
+    if own.get("enable-prefix-caching") is False or EMBEDDING.intersection(own):
+        return 0
+    option = WORKER["saved-kv"]
+    return int(option.read(own.get("saved-kv", option.default)))
 
 
 def _context_tokens(own: Options, slots: int) -> int:
