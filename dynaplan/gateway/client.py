@@ -38,17 +38,15 @@ class Client:
     @property
     def content_type(self) -> str:
         """The header ``Content-Type``; empty without one."""
-        return self._request.headers.get("Content-Type", "")
+        return self._request.headers.get("Content-Type")
 
     def trace_headers(self) -> Mapping[str, str]:
         """Return the headers of the client's trace; empty without a usable one."""
         headers = self._request.headers
         parent = headers.get(TRACE_PARENT)
-        return (
-            trace_headers({TRACE_PARENT: parent, TRACE_STATE: headers.get(TRACE_STATE)})
-            if parent
-            else NO_TRACE
-        )
+        if not parent:
+            return NO_TRACE
+        return trace_headers({TRACE_PARENT: parent, TRACE_STATE: headers.get(TRACE_STATE)})
 
     async def read_body(self, share: BodyShare, *, max_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body, decompressed; raises ApiError, as ``receive_body`` does."""

@@ -233,10 +233,10 @@ class FrontendMetrics:
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
         self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
         self._models: dict[str, _ModelMetrics] = {}
-        self.history = LoadHistory(self._read_load, now_s)
         self._placed: dict[tuple[str, str], Counter] = {}
         self._started: dict[tuple[str, ...], Counter] = {}
         self._ended: dict[tuple[str, ...], Counter] = {}
+        self.history = LoadHistory(self._read_load, now_s)
 
     def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
         return RequestRecord(self, model, endpoint, is_stream)
@@ -272,7 +272,8 @@ class FrontendMetrics:
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
-        self._write_gathered()
+        for each in self._models.values():
+            each.write()
         collect = self._registry.collect
         if self._shared:
             _forget_dead_gauges(self._shared)
@@ -286,12 +287,9 @@ class FrontendMetrics:
         document = self.history.to_json({"ttft": TTFT_S, "itl": ITL_S})
         return msgspec.json.encode(document)
 
-    def _write_gathered(self) -> None:
+    def _read_load(self) -> LoadCounts:
         for each in self._models.values():
             each.write()
-
-    def _read_load(self) -> LoadCounts:
-        self._write_gathered()
         if self._shared:
             return _load_in(_DescribedFiles(self._shared, self._about).collect())
         own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)

@@ -46,7 +46,7 @@ class Upstream:
     """
 
     def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
-        self._headers = f"Authorization: Bearer {worker_token}\r\n".encode()
+        self._authorization = f"Authorization: Bearer {worker_token}\r\n".encode()
         self._pool = EnginePool(tls)
 
     async def post(
@@ -68,8 +68,8 @@ class Upstream:
         moment: the request is sent once more, over a new connection.
         """
         target = target_of(url)
-        trace = {**trace, "Content-Type": content_type}
-        head = self._head(target, len(body), request_id, trace, is_kept=is_kept)
+        headers = {**trace, "Content-Type": content_type}
+        head = self._head(target, len(body), request_id, headers, is_kept=is_kept)
         kept = self._pool.take(target.origin) if is_kept else None
         if kept is None:
             return await self._exchange(await self._connect(target), target, head, body, is_kept=is_kept)
@@ -89,13 +89,13 @@ class Upstream:
         self._pool.close()
 
     def _head(
-        self, target: Target, body_bytes: int, request_id: str, trace: Mapping[str, str], *, is_kept: bool
+        self, target: Target, body_bytes: int, request_id: str, headers: Mapping[str, str], *, is_kept: bool
     ) -> bytes:
-        more = "".join(f"{name}: {value}\r\n" for name, value in trace.items())
+        more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if not is_kept:
             more += "Connection: close\r\n"
         own = f"X-Request-Id: {request_id}\r\nContent-Length: {body_bytes}\r\n{more}\r\n"
-        return target.line + self._headers + own.encode()
+        return target.line + self._authorization + own.encode("utf-8", "surrogateescape")
 
     async def _connect(self, target: Target) -> EngineConnection:
         try:

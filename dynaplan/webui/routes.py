@@ -167,8 +167,6 @@ class PageRoutes:
                 data = "null" if name == asked.name else text
                 await answer.write(f"event: {event}\ndata: {data}\n\n".encode())
             await answer.end_stream()
-        except ConnectionError:
-            pass
         finally:
             await events.aclose()
 

@@ -1,4 +1,6 @@
-"""The HTTP server of worker and frontend: aiohttp's, with limits for every connection, one acceptor, and TLS.
+"""What the HTTP servers of worker and frontend share: one acceptor, TLS, and limits for every connection.
+
+The workers' own server is aiohttp's (``LimitedServer``), the frontend's is ``gateway.client_connection``.
 
 1. **Accept one connection at a time**, so that processes that share one listening socket share the load. The
    event loops' own servers accept all that waits when they wake up: of two processes on one socket the first
@@ -280,7 +282,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 MAX_CONNECTIONS = 8192
-"""Connections that are held at most when the file descriptors would allow more: each takes about 30 kB."""
+"""Connections that are held at most, whatever the file descriptors allow: an open stream takes 20 kB."""
 
 RESERVED_DESCRIPTORS = 100
 DESCRIPTORS_PER_CONNECTION = 2
@@ -487,9 +489,9 @@ def _is_given_up(connection: LimitedConnection, now_s: float) -> bool:
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection whose request is read to no end, and answered with why.
+    """A connection that is answered with why it is refused, and read until its client closes it.
 
-    To close it at once would reset it, and the client might not see the answer.
+    To close it while the client still sends would reset it, and the client might not see the answer.
     """
 
     def __init__(self, answer: bytes, refused: set[_Refusal]) -> None:
