@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,23 +62,60 @@ def models(namespace: str | None, as_json: bool) -> None:
     reports, demand = asyncio.run(_with_store(found.namespace, _read))
     if not reports:
         raise no_models(found.namespace)
+    saved = _saved_kv(found)
     if as_json:
-        click.echo(json.dumps(models_document(reports, demand), indent=2))
+        click.echo(json.dumps(models_document(reports, demand, saved), indent=2))
         return
-    click.echo(models_table(reports, demand, time.time(), screen.width()))
+    click.echo(models_table(reports, demand, time.time(), screen.width(), saved))
 
 
-def models_document(reports: Mapping[str, ModelReport], demand: Mapping[str, ModelDemand]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SavedKv:
+    """The KV entries that a model saved when it was put away: of how many prompts, tokens, bytes."""
+
+    prompts: int = 0
+    tokens: int = 0
+    size_bytes: int = 0
+
+
+def _saved_kv(found: RunningDeployment) -> dict[str, SavedKv]:
+    from dynaplan.engines.llamacpp.saved_slots import saved_by_model
+    from dynaplan.fleet.launch import read_launch
+
+    try:
+        directory = read_launch(found.runtime_dir).scratch_dir
+    except (OSError, ValueError, KeyError, TypeError):  # it ends just now
+        return {}
+    return {
+        model: SavedKv(len(files), sum(each.tokens for each in files), sum(each.size_bytes for each in files))
+        for model, files in saved_by_model(directory).items()
+    }
+
+
+def models_document(
+    reports: Mapping[str, ModelReport],
+    demand: Mapping[str, ModelDemand],
+    saved: Mapping[str, SavedKv] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return the JSON form."""
     return {
         "models": {
-            name: {**asdict(each), **asdict(demand.get(name, NO_DEMAND))} for name, each in reports.items()
+            name: {
+                **asdict(each),
+                **asdict(demand.get(name, NO_DEMAND)),
+                "saved_kv": asdict(saved.get(name, SavedKv())),
+            }
+            for name, each in reports.items()
         }
     }
 
 
 def models_table(
-    reports: Mapping[str, ModelReport], demand: Mapping[str, ModelDemand], now_s: float, width: int
+    reports: Mapping[str, ModelReport],
+    demand: Mapping[str, ModelDemand],
+    now_s: float,
+    width: int,
+    saved: Mapping[str, SavedKv] = MappingProxyType({}),
 ) -> str:
     """Return the table, and below it a line for each model about which there is something to say."""
     rows = [("MODEL", "STATE", "MEMORY", "GPUS", "RUNNING", "WAITING", "LEAVES")]
@@ -98,7 +136,14 @@ def models_table(
         why = each.refusal.why if each.refusal else each.why
         if why and each.state != READY:
             notes.append(fold(f"{name}: {why}", width, "  "))
+        if name in saved:
+            notes.append(fold(f"{name}: {_saved_words(saved[name])}", width, "  "))
     return "\n".join([text_table(rows, width=width, dropping=("GPUS", "LEAVES")), *notes])
+
+
+def _saved_words(saved: SavedKv) -> str:
+    prompts = "1 prompt" if saved.prompts == 1 else f"{saved.prompts} prompts"
+    return f"{prompts} of {saved.tokens} tokens saved for its next load, {saved.size_bytes / 10**6:.0f} MB"
 
 
 def _state(report: ModelReport, now_s: float) -> str:

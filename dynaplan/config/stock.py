@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dynaplan.config.settings.fields import Option, Options, Settings, option, options_of
+from dynaplan.config.settings.fields import Option, Options, Settings, Size, option, options_of
 from dynaplan.config.settings.frontend import (
     ComponentSettings,
     DisaggregationSettings,
@@ -129,6 +129,14 @@ class LlamaCppOptions(Settings):
         None, "MiB of host memory for the KV entries of earlier prompts; -1 is no limit", minimum=-1
     )
     chat_template: str | None = option(None, "Jinja template of chats, when it is not the model's")
+    saved_kv_bytes: int = option(
+        2 * 10**9,
+        "Memory for the KV entries that models save when they are put away, for their next load; 0 is none",
+        name="saved-kv",
+        kind=Size,
+        default_text="2GB",
+        is_flag=False,
+    )
 
 
 VLLM_OTHERS = (

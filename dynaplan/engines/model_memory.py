@@ -20,6 +20,7 @@ Sources: Kwon et al. 2023 (PagedAttention), section 3; Ainslie et al. 2023 (GQA)
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections.abc import Mapping
@@ -138,13 +139,21 @@ def gguf_shape(path: Path) -> KvShape | None:
 
 def gguf_weights_bytes(path: Path) -> int:
     """Return the size of a GGUF file in bytes, with all its parts; 0 when it cannot be read."""
-    part = _GGUF_PART.search(path.name)
-    pattern = f"{path.name[: part.start()]}-*-of-{part[1]}.gguf" if part else ""
     try:
-        files = [each for each in path.parent.iterdir() if each.match(pattern)] if part else [path]
-        return sum(each.stat().st_size for each in files)
+        return sum(each.stat().st_size for each in gguf_files(path))
     except OSError:
         return 0
+
+
+def gguf_files(path: Path) -> list[Path]:
+    """List the parts of a model by its first one, in order; the file itself where it is whole.
+
+    Empty when there is none.
+    """
+    part = _GGUF_PART.search(path.name)
+    if not part:
+        return [path] if path.is_file() else []
+    return sorted(path.parent.glob(f"{glob.escape(path.name[: part.start()])}-*-of-{part[1]}.gguf"))
 
 
 def hf_shape(directory: Path, tensor_parallel: int = 1) -> KvShape | None:

@@ -54,9 +54,11 @@ class RunningEngine(Protocol):
         """Return when the engine can answer; raises WorkerStartFailed when it never will."""
         ...
 
-    async def stop(self) -> None:
+    async def stop(self, *, keeps_cache: bool = False) -> None:
         """Let go of everything; return when held hand-offs have been taken or have expired.
 
+        ``keeps_cache``: the model may be loaded again by this deployment; what makes its next start more
+        useful is saved first, if the engine can do that within seconds.
         Cancelled, it kills what is left. It may be called before ``start`` has returned, and again.
         """
         ...

@@ -123,7 +123,11 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         memory_fraction=runtime.memory_fraction,
     )
     engine = registry.make_engine(engine_of(runtime.settings), runtime.settings, context)
-    runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
+
+    async def stop() -> None:
+        await engine.stop(keeps_cache=runtime.is_put_away)
+
+    runtime.on_stop(stop)  # before the start: it may be interrupted half-way
     publisher = KvEventPublisher(runtime)
     is_publishing = _is_subscribed_to(runtime) and engine.subscribe_blocks(publisher.changed)
     await engine.start()

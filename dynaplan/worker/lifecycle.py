@@ -52,6 +52,7 @@ from dynaplan.worker.worker_runtime import (
     EXIT_CUT,
     EXIT_DRAINED,
     EXIT_FORCED,
+    LEASE_REVOKED,
     Finish,
     StopForced,
     WorkerRuntime,
@@ -248,7 +249,7 @@ class WorkerLifecycle:
 
 async def _drain_when_revoked(runtime: WorkerRuntime, registration: Registration) -> None:
     await registration.task
-    runtime.leave("the lease was revoked")
+    runtime.leave(LEASE_REVOKED)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ EXIT_FORCED = 130
 """Forced by a second signal at a terminal: it did not wait for its requests."""
 
 
+LEASE_REVOKED = "the lease was revoked"
+"""The reason of a drain by which a deployment puts one of its workers away, and goes on itself."""
+
+
 class StopForced(Exception):
     """A second signal at a terminal: end without waiting."""
 
@@ -185,6 +189,11 @@ class WorkerRuntime:
         """End this process with exit code 1. Only the first call counts."""
         if not self.failed.done():
             self.failed.set_result(error)
+
+    @property
+    def is_put_away(self) -> bool:
+        """True when this worker leaves a deployment that goes on, which may want it again."""
+        return self.drain_requested.done() and self.drain_requested.result() == LEASE_REVOKED
 
     @property
     def is_forced(self) -> bool:

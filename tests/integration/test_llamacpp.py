@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
+from dynaplan.engines.llamacpp import engine as llamacpp_engine
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
 from dynaplan.engines.llamacpp.launch import KIND
 from dynaplan.engines.port import EngineContext
@@ -539,3 +541,86 @@ async def test_a_child_that_does_not_come_up_tells_its_last_lines(
 ) -> None:
     with pytest.raises(TemporaryError, match="nonsense"):
         await start_worker(llama_server=str(write_program(tmp_path)), nonsense=5)
+
+
+# -- a model that is put away, and loaded again --------------------------------------------------------
+
+
+def story(number: int) -> dict[str, Any]:
+    return {
+        "prompt": f"Tale {number}. " + f"So it went on for day {number}, and on. " * 20,
+        "max_tokens": 4,
+        **WHOLE,
+    }
+
+
+async def cached_tokens(worker: Worker, number: int) -> int:
+    status, answer = await worker.ask(story(number))
+    assert status == 200
+    return int(answer["timings"]["cache_n"])
+
+
+async def put_away(start_worker: StartWorker, *numbers: int, **options: Any) -> None:
+    """Load the model, ask for those stories, and put it away as a worker does whose lease is revoked."""
+    worker = await start_worker(**options)
+    for number in numbers:
+        await worker.ask(story(number))
+    await worker.engine.stop(keeps_cache=True)
+
+
+async def test_a_model_that_comes_back_does_not_compute_its_last_prompts_again(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    await put_away(start_worker, 1, 2)
+    assert [each.split(".")[0] for each in files_in(tmp_path)] == ["saved", "saved"]
+    worker = await start_worker()
+    assert files_in(tmp_path) == []
+    assert min([await cached_tokens(worker, number) for number in (1, 2)]) > 500
+
+
+async def test_what_was_restored_and_not_asked_for_is_saved_again(start_worker: StartWorker) -> None:
+    await put_away(start_worker, 1)
+    await put_away(start_worker, 2)
+    worker = await start_worker()
+    assert min([await cached_tokens(worker, number) for number in (1, 2)]) > 500
+
+
+@pytest.mark.parametrize("options", [{"max_model_len": 1024}, {"cache_type_k": "q8_0"}, {"saved_kv": 0}])
+async def test_a_model_of_other_options_takes_nothing_over(
+    start_worker: StartWorker, options: dict[str, Any]
+) -> None:
+    await put_away(start_worker, 1)
+    assert await cached_tokens(await start_worker(**options), 1) == 0
+
+
+async def test_no_more_is_saved_than_there_is_room_for(start_worker: StartWorker, tmp_path: Path) -> None:
+    await put_away(start_worker, 1, 2, saved_kv="500KB")
+    assert len(files_in(tmp_path)) == 1
+    worker = await start_worker(saved_kv="500KB")
+    assert await cached_tokens(worker, 2) > 500
+    assert await cached_tokens(worker, 1) < 100
+
+
+@pytest.mark.parametrize("fault", ["the directory is gone", "the engine stands still"])
+async def test_a_save_that_fails_costs_a_line_of_the_log_and_a_bounded_time(
+    start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, fault: str
+) -> None:
+    worker = await start_worker()
+    await worker.ask(story(1))
+    if fault == "the directory is gone":
+        shutil.rmtree(tmp_path)
+    else:
+        monkeypatch.setattr(llamacpp_engine, "SAVE_TIMEOUT_S", 0.1)
+        os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)
+    await worker.engine.stop(keeps_cache=True)
+    assert "cannot save KV entries" in caplog.text
+    assert fault == "the directory is gone" or files_in(tmp_path) == []
+
+
+async def test_a_saved_file_that_was_cut_is_not_given_to_the_engine(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    await put_away(start_worker, 1)
+    (name,) = files_in(tmp_path)
+    os.truncate(tmp_path / name, 1000)
+    assert await cached_tokens(await start_worker(), 1) == 0

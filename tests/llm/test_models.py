@@ -6,6 +6,8 @@ SmolLM2 under two names, and a model of random weights of another architecture.
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +63,25 @@ async def test_real_models_lose_nothing_by_kills(models: Deployment) -> None:
         await kill(models)
     assert [each for each in await answers if each.fault] == []
     assert misdirected(models) == []
+
+
+def cached_tokens(deployment: Deployment, model: str, prompt: str) -> tuple[int, int]:
+    """The tokens of the prompt, and how many of them were cached."""
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(deployment.url + "/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=300) as response:
+        usage = json.load(response)["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_prompt_is_not_computed_again_after_a_swap(models: Deployment) -> None:
+    prompt = "The lights of the harbour went out one by one. " * 40
+    tokens, cached = cached_tokens(models, "smol", prompt)
+    assert (tokens > 400, cached) == (True, 0)
+    models.run("unload", "smol")
+    saved = json.loads(models.run("models", "--json").stdout)["models"]["smol"]["saved_kv"]
+    assert saved["tokens"] >= tokens
+    assert cached_tokens(models, "smol-copy", prompt) == (tokens, 0)  # the same file, another model
+    models.run("unload", "smol-copy")
+    assert cached_tokens(models, "smol", prompt) == (tokens, tokens - 1)

@@ -261,7 +261,7 @@ _KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
     ),
     list: ("a list", lambda value: isinstance(value, list | str)),
     Duration: ("seconds, or a time such as 90s, 30m or 2h", lambda value: _is_number(value) and value >= 0),
-    Size: ("bytes, or an amount such as 800MB or 5GB", lambda value: type(value) is int and value > 0),
+    Size: ("bytes, or an amount such as 800MB or 5GB", lambda value: type(value) is int and value >= 0),
     object: ("anything", lambda value: True),
 }
 """Type -> its name in words, and whether a value is of it."""

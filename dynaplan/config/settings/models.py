@@ -35,6 +35,7 @@ class OnDemandSettings(Settings):
         "Memory that one worker takes, where the estimate is wrong",
         name="memory",
         kind=Size,
+        above=0,
         default_text="estimated, then measured",
     )
     min_stay_s: float = option(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.engines.llamacpp.launch import KIND, check_fields, read_options
+from dynaplan.engines.llamacpp.launch import KIND, check_fields, fingerprint, read_options
+from dynaplan.engines.llamacpp.saved_slots import (
+    RESTORE_TIMEOUT_S,
+    SAVE_TIMEOUT_S,
+    SavedSlots,
+    candidates,
+)
 from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_RESERVATION_S, SlotAllocator, SlotFiles, SlotPool
+from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import Engine, EngineContext, HandOver
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, prefill_body
@@ -19,6 +28,8 @@ from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.http_routes import Route
+
+log = logging.getLogger(__name__)
 
 
 def make(options: Options, context: EngineContext) -> Engine:
@@ -37,7 +48,8 @@ class LlamaCppEngine(ServerEngine):
     """A llama.cpp server as a child of the worker, and the slots by which KV entries are handed over.
 
     A decode worker with ``remote-prefill`` gives each request a slot of its own before it comes, into which
-    the KV entries of its prompt are restored. Raises ConfigError for a wrong option.
+    the KV entries of its prompt are restored. A worker without saves its slots when it is put away, and
+    restores them when it comes back (``saved_slots``). Raises ConfigError for a wrong option.
     """
 
     def __init__(self, options: Options, context: EngineContext) -> None:
@@ -53,11 +65,15 @@ class LlamaCppEngine(ServerEngine):
         self._allocator = SlotAllocator(self._client, self._pool, self._files, checked.slots, clock)
         self._context_tokens = 0
         self._lacks_tools = False
+        self._restored: dict[int, int] = {}
+        self._saved = None if is_prefill or self._takes_hand_offs else self._make_saved_slots()
 
     async def start(self) -> None:
         """Delete the files of an earlier life, then start as every server does."""
         self._files.delete_all()
         await super().start()
+        if self._saved is not None:
+            await within(RESTORE_TIMEOUT_S, self._restore_slots(self._saved), "restore KV entries")
 
     def routes(self) -> Sequence[Route]:
         """Routes to reserve and restore slots, where this worker takes hand-offs."""
@@ -144,11 +160,53 @@ class LlamaCppEngine(ServerEngine):
             request = _with_prompt(request)
             body = prefill_body(request, n_predict=1, id_slot=slot, cache_prompt=True)
             await ask(request.path, body, request.request_id)
-            tokens = await self._allocator.save(slot, name)
+            tokens = (await self._allocator.save(slot, name)).tokens
             is_idle = True
         finally:
             self._allocator.release(owner, is_idle=is_idle)
         return tokens
+
+    def _make_saved_slots(self) -> SavedSlots | None:
+        """The files of slots that outlast the worker; None where nothing is to be saved."""
+        checked, directory = self._checked, self._files.directory
+        if directory is None or not checked.saved_kv_bytes:
+            return None
+        digest = fingerprint(checked, self._context.gpus)
+        return SavedSlots(directory, checked.name, digest, checked.saved_kv_bytes) if digest else None
+
+    async def _restore_slots(self, saved: SavedSlots) -> None:
+        claimed = saved.claim([self._files.new_name() for _ in range(self._checked.slots)])
+        try:
+            for slot, name in enumerate(claimed):
+                self._restored[slot] = (await self._allocator.restore(slot, name)).tokens
+        finally:
+            for name in claimed:
+                self._files.delete(name)
+        if claimed:
+            log.info("restored %s, saved when the model was put away", prompts(self._restored.values()))
+
+    async def _save_cache(self) -> None:
+        if self._saved is not None:
+            await within(SAVE_TIMEOUT_S, self._save_slots(self._saved), "save KV entries")
+
+    async def _save_slots(self, saved: SavedSlots) -> None:
+        idle = {slot.number: slot for slot in await self._allocator.refresh() if not slot.is_computing}
+        used = {
+            number: (slot.last_task, slot.used_tokens) for number, slot in idle.items() if slot.used_tokens
+        }
+        restored = {number: tokens for number, tokens in self._restored.items() if number in idle}
+        need = memory_need(KIND.name, self._options, self._context.gpus)
+        kept = []
+        try:
+            for slot, _ in saved.make_room(candidates(used, restored), need.token_bytes if need else 0):
+                name = self._files.new_name()
+                moved = await self._allocator.save(slot, name)
+                if saved.keep(name, moved.tokens, moved.size_bytes):
+                    kept.append(moved.tokens)
+        finally:
+            saved.trim()
+            if kept:
+                log.info("saved %s for the next load", prompts(kept))
 
     async def _end(self, grace_s: float) -> None:
         """Release everything; the files last, when no engine can read or write them any more."""
@@ -157,6 +215,21 @@ class LlamaCppEngine(ServerEngine):
             await super()._end(grace_s)
         finally:
             self._files.delete_all()
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, None], purpose: str) -> None:
+    """Await the work for at most so long; a failure of it is one line of the log."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        log.warning("cannot %s within %g s: going on without the rest", purpose, seconds)
+    except (TemporaryError, PermanentError, OSError) as error:
+        log.warning("cannot %s: %s", purpose, error)
+
+
+def prompts(tokens: Collection[int]) -> str:
+    return f"{len(tokens)} prompt{'s' * (len(tokens) != 1)} of {sum(tokens)} tokens"
 
 
 def _with_prompt(request: RemotePrefillRequest) -> RemotePrefillRequest:

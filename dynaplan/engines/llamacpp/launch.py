@@ -14,13 +14,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
 from dynaplan.engines.llamacpp.child import set_field
+from dynaplan.engines.llamacpp.saved_slots import fingerprint_of
 from dynaplan.engines.model_files import public_name
+from dynaplan.engines.model_memory import gguf_files
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.requirements import check_installed
 from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
@@ -118,7 +121,8 @@ class LlamaOptions:
     ``slots`` requests are computed at once, each in ``context_tokens / slots`` tokens. ``translated`` are
     values by the names in ``TRANSLATED_OPTIONS``, ``others`` by names that are not known here. ``server`` is
     the llama-server program to use, empty for xllamacpp. ``environment`` comes on top of the worker's.
-    ``takes_hand_offs`` is True for a decode worker beside prefill workers.
+    ``takes_hand_offs`` is True for a decode worker beside prefill workers. ``saved_kv_bytes`` is how much
+    the models of the deployment may save when they are put away.
     """
 
     model: str
@@ -128,6 +132,7 @@ class LlamaOptions:
     block_tokens: int
     server: str = ""
     takes_hand_offs: bool = False
+    saved_kv_bytes: int = 0
     translated: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -151,6 +156,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         block_tokens=own.get("block-size", WORKER["block-size"].engine_defaults["llamacpp"]),
         server="llama-server" if server is True else str(server or ""),
         takes_hand_offs=bool(own.get("remote-prefill")),
+        saved_kv_bytes=_saved_kv_bytes(own),
         translated=_translated(own),
         others={key: value for key, value in own.items() if key not in OWN_OPTIONS | HANDLED | SET_HERE},
         environment=hub_token(own),
@@ -164,6 +170,29 @@ def _check_types(options: Options) -> dict[str, Any]:
         if option and not option.accepts(value):
             raise ConfigError(f"{name} is {value!r}", hint=f"Expected {option.expected}.")
     return merge_synonyms(options, NAMES)
+
+
+THREADS = frozenset({"threads", "threads-batch", "threads-http"})
+"""Options that change how fast llama.cpp computes, and not what."""
+
+
+def fingerprint(options: LlamaOptions, gpus: float) -> str:
+    """Digest what KV entries depend on: the model's files, the options, llama.cpp itself.
+
+    Empty when the model is not a file here.
+    """
+    program = _program(options.server)
+    found = shutil.which(program) if program else None
+    settings = {
+        "llama.cpp": program or version("xllamacpp"),
+        "gpus": gpus,
+        "name": options.name,
+        "context": (options.context_tokens, options.slots),
+        "options": {key: value for key, value in options.translated.items() if key not in THREADS},
+        "others": dict(options.others),
+    }
+    files = gguf_files(Path(options.model).expanduser())
+    return fingerprint_of(settings, [*files, *([Path(found)] if found else [])]) if files else ""
 
 
 def server_flags(options: LlamaOptions) -> tuple[str, ...]:
@@ -253,6 +282,18 @@ def default_threads() -> int:
     llama.cpp's own threads spin while they wait for each other: with more of them than cores it crawls.
     """
     return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+EMBEDDING = frozenset({"pooling", "embedding", "embeddings", "reranking"})
+"""Options of a model that embeds: it computes every text whole, whatever a slot holds."""
+
+
+def _saved_kv_bytes(own: Options) -> int:
+    """The limit of what is saved; 0 for a model that would not use it."""
+    if own.get("enable-prefix-caching") is False or EMBEDDING.intersection(own):
+        return 0
+    option = WORKER["saved-kv"]
+    return int(option.read(own.get("saved-kv", option.default)))
 
 
 def _context_tokens(own: Options, slots: int) -> int:

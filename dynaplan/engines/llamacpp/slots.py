@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dynaplan.engines.holds import HOLD_S, Holds
 from dynaplan.engines.server.client import ServerClient
@@ -221,18 +221,29 @@ SLOTS_TIMEOUT_S = 4.0
 IDLE_POLL_S = (0.005, 0.02, 0.05, 0.2)
 """Seconds between two polls of whether a slot that was released still computes; the last one repeats."""
 
-MOVED_TOKENS_FIELD = {"save": "n_saved", "restore": "n_restored"}
-"""The field in the answer to each action with the number of tokens moved."""
+MOVED_FIELDS = {"save": ("n_saved", "n_written"), "restore": ("n_restored", "n_read")}
+"""The fields in the answer to each action with the numbers of tokens and bytes moved."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One slot of the engine; while it does not compute, its ``used_tokens`` are only a cache."""
+    """One slot of the engine; while it does not compute, its ``used_tokens`` are only a cache.
+
+    ``last_task`` is the number of its last task, which rises over all slots; -1 for a slot not used yet.
+    """
 
     number: int
     is_computing: bool
     context_tokens: int
     used_tokens: int
+    last_task: int = -1
+
+
+class Moved(NamedTuple):
+    """What was saved into a file or restored from it."""
+
+    tokens: int
+    size_bytes: int
 
 
 class SlotAllocator:
@@ -270,9 +281,13 @@ class SlotAllocator:
         self._pool.observe({slot.number for slot in slots if slot.is_computing})
         return slots
 
-    async def save(self, slot: int, name: str) -> int:
-        """Write the slot's KV entries into a file of that name; returns the number of tokens saved."""
+    async def save(self, slot: int, name: str) -> Moved:
+        """Write the slot's KV entries into a file of that name."""
         return await self._move(slot, "save", name)
+
+    async def restore(self, slot: int, name: str) -> Moved:
+        """Read the file of that name into the slot. llama.cpp aborts over a file that was cut."""
+        return await self._move(slot, "restore", name)
 
     def release(self, owner: str, *, is_idle: bool = False) -> None:
         """Free the owner's slot: at once if it ``is_idle``, else when it is seen not to compute."""
@@ -342,7 +357,7 @@ class SlotAllocator:
         if not hand_off:
             return
         try:
-            await self._move(slot, "restore", self._find_file(hand_off))
+            await self.restore(slot, self._find_file(hand_off))
         except (TemporaryError, PermanentError) as error:
             self.not_restored += 1
             log.warning("cannot take over %r: %s; computing the prompt here", hand_off, error)
@@ -364,15 +379,15 @@ class SlotAllocator:
             raise TemporaryError("there is no such file")
         return name
 
-    async def _move(self, slot: int, action: str, name: str) -> int:
+    async def _move(self, slot: int, action: str, name: str) -> Moved:
         path = f"/slots/{slot}?action={action}"
         answer: Mapping[str, Any] = await self._client.ask(path, {"filename": name}, f"{action} {name}")
-        tokens = answer.get(MOVED_TOKENS_FIELD[action])
-        if not isinstance(tokens, int):
+        tokens, size_bytes = (answer.get(name) for name in MOVED_FIELDS[action])
+        if not isinstance(tokens, int) or not isinstance(size_bytes, int):
             raise TemporaryError(
-                f"the engine's answer to {path} has no {MOVED_TOKENS_FIELD[action]}: {dict(answer)!r}"
+                f"the engine's answer to {path} lacks {' or '.join(MOVED_FIELDS[action])}: {dict(answer)!r}"
             )
-        return tokens
+        return Moved(tokens, size_bytes)
 
 
 def _slots(text: str) -> list[Slot]:
@@ -383,6 +398,7 @@ def _slots(text: str) -> list[Slot]:
             flag_field(each, "is_processing"),
             whole_field(each, "n_ctx"),
             whole_field(each, "n_prompt_tokens", 0),
+            task if type(task := each.get("id_task")) is int else -1,
         )
         for each in json.loads(text)
     ]

