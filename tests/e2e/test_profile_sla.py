@@ -209,7 +209,7 @@ def test_llamacpp_is_measured_for_real(profiler: Profiler, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--config", "nowhere.yaml"), "--config nowhere.yaml: no such file"),
+        (("--config", "nowhere.yaml"), "-f nowhere.yaml: no such file"),
         pytest.param(
             ("--config", "disagg.yaml", "--isl", "90000"), "more than a context of", marks=in_torture
         ),

@@ -16,6 +16,8 @@ old), and a backtest that was not computed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.model import (
     LOAD_ABOVE,
@@ -42,6 +44,9 @@ def apply_backtest(
             scarce = answer.workers
         fitting = limits.cap(raise_to(scarce, limits.least))
         after = fit_budget(fitting, limits) or current
+    if answer.workers is None and after == sizing.targets:
+        note = Step("backtest", current, current, f"none yet: {answer.missing}")
+        return replace(sizing, steps=(*sizing.steps[:-1], note, *sizing.steps[-1:]))
     steps = sizing.steps
     if answer.workers and not answer.change:
         steps = (Step("forecast", current, current, f"the forecast alone needs {sizing.targets}"),)
