@@ -462,7 +462,7 @@ asyncio.run(main())
         ("n-predct", 5, "n-predict"),
         ("n-predict", "many", "int"),
         ("cache-type-k", "q9", "q8_0"),
-        ("gpu-memory-utilization", 0.5, "CommonParams"),
+        ("gpu-memory-utilization", 0.5, "n-gpu-layers"),
     ],
 )
 async def test_an_option_that_llamacpp_does_not_have_is_refused_by_name_and_never_tried_again(
