@@ -35,7 +35,7 @@ async def test_targets_get_the_workers_that_the_traffic_needs_and_give_them_back
         await eventually(lambda: ready(deployment, "PrefillWorker") >= 2, 40)
         await load.stop()
     assert load.incomplete == []
-    await eventually(lambda: ready(deployment, "PrefillWorker") == 1, 60)
+    await eventually(lambda: ready(deployment, "PrefillWorker") == 1, 80)
     told = deployment.run("why", "-n", "50", "--changes").stdout
     assert "of the TTFTs are over 250 ms" in told
     assert "requests/s expected in" in told

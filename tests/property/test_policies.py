@@ -208,6 +208,13 @@ def test_anything_seen_has_a_decision_that_depends_on_nothing_else(
         targets.planned_interval(1, 4, [40.0]),
     )
 )
+@example(
+    (
+        replace(targets.SETTINGS, max_gpu_budget=2, min_gpu_budget=2),
+        PlannerState(),
+        replace(targets.planned_interval(2, 0, [0.0]), foresight=None),
+    )
+)
 def test_the_budget_holds_beyond_what_is_held_already_and_the_minimums_hold(
     case: tuple[PlannerSettings, PlannerState, Observation],
 ) -> None:

@@ -22,7 +22,8 @@ MAX_COMPARED = 4
 def backtest(model: SlaModel, settings: PlannerSettings, question: Question) -> Backtest:
     """Return the cheapest split for the question's traffic; takes seconds of CPU time."""
     service = apply_corrections(model, question.corrections, question.present)
-    requests = requests_of(question.intervals, service.decode.settings.block_tokens)
+    engine = service.decode.settings
+    requests = requests_of(question.intervals, engine.block_tokens, engine.context_tokens)
     search = Search(
         simulated_service(service, settings, question.limits),
         requests,

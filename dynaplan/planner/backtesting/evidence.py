@@ -7,7 +7,8 @@ and goes with an export; no text and no single request is kept. ``requests_of`` 
 - the arrivals of a pull are spread over it at random; over the interval, where pulls are not known;
 - lengths are drawn from the interval's histograms in equal steps of their distribution (Weyl sequences, one
   for prompts and one for answers), so that their mean is the measured one in every stretch;
-- the cached part of a prompt is a prefix that all prompts share.
+- the cached part of a prompt is a prefix that all prompts share;
+- no request exceeds the engine's context, as none is served that does.
 
 Lost are who sent what, and how a prompt's length goes with its answer's.
 
@@ -117,7 +118,9 @@ def _enough(own: Lengths | None, recent: Lengths | None) -> Lengths | None:
     return known[-1] if known and known[0].total < MIN_LENGTHS else next(iter(known), None)
 
 
-def requests_of(intervals: Sequence[Interval], block_tokens: int, seed: int = 1) -> list[TracedRequest]:
+def requests_of(
+    intervals: Sequence[Interval], block_tokens: int, context_tokens: int, seed: int = 1
+) -> list[TracedRequest]:
     """Return the requests of these intervals, in the order of their arrival, from 0 s on."""
     draws, number = uniform_draws(seed), 0
     begin_s, owed, requests = 0.0, 0.0, []
@@ -131,7 +134,8 @@ def requests_of(intervals: Sequence[Interval], block_tokens: int, seed: int = 1)
             owed -= whole
             for place in sorted(next(draws) for _ in range(whole)):
                 number += 1
-                prompt, answer = isl.at(number * WEYL_STEPS[0] % 1), osl.at(number * WEYL_STEPS[1] % 1)
+                prompt = min(isl.at(number * WEYL_STEPS[0] % 1), context_tokens - 1)
+                answer = min(osl.at(number * WEYL_STEPS[1] % 1), context_tokens - prompt)
                 cached = tuple(range(int(prompt * interval.hit_rate) // block_tokens))
                 at_s = begin_s + (pull + place) * pull_s
                 requests.append(TracedRequest(at_s, prompt, answer, cached, block_tokens if cached else 0))

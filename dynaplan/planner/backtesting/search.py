@@ -5,7 +5,7 @@ with the engines' model and the dispatch of the live service. No queueing theory
 is asked is what a user would try with ``dynaplan simulate``.
 
 **Kept.** N requests came in the window, of which the part p may miss a target (1 - percentile / 100, less
-what was missed too much lately, ``Promise.may_miss``).
+what was missed too much lately, ``Search.may_miss``).
 
 1. A split that is there, or that has more GPUs, keeps the promise when no more than N p requests miss.
 2. One with fewer GPUs than there are must keep it beyond chance. By the score test of a proportion (Wilson,
@@ -44,11 +44,6 @@ Z = 1.645
 """Standard deviations within which 95 % of a normal distribution's lower side lie."""
 
 
-def min_requests(may_miss: float) -> int:
-    """Return the fewest requests of which a backtest can say that no more than that part miss."""
-    return round(Z * Z * (1 - may_miss) / may_miss) + 1
-
-
 MAX_RUNS = 12
 """Splits that one search simulates; the next search goes on from where it ended."""
 
@@ -57,6 +52,11 @@ MIN_GAIN = 0.01
 
 CHECK_EVERY = 16
 """Requests between two looks whether a run has missed too much already."""
+
+
+def min_requests(may_miss: float) -> int:
+    """Return the fewest requests of which a backtest can say that no more than that part miss."""
+    return round(Z * Z * (1 - may_miss) / may_miss) + 1
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,9 @@ def plan_for_targets(
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
         steps, after = (*notes, Step("demand", current, current, why)), current
-        if not current.decode:
-            after = limits.cap(replace(current, decode=limits.least.decode))
+        least = limits.cap(replace(current, decode=max(current.decode, limits.least.decode)))
+        if not current.decode and limits.gpus(least) <= limits.max_gpus:
+            after = least
             steps = (*steps, Step("minimum", current, after, f"at least {limits.least}"))
         return state, subtract_unmanaged(Sizing(after, steps), unmanaged)
     if model.formula:

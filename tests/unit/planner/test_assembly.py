@@ -17,16 +17,18 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
+from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.assembly import (
     make_planner,
     planner_log_root,
+    restore_evidence,
     restore_state,
     run_planner,
     start_planner,
 )
 from dynaplan.planner.deployment import DeploymentValidationError
-from dynaplan.planner.model import DecisionRecord, ErrorBudget, PlannerState
+from dynaplan.planner.model import DecisionRecord, ErrorBudget, PlannerState, WorkerLimits
 from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.service import Planner
@@ -40,7 +42,7 @@ from tests.fakes.clock import LoopClock
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import PodController
 from tests.unit.planner.rules.situations import interval
-from tests.unit.planner.rules.targets import SETTINGS
+from tests.unit.planner.rules.targets import SETTINGS, planned_interval
 
 
 async def no_messenger() -> Any:
@@ -217,3 +219,27 @@ def test_what_cannot_be_read_is_as_no_record(documents):
 def test_without_a_window_there_is_no_budget():
     settings = replace(SETTINGS, slo_window_s=0.0)
     assert restore_state([record(settings)], settings, AT) == PlannerState()
+
+
+def seen_traffic(minutes_ago: float, settings: PlannerSettings = SETTINGS) -> dict[str, Any]:
+    at = AT - timedelta(minutes=minutes_ago)
+    seen = planned_interval(1, 1, [10.0])
+    _, decision = decide(replace(settings, policy="load"), PlannerState(), seen)
+    return DecisionRecord(at.isoformat(), settings, PlannerState(), seen, decision, KNOWN).to_json()
+
+
+def asks_after(documents: list[dict[str, Any]]) -> bool:
+    """Whether a planner that starts has evidence enough for a backtest in its first interval."""
+    schedule = restore_evidence(documents, SETTINGS, AT)
+    return schedule.question(planned_interval(1, 1, [10.0]), KNOWN, WorkerLimits(), Targets(1, 1)) is not None
+
+
+def test_a_restart_goes_on_with_the_traffic_of_the_last_window():
+    assert asks_after([seen_traffic(minutes / 6) for minutes in range(60)])
+
+
+def test_older_traffic_that_of_another_deployment_and_what_cannot_be_read_is_no_evidence():
+    assert not asks_after([seen_traffic(61 + minutes / 6) for minutes in range(60)])
+    other = replace(SETTINGS, namespace="other")
+    assert not asks_after([seen_traffic(minutes / 6, other) for minutes in range(60)])
+    assert not asks_after([{"some": "thing"}] * 60)

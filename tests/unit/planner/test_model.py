@@ -11,6 +11,7 @@ from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
     Backtest,
     Corrections,
+    Decision,
     Demand,
     ErrorBudget,
     Expected,
@@ -18,6 +19,7 @@ from dynaplan.planner.model import (
     Observation,
     PlannerState,
     SplitTrial,
+    Step,
 )
 
 STATE = PlannerState(2, 3, 4.0, Corrections(1.2, 0.9), ErrorBudget(5.0, -6.0))
@@ -129,3 +131,22 @@ def test_counted_misses_are_read_back_and_are_not_known_of_older_records() -> No
     assert Traffic.from_json(document) == traffic
     del document["over_ttft"]
     assert Traffic.from_json(document).over_ttft == ()
+
+
+ONE_EACH, MORE = Targets(1, 1), Targets(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_withheld"),
+    [
+        ((Step("demand", ONE_EACH, MORE, "a load"), Step("budget", MORE, ONE_EACH, "too few GPUs")), True),
+        ((Step("known", ONE_EACH, ONE_EACH, "all is"), Step("pending", ONE_EACH, ONE_EACH, "waits")), True),
+        ((Step("pending", ONE_EACH, ONE_EACH, "none"), Step("demand", ONE_EACH, ONE_EACH, "a load")), False),
+    ],
+    ids=["budget", "pending", "nothing is needed"],
+)
+def test_scaling_is_withheld_where_more_is_needed_or_a_decision_is_waited_for(
+    steps: tuple[Step, ...], is_withheld: bool
+) -> None:
+    assert Decision(ONE_EACH, ONE_EACH, steps).is_withheld is is_withheld
+    assert not Decision(ONE_EACH, MORE, steps).is_withheld
