@@ -160,7 +160,7 @@ def test_the_answer_compares_the_split_with_cheaper_ones() -> None:
 
 
 def test_intervals_that_come_while_a_backtest_is_computed_are_not_what_it_saw() -> None:
-    """The load triples meanwhile, and the window is full: its answer must not remove who was added for that."""
+    """The load triples meanwhile, and the window is full: its answer must not remove who was added."""
     settings = replace(SETTINGS, slo_window_s=60 * T)
     schedule = BacktestSchedule(settings)
     for number in range(60):
