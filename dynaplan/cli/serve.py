@@ -342,7 +342,9 @@ def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context)
     if len(words) == 1:
         return _model_graph(words[0], config_file, ctx) if is_model(words[0]) else (words[0], config_file)
     if others := [word for word in words if not is_model(word)]:
-        raise click.UsageError(f"{others[0]} is no model. Serve one graph, or one model or several.", ctx)
+        raise click.UsageError(
+            f"no model: {', '.join(others)}. Serve one graph, or one model or several.", ctx
+        )
     ctx.obj = [*models_overrides(words), *ctx.obj]
     return GRAPH_OF_MODELS, config_file
 

@@ -43,7 +43,7 @@ class ServingEngine:
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
-    async def stop(self) -> None:
+    async def stop(self, *, keeps_cache: bool = False) -> None:
         if self._runner:
             await self._runner.cleanup()
         if self._child:
