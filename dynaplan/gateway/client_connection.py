@@ -1,14 +1,14 @@
 """HTTP/1.1 towards clients, on httptools: one protocol for each connection, in front of the routes.
 
-1. **Requests.** When a head is complete its task starts; the body follows through ``RequestBody``. Requests
-   that come before the answer of the one before wait for it, and nothing more is read meanwhile.
+1. **Requests.** When a head is complete its task starts; the body follows through ``RequestBody``. Pipelined
+   requests are queued; the socket is not read while ``MAX_PIPELINED`` of them are.
 2. **Answers.** A whole one is one write. A stream has a chunk for each ``write``, and its head goes with the
    first; to HTTP/1.0 its end is the connection's. What is not ended is cut: the connection closes in the
    middle of the chunked encoding.
 3. **After an answer** the connection is kept, unless one side does not want to. What the client still sends
    of a body that nobody reads is discarded, for ``LINGER_S`` at most: closing at once would reset the
    connection, and the client might not see its answer.
-4. **A client that leaves** cancels the task of its request.
+4. **A client that leaves** cancels the task of its request, unless the socket is not read.
 5. **Malformed.** What the parser does not understand, or framing that two servers might read in two ways, is
    answered 400 and ends the connection. Only the parser's reason is logged, never a byte of the client's.
 
@@ -21,7 +21,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -29,9 +29,9 @@ from typing import cast
 
 import httptools
 
+from dynaplan.gateway import timing
 from dynaplan.gateway.http_messages import ENCODINGS, Request, RequestBody, Response, read_request
 from dynaplan.gateway.openai_api import internal_error
-from dynaplan.gateway.timing import LINGER_S
 from dynaplan.util.http_routes import REQUEST_ID
 from dynaplan.worker.http_server import (
     MAX_HEAD_BYTES,
@@ -49,6 +49,9 @@ log = logging.getLogger("dynaplan.http")
 Handler = Callable[[Request], Awaitable[Response | None]]
 """Answers a request: by what it returns, or by itself through the request's connection; then by None."""
 
+MAX_PIPELINED = 4
+"""Reading pauses while this many requests wait for the answer of the one before; one read may exceed it."""
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -62,12 +65,18 @@ class HttpServer:
         self.is_draining = False
 
     async def close(self, timeout_s: float) -> None:
-        """Close every connection, and cancel the requests on them."""
+        """Close every connection, and cancel the requests on them; abort what is open after the timeout."""
+        until_s = asyncio.get_running_loop().time() + timeout_s
         connections = [each for each in self.limited.open if isinstance(each, ClientConnection)]
         tasks = [task for each in connections if (task := each.close())]
         self.limited.close_refused()
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
+        while self.limited.open and asyncio.get_running_loop().time() < until_s:
+            await asyncio.sleep(timing.DRAIN_POLL_S)
+        for each in connections:  # of clients that read nothing
+            if each.transport is not None:
+                each.transport.abort()
 
 
 class _Malformed(Exception):
@@ -100,9 +109,9 @@ class ClientConnection(asyncio.Protocol):
         # the requests that have come
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._requests = 0
-        self._last_words = b""
-        self._is_deaf = False
+        self._requests_begun = 0
+        self._pending_error = b""
+        self._ignores_input = False
         # the answer that is being written
         self._is_chunked = False
         self._is_started = False
@@ -110,25 +119,25 @@ class ClientConnection(asyncio.Protocol):
         self._is_kept = True
         self._unsent_head = b""
         self._written_bytes = 0
-        self._room: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
 
     # -- limits --------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        is_reading = self._is_in_head or self._is_deaf or self._body is not None
+        is_reading = self._is_in_head or self._ignores_input or self._body is not None
         return self._task is None and not is_reading and self.transport is not None
 
     @property
     def has_asked(self) -> bool:
-        return self._requests > 0
+        return self._requests_begun > 0
 
     def progress(self) -> tuple[object, ...]:
         if self.transport is None:
             return ()
         if self.transport.get_write_buffer_size():
             return "write_timeout", self._written_bytes - unread_bytes(self.transport)
-        return ("head_timeout", self._requests) if self._head_bytes else ()
+        return ("head_timeout", self._requests_begun) if self._is_in_head else ()
 
     def close_with(self, status: int, message: str, code: str) -> None:
         if self.transport is not None and self._task is None:
@@ -163,45 +172,51 @@ class ClientConnection(asyncio.Protocol):
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
+        self._head_bytes += len(data)
+        rest = memoryview(data)
+        while rest and not self._ignores_input:
+            rest = self._parse(rest)
+        if self._head_bytes > MAX_HEAD_BYTES and not self._ignores_input:
+            self._refuse(*_too_large_head().answer)
+
+    def _parse(self, data: bytes | memoryview) -> memoryview:
+        """Parse this; return what follows a request that asks for another protocol."""
+        rest = memoryview(b"")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._is_upgrade:
-                self._parse_without_upgrade(data[upgrade.args[0] :])
-                return
-            self._is_deaf = True  # CONNECT
-            self._is_kept = self._is_kept and bool(self._waiting)
+            rest = memoryview(data)[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self._refuse_malformed(error)
-            return
-        if not self._is_in_head:
-            self._head_bytes = 0
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(*_too_large_head().answer)
+            return rest
+        else:
+            return rest
+        if self._is_upgrade:
+            self._parse_without_upgrade()
+        else:  # CONNECT
+            self._ignores_input = True
+            self._is_kept = self._is_kept and bool(self._waiting)
+        return rest
 
-    def _parse_without_upgrade(self, rest: bytes) -> None:
+    def _parse_without_upgrade(self) -> None:
         """Parse a request that asks for another protocol, HTTP/2 perhaps, as one that does not (RFC 9110).
 
         The parser takes what follows its head for the other protocol's.
         """
-        line = b"%b %b HTTP/1.1\r\n" % (self._parser.get_method(), self._target)
-        named = (b"upgrade", b"http2-settings", b"connection")
-        kept = [b"%b: %b\r\n" % pair for pair in self._headers if pair[0] not in named]
+        version = self._parser.get_http_version().encode()
+        line = b"%b %b HTTP/%b\r\n" % (self._parser.get_method(), self._target, version)
+        kept = [b"%b: %b\r\n" % pair for pair in _without_upgrade(self._headers)]
         self._is_upgrade = False
         self._parser = httptools.HttpRequestParser(self)
-        self.data_received(b"%b%b\r\n%b" % (line, b"".join(kept), rest))
+        self._parse(b"%b%b\r\n" % (line, b"".join(kept)))
 
     def pause_writing(self) -> None:
-        self._room = self._loop.create_future()
+        self._drained = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            room.set_result(None)
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
 
     # -- events of the parser ------------------------------------------------------------------------
 
@@ -235,7 +250,8 @@ class ClientConnection(asyncio.Protocol):
             self._is_upgrade = True
             return
         self._is_in_head = False
-        self._requests += 1
+        self._head_bytes = 0
+        self._requests_begun += 1
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise _Malformed(505, "This server speaks HTTP/1.1", "http_version")
@@ -254,15 +270,18 @@ class ClientConnection(asyncio.Protocol):
             self._start(request)
         else:
             self._waiting.append(request)
-            self.transport.pause_reading()
+            if len(self._waiting) >= MAX_PIPELINED:
+                self.transport.pause_reading()
 
     def on_body(self, data: bytes) -> None:
+        self._head_bytes = 0
         if self._body is not None:
             self._body.add(data)
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
             return
+        self._head_bytes = 0
         body, self._body = self._body, None
         if body is not None:
             body.complete()
@@ -274,7 +293,8 @@ class ClientConnection(asyncio.Protocol):
     def _start(self, request: Request) -> None:
         self._is_started = self._is_ended = self._is_chunked = False
         self._unsent_head = b""
-        self._is_kept = request.is_kept and not (self._is_deaf and not self._waiting)
+        is_last = self._ignores_input and not (self._waiting or self._pending_error)
+        self._is_kept = request.is_kept and not is_last
         self._task = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: Request) -> None:
@@ -286,7 +306,8 @@ class ClientConnection(asyncio.Protocol):
             except Exception:
                 log.exception("a request failed")
                 error = internal_error()
-                response = None if self._is_started else Response(500, _JSON, error.to_json())
+                is_begun = self._is_started and not self._unsent_head
+                response = None if is_begun else Response(500, _JSON, error.to_json())
             if response is not None:
                 await self.respond(request, response)
         except ConnectionError:
@@ -301,16 +322,20 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is None:
             return
         if not self._is_ended:  # cut, or cancelled
-            self.transport.close()
+            if request.is_http_10 and self._is_started:
+                self.transport.abort()  # closed it would look whole
+            else:
+                self.transport.close()
         elif request.body.is_complete:
             self._after_answer()
         else:
             request.body.discard()
-            self._loop.call_later(LINGER_S, self._stop_lingering, self._requests)
+            self._loop.call_later(timing.LINGER_S, self._stop_lingering, self._requests_begun)
 
     def _stop_lingering(self, requests: int) -> None:
-        """Close a connection whose client still sends the body of that request."""
-        if self._requests == requests and self._body is not None and self._task is None:
+        """Close a connection whose client still sends the body of that request, or broke it off."""
+        is_coming = self._body is not None or self._ignores_input
+        if self._requests_begun == requests and is_coming and self._task is None:
             self.close()
 
     def _after_answer(self) -> None:
@@ -318,12 +343,24 @@ class ClientConnection(asyncio.Protocol):
         assert self.transport is not None
         if self._waiting and self._is_kept:
             self._start(self._waiting.popleft())
-            if not self._waiting and not self.transport.is_closing():
+            is_paused = self._body is not None and self._body.is_paused
+            if len(self._waiting) < MAX_PIPELINED and not (is_paused or self.transport.is_closing()):
                 self.transport.resume_reading()
-        elif self._last_words or not self._is_kept or self._is_deaf:
-            if self._is_kept:
-                self.transport.write(self._last_words)
-            self.transport.close()
+        elif self._pending_error or not self._is_kept or self._ignores_input:
+            if self._pending_error and self._is_kept:
+                self._send_pending_error()
+            else:
+                self.transport.close()
+
+    def _send_pending_error(self) -> None:
+        """Send it as the last answer, and close when the client does, or after a while (case 3)."""
+        assert self.transport is not None
+        if self.transport.is_closing():
+            return
+        self.transport.write(self._pending_error)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._loop.call_later(timing.LINGER_S, self.close)
 
     def _refuse_malformed(self, error: Exception) -> None:
         """Answer bytes that are no request, unless they follow the last one that is answered."""
@@ -336,18 +373,25 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(400, f"This is no HTTP request: {reason}", "bad_http")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer that after the requests before, and read no more."""
-        self._is_deaf = True
+        """Send this error once the running request is answered, and read no more.
+
+        A body that is being received fails instead, and its reader answers. Headers that go beyond every
+        limit end the connection, and the running request, at once.
+        """
+        self._ignores_input = True
         if status == 431:
             self._server.limited.closed("head_too_large")
-        if self._body is not None:  # its reader answers
+        if self._body is not None:
             self._body.fail(message)
             self._body = None
+            if self._task is None:  # it is answered already
+                self.close()
+            elif not self._waiting:
+                self._is_kept = False
             return
-        self._last_words = _raw_error(status, message, code)
+        self._pending_error = _raw_error(status, message, code)
         if self._task is None and self.transport is not None:
-            self.transport.write(self._last_words)
-            self.transport.close()
+            self._send_pending_error()
         elif code == "head_too_large":
             self.close()
 
@@ -358,7 +402,7 @@ class ClientConnection(asyncio.Protocol):
         if response.headers.get("Connection") == "close" or self._server.is_draining:
             self._is_kept = False
         head = self._head(request, response.status, response.headers, f"Content-Length: {len(body)}\r\n")
-        self._is_started = True
+        self._is_started, self._is_chunked, self._unsent_head = True, False, b""
         await self._send(head if request.method == "HEAD" else head + body)
         self._is_ended = True
 
@@ -372,6 +416,8 @@ class ClientConnection(asyncio.Protocol):
         self._unsent_head = self._head(request, 200, headers, framing)
 
     async def write(self, data: bytes) -> None:
+        if not data:  # an empty chunk is the last one
+            return
         data = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
         if self._unsent_head:
             data, self._unsent_head = self._unsent_head + data, b""
@@ -379,11 +425,12 @@ class ClientConnection(asyncio.Protocol):
 
     def write_now(self, data: bytes) -> bool:
         transport = self.transport
-        is_ready = self._room is None and self._is_chunked and not self._unsent_head
+        is_ready = self._drained is None and self._is_chunked and not self._unsent_head
         if not is_ready or transport is None or transport.is_closing():
             return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        self._written_bytes += len(data)
+        if data:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._written_bytes += len(data)
         return True
 
     async def end_stream(self) -> None:
@@ -400,8 +447,8 @@ class ClientConnection(asyncio.Protocol):
             raise ConnectionResetError("the client has left")
         transport.write(data)
         self._written_bytes += len(data)
-        if self._room is not None:
-            await self._room
+        if self._drained is not None:
+            await asyncio.shield(self._drained)
 
     def _head(self, request: Request, status: int, headers: Mapping[str, str], framing: str) -> bytes:
         given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if name != "Connection"])
@@ -415,10 +462,21 @@ class ClientConnection(asyncio.Protocol):
 
 _FRAMING = (b"content-length", b"transfer-encoding", b"content-encoding")
 _JSON = {"Content-Type": "application/json"}
+_STATUSES = frozenset(HTTPStatus)
 
 
 def _too_large_head() -> _Malformed:
     return _Malformed(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes", "head_too_large")
+
+
+def _without_upgrade(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers of the request without those by which it asks for another protocol."""
+    named = (b"upgrade", b"http2-settings")
+    for name, value in headers:
+        if name == b"connection":
+            value = b",".join(each for each in value.split(b",") if each.strip().lower() not in named)
+        if name not in named:
+            yield name, value
 
 
 def _read_framing(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str]:
@@ -450,7 +508,9 @@ def _read_framing(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int
 
 @lru_cache(maxsize=64)
 def _status_line(status: int) -> str:
-    return f"{status} {HTTPStatus(status).phrase}\r\n"
+    """Return the status and its phrase, which is empty for a status of none of the RFCs, as 529 is."""
+    phrase = HTTPStatus(status).phrase if status in _STATUSES else ""
+    return f"{status} {phrase}\r\n"
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 1. **Pool.** A connection whose answer was read to its end is kept for the next request to that address, the
    last one first. It goes on being read meanwhile: the engine's end of it, or a byte that nobody asked for,
-   takes it out. One that is idle for ``WORKER_KEEP_ALIVE_S`` is closed, before the engine does.
+   takes it out. One that is idle for ``WORKER_KEEP_ALIVE_S`` is not used again, and soon closed.
 2. **Answer.** The parser takes the framing off and leaves the body's pieces, which ``read`` joins. Interim
    answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
    token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a function
@@ -30,7 +30,7 @@ MAX_WRITE_BYTES = 256 * 1024
 """Bytes of a body that are sent in one piece."""
 
 MAX_UNREAD_BYTES = 256 * 1024
-"""Bytes of an answer that wait for their reader at most, but for those of one more read."""
+"""Reading pauses while more bytes of an answer are unread; one further read may exceed it."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of an answer's status line and headers at most."""
@@ -57,7 +57,7 @@ def target_of(url: str) -> Target:
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     path = parts.path + (f"?{parts.query}" if parts.query else "")
-    line = f"POST {path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n".encode()
+    line = f"POST {path or '/'} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n".encode()
     return Target(Origin(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls), line)
 
 
@@ -72,13 +72,13 @@ class EngineConnection(asyncio.Protocol):
         self._unread_bytes = 0
         self._head_bytes = 0
         self._is_paused = False
-        self._take: Callable[[bytes], bool] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._error: ConnectionError | None = None
-        self._is_awaited = False
+        self._expects_answer = False
         self._ends_with_connection = False
-        self._can_be_kept = False
+        self._keep_alive = False
         self._is_complete = True
         self.idle_since_s = 0.0
         self.has_head = False
@@ -94,13 +94,14 @@ class EngineConnection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """True when the answer was whole, and both sides keep the connection."""
-        return self._is_complete and self._can_be_kept and self._error is None and self.is_open
+        return self._is_complete and self._keep_alive and self._error is None and self.is_open
 
     async def send(self, head: bytes, body: bytes) -> None:
         """Send a request, and wait for its answer's status and headers; raises ConnectionError."""
-        self._is_awaited, self._is_complete, self.has_head = True, False, False
+        self._expects_answer, self._is_complete, self.has_head = True, False, False
         self._head_bytes = 0
-        assert self._transport is not None
+        if self._transport is None:
+            raise self._error or ConnectionError("the connection was closed")
         if len(body) <= MAX_WRITE_BYTES:
             self._transport.write(head + body)
         else:
@@ -126,26 +127,26 @@ class EngineConnection(asyncio.Protocol):
         self.drop_unread()
         return data
 
-    async def forward(self, take: Callable[[bytes], bool]) -> None:
-        """Give whole lines to ``take`` as they come, for as long as it returns True: it has taken them then.
+    async def forward(self, sink: Callable[[bytes], bool]) -> None:
+        """Pass whole lines to ``sink`` as they arrive, until it returns False to decline them.
 
-        Return when something else waits to be read, or nothing more comes.
+        What it declines, and what is no whole line, stays for ``read``. Return then, or at the answer's end.
         """
-        self._take = take
+        self._sink = sink
         try:
-            self._offer(take)
+            self._offer(sink)
             while not (self._pieces or self._is_complete or self._error):
                 self._reader = self._loop.create_future()
                 await self._reader
         finally:
-            self._take = None
+            self._sink = None
 
-    def _offer(self, take: Callable[[bytes], bool]) -> None:
+    def _offer(self, sink: Callable[[bytes], bool]) -> None:
         pieces = self._pieces
         if not pieces:
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if not (data.endswith(b"\n") and take(data)):
+        if not (data.endswith(b"\n") and sink(data)):
             pieces[:] = (data,)
             return
         pieces.clear()
@@ -166,9 +167,12 @@ class EngineConnection(asyncio.Protocol):
             self._transport.close()
 
     async def _send_pieces(self, body: bytes) -> None:
-        """Send a large body, for as long as the engine takes it; it may answer before it has all."""
+        """Send a large body, for as long as the engine takes it; it may answer before it has all.
+
+        One that stops taking it for a long answer waits until that is read, which is after this.
+        """
         for at in range(0, len(body), MAX_WRITE_BYTES):
-            if self._error or self._is_complete or self._transport is None:
+            if self._error or self._is_complete or self._is_paused or self._transport is None:
                 break
             self._transport.write(body[at : at + MAX_WRITE_BYTES])
             if self._writer is not None:
@@ -176,7 +180,7 @@ class EngineConnection(asyncio.Protocol):
             await asyncio.sleep(0)
         else:
             return
-        self._can_be_kept = False
+        self._keep_alive = False
 
     # -- events of the transport -------------------------------------------------------------------
 
@@ -195,12 +199,12 @@ class EngineConnection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._fail("the headers of its answer never end")
                 self.close()
-        take, reader = self._take, self._reader
-        if reader is None:
+        sink, reader = self._sink, self._reader
+        if reader is None or reader.done():  # done: its task is cancelled
             return
-        if take is not None:
+        if sink is not None:
             try:
-                self._offer(take)
+                self._offer(sink)
             except Exception as error:  # of the task's own work, which it must hear of
                 self._reader = None
                 reader.set_exception(error)
@@ -208,8 +212,7 @@ class EngineConnection(asyncio.Protocol):
             if not (self._pieces or self._is_complete or self._error):
                 return
         self._reader = None
-        if not reader.done():
-            reader.set_result(None)
+        reader.set_result(None)
 
     def eof_received(self) -> None:
         """End an answer that ends with its connection; the transport closes itself."""
@@ -218,9 +221,9 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if not self._is_complete or not self._is_awaited:
+        if not self._is_complete or not self._expects_answer:
             self._fail(str(exc or "the connection was closed"))
-        self._can_be_kept = False
+        self._keep_alive = False
         self._wake()
 
     def pause_writing(self) -> None:
@@ -234,6 +237,7 @@ class EngineConnection(asyncio.Protocol):
     def _fail(self, reason: str) -> None:
         if self._error is None:
             self._error = ConnectionError(reason)
+        self.resume_writing()
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None
@@ -244,8 +248,9 @@ class EngineConnection(asyncio.Protocol):
     # -- events of the parser ----------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self.headers = []
-        if not self._is_awaited:  # nobody has asked
+        if self._expects_answer:
+            self.headers = []
+        else:
             self._fail("it sent more than one answer")
             self.close()
 
@@ -255,10 +260,10 @@ class EngineConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200 or not self._is_awaited:
+        if status < 200 or not self._expects_answer:
             return
         self.status, self.has_head = status, True
-        self._can_be_kept = self._parser.should_keep_alive()
+        self._keep_alive = self._parser.should_keep_alive()
         framing = (b"content-length", b"transfer-encoding")
         self._ends_with_connection = not any(name in framing for name, _ in self.headers)
 
@@ -270,10 +275,11 @@ class EngineConnection(asyncio.Protocol):
         if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
+            self.resume_writing()
 
     def on_message_complete(self) -> None:
         if self.has_head:
-            self._is_complete, self._is_awaited = True, False
+            self._is_complete, self._expects_answer = True, False
             self.resume_writing()
 
 
@@ -285,8 +291,9 @@ class EnginePool:
         self._idle: dict[Origin, list[EngineConnection]] = {}
         self._used: set[EngineConnection] = set()
         self._reaping: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
-    def take(self, origin: Origin) -> EngineConnection | None:
+    def pop_idle(self, origin: Origin) -> EngineConnection | None:
         """Return a kept connection to that address; None when there is none."""
         idle = self._idle.get(origin)
         oldest_s = asyncio.get_running_loop().time() - timing.WORKER_KEEP_ALIVE_S
@@ -305,6 +312,9 @@ class EnginePool:
             _, connection = await loop.create_connection(
                 EngineConnection, origin.host, origin.port, ssl=self._context(origin)
             )
+        if self._is_closed:  # meanwhile
+            connection.close()
+            raise ConnectionError("the frontend is closing")
         self._used.add(connection)
         return connection
 
@@ -324,7 +334,8 @@ class EnginePool:
             self._reaping = loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, and open no more."""
+        self._is_closed = True
         if self._reaping:
             self._reaping.cancel()
             self._reaping = None

@@ -171,7 +171,7 @@ class RequestBody:
         self._transport = transport
         self._pieces: deque[bytes] = deque()
         self._unread_bytes = 0
-        self._is_paused = False
+        self.is_paused = False
         self._is_discarded = False
         self._fault = ""
         self._reader: asyncio.Future[None] | None = None
@@ -203,8 +203,8 @@ class RequestBody:
             return
         self._pieces.append(data)
         self._unread_bytes += len(data)
-        if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused:
-            self._is_paused = True
+        if self._unread_bytes > MAX_UNREAD_BYTES and not self.is_paused:
+            self.is_paused = True
             self._transport.pause_reading()
         self._wake()
 
@@ -225,8 +225,8 @@ class RequestBody:
     def _forget(self) -> None:
         self._pieces.clear()
         self._unread_bytes = 0
-        if self._is_paused and not self._transport.is_closing():
-            self._is_paused = False
+        if self.is_paused and not self._transport.is_closing():
+            self.is_paused = False
             self._transport.resume_reading()
 
     def _wake(self) -> None:

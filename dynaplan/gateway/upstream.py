@@ -70,7 +70,7 @@ class Upstream:
         target = target_of(url)
         headers = {**trace, "Content-Type": content_type}
         head = self._head(target, len(body), request_id, headers, is_kept=is_kept)
-        kept = self._pool.take(target.origin) if is_kept else None
+        kept = self._pool.pop_idle(target.origin) if is_kept else None
         if kept is None:
             return await self._exchange(await self._connect(target), target, head, body, is_kept=is_kept)
         try:

@@ -127,6 +127,9 @@ class MemoryTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def get_write_buffer_size(self) -> int:
         return 0
 

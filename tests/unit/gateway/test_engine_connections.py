@@ -224,7 +224,7 @@ class Pool:
 
     async def used(self) -> EngineConnection:
         """A connection whose answer was read to its end."""
-        connection = self.pool.take(HERE) or await self.pool.open(HERE)
+        connection = self.pool.pop_idle(HERE) or await self.pool.open(HERE)
         sending = asyncio.ensure_future(connection.send(b"HEAD", b""))
         await asyncio.sleep(0)
         connection.data_received(SIZED)
@@ -240,7 +240,7 @@ async def test_a_whole_answer_gives_its_connection_back_and_a_cut_one_does_not(
     here.pool.give_back(connection, HERE, is_kept=True)
     here.pool.give_back(connection, HERE, is_kept=True)
     assert await here.used() is connection
-    assert here.pool.take(HERE) is None, "given back twice is there once"
+    assert here.pool.pop_idle(HERE) is None, "given back twice is there once"
     here.pool.give_back(connection, HERE, is_kept=False)
     assert here.wires[0].is_closed
     cut = await here.pool.open(HERE)
@@ -254,7 +254,7 @@ async def test_a_kept_connection_that_its_engine_ends_is_not_taken(monkeypatch: 
     connection = await here.used()
     here.pool.give_back(connection, HERE, is_kept=True)
     connection.connection_lost(None)
-    assert here.pool.take(HERE) is None
+    assert here.pool.pop_idle(HERE) is None
     here.pool.close()
 
 
@@ -263,5 +263,66 @@ async def test_a_connection_that_is_idle_for_too_long_is_closed(monkeypatch: pyt
     here = Pool(monkeypatch)
     here.pool.give_back(await here.used(), HERE, is_kept=True)
     await eventually(lambda: here.wires[0].is_closed)
-    assert here.pool.take(HERE) is None
+    assert here.pool.pop_idle(HERE) is None
     here.pool.close()
+
+
+async def test_what_comes_for_a_task_that_is_cancelled_is_not_forwarded() -> None:
+    def fail(_: bytes) -> bool:
+        raise ValueError("of the sink")
+
+    connection, task = await forwarded(fail)
+    task.cancel()
+    connection.data_received(b"2\r\na\n\r\n")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_request_over_a_connection_that_was_lost_is_a_failure() -> None:
+    connection, _ = connected()
+    connection.connection_lost(None)
+    with pytest.raises(ConnectionError):
+        await connection.send(b"HEAD", b"")
+
+
+async def test_an_engine_that_begins_a_long_answer_before_it_takes_a_large_body_is_read() -> None:
+    connection, wire = connected()
+    sending = asyncio.ensure_future(connection.send(b"HEAD", b"x" * (3 * MAX_WRITE_BYTES)))
+    connection.pause_writing()
+    await asyncio.sleep(0)
+    connection.data_received(
+        CHUNKED + b"%x\r\n%b\r\n" % (MAX_UNREAD_BYTES + 1, b"x" * (MAX_UNREAD_BYTES + 1))
+    )
+    await asyncio.wait_for(sending, 5)
+    assert len(await connection.read()) == MAX_UNREAD_BYTES + 1
+    assert not wire.is_paused
+    assert not connection.is_reusable
+
+
+async def test_an_answer_that_is_no_http_ends_the_sending_of_a_large_body() -> None:
+    connection, _ = connected()
+    sending = asyncio.ensure_future(connection.send(b"HEAD", b"x" * (3 * MAX_WRITE_BYTES)))
+    connection.pause_writing()
+    await asyncio.sleep(0)
+    connection.data_received(b"garbage\r\n\r\n")
+    with pytest.raises(ConnectionError, match="no HTTP"):
+        await asyncio.wait_for(sending, 5)
+
+
+async def test_a_second_answer_leaves_the_headers_of_the_first() -> None:
+    connection, _ = await answered(SIZED + b"HTTP/1.1 200 OK\r\nX: y\r\n\r\n")
+    assert connection.headers == [(b"content-length", b"3")]
+
+
+async def test_a_connection_that_opens_while_the_pool_closes_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Pool(monkeypatch)
+    here.pool.close()
+    with pytest.raises(ConnectionError):
+        await here.pool.open(HERE)
+    assert here.wires[0].is_closed
+
+
+def test_a_password_in_an_address_is_not_sent_as_its_host() -> None:
+    assert target_of("http://me:secret@w:81/v1").line.endswith(b"Host: w:81\r\n")
