@@ -1,6 +1,8 @@
 """The memory that several models share: of GPUs as their driver says it, of the host as the kernel does.
 
 1. *GPUs.* Of what the driver says is in use, ours is what our workers were given there; the rest is foreign.
+   A worker that loads has not taken all of that yet, and what others hold could hide behind it: until it is
+   ready, what was foreign before stays so.
    A worker that has gone leaves memory behind for a moment: its model counts as draining until the driver has
    been read since and the memory is back. What is not back after ``BEING_FREED_S`` is foreign.
 2. *The host*, for engines that compute on the CPU. A worker holds the pages that its processes have in memory
@@ -10,12 +12,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dynaplan.fleet.gpus import Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
-from dynaplan.graph.lifecycle import Worker
+from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.models.model import HOST, Device
 from dynaplan.process.memory import BoxMemory, box_memory
 from dynaplan.process.worker_memory import HeldMemory, held_memory
@@ -25,6 +27,9 @@ HOST_POLL_S = 2.0
 
 LEFTOVER_BYTES = 2**28
 """Memory of a GPU that is not told from none: a driver's own tables move."""
+
+LOADING = (WorkerState.STARTING, WorkerState.BACKOFF)
+"""The states of a worker that may not have taken yet what it was given."""
 
 SharedDevices = Sequence[tuple[Gpu, GpuUse, str]]
 """Each GPU, its use, and why nothing may be placed there, or empty."""
@@ -84,7 +89,8 @@ class SharedMemory:
             for each in found
             if each.gpus and each.memory_bytes
         }
-        self._follow_leftovers(given, devices, now_s)
+        loading = {index for each in found if each.state in LOADING for index in each.gpus}
+        self._follow_leftovers(given, devices, loading, now_s)
         self._devices = tuple(
             self._device(
                 gpu.index, gpu.memory_bytes, self._foreign.get(gpu.index, 0), "" if why == NOT_READ else why
@@ -113,7 +119,7 @@ class SharedMemory:
         return held.resident_bytes if held else 0
 
     def _follow_leftovers(
-        self, given: dict[str, dict[int, int]], devices: SharedDevices, now_s: float
+        self, given: dict[str, dict[int, int]], devices: SharedDevices, loading: Container[int], now_s: float
     ) -> None:
         for name in self._given.keys() - given.keys():
             self._left[name] = _Leftover(self._given[name], dict(self._foreign), now_s)
@@ -135,7 +141,11 @@ class SharedMemory:
             if is_back or now_s - left.gone_s > BEING_FREED_S or name in given:
                 del self._left[name]
         unsettled = unread | {index for left in self._left.values() for index in left.bytes}
-        self._foreign |= {index: each for index, each in excess.items() if index not in unsettled}
+        self._foreign |= {
+            index: max(each, self._foreign.get(index, 0)) if index in loading else each
+            for index, each in excess.items()
+            if index not in unsettled
+        }
 
     def _host_device(self, workers: Sequence[Worker], now_s: float) -> Device:
         """Return the host as a device, read again now and then, and when a worker is another."""

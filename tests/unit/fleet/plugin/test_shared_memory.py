@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dynaplan.fleet.gpus import Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
@@ -34,6 +35,15 @@ def test_what_the_driver_says_beyond_our_workers_is_foreign() -> None:
     assert device(memory, [], 30).foreign_bytes == 30 * GIB
     assert device(memory, [ALPHA], 62).foreign_bytes == 12 * GIB
     assert device(memory, [ALPHA], 20).foreign_bytes == 0, "a load has not taken all of it yet"
+
+
+def test_a_worker_that_loads_does_not_hide_what_others_hold() -> None:
+    memory = SharedMemory(host)
+    loading = replace(ALPHA, state=WorkerState.STARTING)
+    assert device(memory, [], 10).foreign_bytes == 10 * GIB
+    assert device(memory, [loading], 12).foreign_bytes == 10 * GIB
+    assert device(memory, [loading], 62).foreign_bytes == 12 * GIB
+    assert device(memory, [ALPHA], 50).foreign_bytes == 0
 
 
 def test_a_worker_that_has_gone_holds_its_memory_until_it_is_seen_free() -> None:
