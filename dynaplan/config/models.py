@@ -105,7 +105,7 @@ def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[st
 
 
 def engine_for(model: Any) -> str:
-    """Return the engine that takes a model of that name or path: llama.cpp a GGUF file, else vLLM."""
+    """Return ``llamacpp`` for a GGUF file, ``vllm`` for any other model, ``simulated`` without one."""
     if not model:
         return SIMULATED
     return "llamacpp" if str(model).lower().endswith(".gguf") else "vllm"

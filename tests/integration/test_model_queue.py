@@ -91,6 +91,32 @@ async def test_who_waits_is_refused_with_the_owners_sentence_and_who_comes_later
         assert (await asked)[0] == 200
 
 
+async def test_a_model_that_was_just_added_waits_for_its_first_report_and_is_404_once_that_is_gone() -> None:
+    async with serving() as here:
+        others = {"roles": {}, "models": {"bee": ModelReport("Bee", "unloaded").to_json()}}
+        await here.store.put(fleet_key("ns"), json.dumps(others))
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        await asyncio.sleep(0)
+        assert not asked.done()
+        await publish(here, ModelReport("VllmWorker", "loading"))
+        await here.store.put(fleet_key("ns"), json.dumps(others))
+        assert (await asked)[0] == 404
+
+
+async def test_a_demand_that_the_store_has_lost_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "DEMAND_INTERVAL_S", 0.01)
+    monkeypatch.setattr(timing, "DEMAND_REWRITE_S", 0.05)
+    async with serving() as here:
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        for item in await here.store.list(MODEL_DEMAND.prefix("ns")):
+            await here.store.delete(item.key)
+        await wait_for(here, 1)
+        await here.worker()
+        assert (await asked)[0] == 200
+
+
 async def test_past_its_load_timeout_a_request_is_answered_503() -> None:
     async with serving(load_timeout_s=0.05) as here:
         status, text = await here.post(model="ant")

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.settings.models import ServedModel
@@ -50,11 +52,22 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.ladder import idle_until_s
 from dynaplan.models.rules.planning import plan
+from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 
 log = logging.getLogger(__name__)
 
 USE_KEPT_S = 60.0
 """The precision with which the last use of a model is written down, in seconds."""
+
+
+_SECONDS = re.compile(r"\d[\d.]* s\b")
+
+
+class _Wait(NamedTuple):
+    """Since when somebody has waited for a model, and when that was seen last."""
+
+    since_s: float
+    last_s: float
 
 
 class ModelManager:
@@ -74,6 +87,8 @@ class ModelManager:
         self._statuses: dict[str, ModelStatus] = {}
         self._moment = Moment(0.0, 0.0)
         self._said: dict[str, str] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._preload_asked_s: dict[str, float] = {}
         self.learnt = dict(learnt or {})
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
         self._launch = launch
@@ -121,9 +136,11 @@ class ModelManager:
         if launch is not self._launch:
             self._take_over(launch)
         if not self._models:
+            self._plan = Plan()
             return NO_MODELS
         if demand is None:
-            return desired_models(Plan(), self.components, fleet)
+            self._plan = Plan()
+            return desired_models(self._plan, self.components, fleet)
         self._moment = moment
         components = set(self.components.values())
         memory = self._memory.follow(
@@ -177,14 +194,27 @@ class ModelManager:
             model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment, asleep
         )
         if model.settings.preload and not learnt.ready_unix_s and status.load_asked_s is None:
-            status = replace(status, load_asked_s=self._moment.now_s)
+            asked_s = self._preload_asked_s.setdefault(model.name, self._moment.now_s)
+            status = replace(status, load_asked_s=asked_s)
         if status.load_asked_s is not None and status.state is ModelState.READY:  # it was there already
             self.learnt[model.name] = replace(learnt, ready_unix_s=round(self._moment.unix_s, 2))
             status = replace(status, load_asked_s=None)
+        status = replace(status, waiting_since_s=self._waiting_since_s(status))
         held = self._memory.held(worker, model.component)
         if held and worker is None:  # it has gone, and its memory is not back
             return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
         return replace(status, held_bytes=held) if held else status
+
+    def _waiting_since_s(self, status: ModelStatus) -> float:
+        """Return since when the model has been in demand without being ready; see ``turns``."""
+        now_s, wait = self._moment.now_s, self._waits.get(status.name)
+        if wait and (status.state is ModelState.READY or now_s - wait.last_s > DEMAND_PAUSE_S):
+            del self._waits[status.name]
+            wait = None
+        if status.waiting and status.state is not ModelState.READY:
+            since_s = min(status.oldest_arrival_s, wait.since_s if wait else math.inf)
+            wait = self._waits[status.name] = _Wait(since_s, now_s)
+        return wait.since_s if wait else math.inf
 
     def _learn_too_little(self, model: ServedModel, worker: Worker | None) -> Learnt:
         """Return what was learnt of the model; of a load that lacked memory, how much was too little."""
@@ -266,11 +296,12 @@ class ModelManager:
         return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes
 
     def _log(self) -> None:
-        """Log each new sentence about a model, once."""
+        """Log each new sentence about a model, once; one that only counts seconds down is not new."""
         for action in self._plan.actions:
             sentence = f"{type(action).__name__.lower()}: {action.why}"
-            if self._said.get(action.model) != sentence:
-                self._said[action.model] = sentence
+            before = self._said.get(action.model, "")
+            self._said[action.model] = sentence
+            if _SECONDS.sub("", before) != _SECONDS.sub("", sentence):
                 self.events.append(ModelEvent(self._moment.unix_s, action.model, sentence))
                 log.info("model %s: %s", action.model, sentence)
 
