@@ -109,7 +109,8 @@ class ModelSettings:
 class Constraints:
     """What may be loaded together by the owner's word, beside memory.
 
-    ``leaves`` has for a model those that must be gone before it is loaded (the groups of llama-swap).
+    ``leaves`` has for a model those that must be gone before it is loaded. It holds in one direction, as in
+    llama-swap's groups: a model of a group that is not exclusive is loaded beside one of a group that is.
     ``together`` are the sets that may be loaded at once, where there are any (its matrix): a model that is in
     none of them is loaded alone.
     """

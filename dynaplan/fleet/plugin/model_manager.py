@@ -24,7 +24,13 @@ from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
-from dynaplan.fleet.plugin.shared_memory import ReadHost, SharedDevices, SharedMemory, read_host_memory
+from dynaplan.fleet.plugin.shared_memory import (
+    ReadHost,
+    SharedDevices,
+    SharedMemory,
+    is_in_memory,
+    read_host_memory,
+)
 from dynaplan.fleet.rules.models import (
     NO_MODELS,
     NOTHING_LEARNT,
@@ -42,6 +48,7 @@ from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.models.model import (
     HOST,
     Constraints,
+    Load,
     ModelSettings,
     ModelState,
     ModelStatus,
@@ -51,6 +58,7 @@ from dynaplan.models.model import (
     Settings,
 )
 from dynaplan.models.rules.ladder import idle_until_s
+from dynaplan.models.rules.memory import gb
 from dynaplan.models.rules.planning import plan
 from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 
@@ -81,7 +89,8 @@ class ModelManager:
         read_host: ReadHost = read_host_memory,
     ) -> None:
         self._startup_times = startup_times
-        self._memory = SharedMemory(read_host, launch.model_memory_bytes)
+        saved = launch.scratch_dir if is_in_memory(launch.scratch_dir) else None
+        self._memory = SharedMemory(read_host, launch.model_memory_bytes, saved)
         self._plan = Plan()
         self._settings_now = Settings({})
         self._statuses: dict[str, ModelStatus] = {}
@@ -160,7 +169,23 @@ class ModelManager:
         observation = Observation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
+        self._make_room_on_host()
         return desired_models(self._plan, self.components, fleet)
+
+    def _make_room_on_host(self) -> None:
+        """Remove saved KV entries where loads of this plan, beside those under way, need their memory."""
+        coming_bytes = sum(
+            max(0, self._assumed_bytes(status) - status.held_bytes.get(HOST, 0))
+            for status in self._statuses.values()
+            if status.state is ModelState.LOADING and HOST in status.placed_on
+        )
+        for each in self._plan.actions:
+            if isinstance(each, Load) and HOST in each.devices:
+                coming_bytes += each.bytes_each
+                if removed_bytes := self._memory.make_room_on_host(each.model, coming_bytes):
+                    log.info(
+                        "%s of saved KV entries were removed for model %s", gb(removed_bytes), each.model
+                    )
 
     def learn(self, worker: Worker, load_s: float) -> None:
         """Note that a worker was seen ready after its load, with the memory that it holds."""
@@ -268,7 +293,7 @@ class ModelManager:
             load_s=round(status.measured_load_s or rules.estimate_load_s, 1),
             why=self._why(status),
             is_pinned=rules.is_pinned,
-            memory_bytes=max(status.held_bytes.values(), default=0) or self._given_bytes(model, status),
+            memory_bytes=max(status.held_bytes.values(), default=0) or self._assumed_bytes(status),
             gpus=tuple(index for index in status.placed_on if index != HOST),
             leaves_unix_s=self._leaves_unix_s(rules, status),
             refusal=Refusal(
@@ -291,8 +316,8 @@ class ModelManager:
         until_s = idle_until_s(rules, status)
         return 0.0 if math.isinf(until_s) else round(self._moment.to_unix_s(until_s), 1)
 
-    def _given_bytes(self, model: ServedModel, status: ModelStatus) -> int:
-        rules = self._settings_now.models[model.name]
+    def _assumed_bytes(self, status: ModelStatus) -> int:
+        rules = self._settings_now.models[status.name]
         return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes
 
     def _log(self) -> None:

@@ -7,14 +7,17 @@
    been read since and the memory is back. What is not back after ``BEING_FREED_S`` is foreign.
 2. *The host*, for engines that compute on the CPU. A worker holds the pages that its processes have in memory
    (``process/worker_memory.py``); foreign is what the kernel could not give to anybody and no worker has.
+   KV entries that models have saved in memory are not foreign: they are removed for a load that needs theirs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from dynaplan.engines.llamacpp.saved_slots import remove_saved, saved_in
 from dynaplan.fleet.gpus import Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
 from dynaplan.graph.lifecycle import Worker, WorkerState
@@ -37,10 +40,11 @@ SharedDevices = Sequence[tuple[Gpu, GpuUse, str]]
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The host's memory at one moment, and what of it workers hold, by pid."""
+    """The host's memory at one moment, what of it workers hold, by pid, and what saved KV entries do."""
 
     box: BoxMemory
     held: Mapping[int, HeldMemory] = field(default_factory=dict)
+    saved_bytes: int = 0
 
 
 ReadHost = Callable[[Sequence[int]], HostMemory]
@@ -49,6 +53,15 @@ ReadHost = Callable[[Sequence[int]], HostMemory]
 
 def read_host_memory(pids: Sequence[int]) -> HostMemory:
     return HostMemory(box_memory(), held_memory(pids))
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Return whether files there take memory: it is on a tmpfs."""
+    import psutil
+
+    mounts = [each for each in psutil.disk_partitions(all=True) if directory.is_relative_to(each.mountpoint)]
+    nearest = max(mounts, key=lambda each: len(each.mountpoint), default=None)
+    return nearest is not None and nearest.fstype == "tmpfs"
 
 
 @dataclass
@@ -63,12 +76,16 @@ class _Leftover:
 class SharedMemory:
     """Follows the memory from pass to pass; workers are named by their component.
 
-    Of each device ``budget_bytes`` may be taken; 0 is all of it.
+    Of each device ``budget_bytes`` may be taken; 0 is all of it. ``saved_directory`` is where models save KV
+    entries, if that is in memory.
     """
 
-    def __init__(self, read_host: ReadHost, budget_bytes: int = 0) -> None:
+    def __init__(
+        self, read_host: ReadHost, budget_bytes: int = 0, saved_directory: Path | None = None
+    ) -> None:
         self._read_host = read_host
         self._budget_bytes = budget_bytes
+        self._saved_directory = saved_directory
         self._host: HostMemory | None = None
         self._host_read_s = -math.inf
         self._given: dict[str, dict[int, int]] = {}
@@ -118,6 +135,18 @@ class SharedMemory:
         held = self._read_host([worker.pid]).held.get(worker.pid)
         return held.resident_bytes if held else 0
 
+    def make_room_on_host(self, model: str, needed_bytes: int) -> int:
+        """Remove saved KV entries for a load that needs so much of the host; return the bytes removed."""
+        if self._saved_directory is None or not self._saved_bytes():
+            return 0
+        lacking_bytes = needed_bytes - self._read_host([]).box.available_bytes
+        return remove_saved(self._saved_directory, lacking_bytes, model) if lacking_bytes > 0 else 0
+
+    def _saved_bytes(self) -> int:
+        if self._saved_directory is None:
+            return 0
+        return sum(each.size_bytes for each in saved_in(self._saved_directory))
+
     def _follow_leftovers(
         self, given: dict[str, dict[int, int]], devices: SharedDevices, loading: Container[int], now_s: float
     ) -> None:
@@ -152,10 +181,10 @@ class SharedMemory:
         pids = [each.pid for each in workers if each.pid]
         host = self._host
         if host is None or now_s - self._host_read_s >= HOST_POLL_S or set(pids) != set(host.held):
-            host = self._host = self._read_host(pids)
+            host = self._host = replace(self._read_host(pids), saved_bytes=self._saved_bytes())
             self._host_read_s = now_s
         ours = sum(each.own_bytes for each in host.held.values())
-        foreign = max(0, host.box.total_bytes - host.box.available_bytes - ours)
+        foreign = max(0, host.box.total_bytes - host.box.available_bytes - ours - host.saved_bytes)
         return self._device(HOST, host.box.total_bytes, foreign)
 
     def _device(self, index: int, total_bytes: int, foreign_bytes: int, unusable: str = "") -> Device:

@@ -6,13 +6,18 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import pytest
+
+from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.model_keys import ModelDemand, ModelOrders
+from dynaplan.fleet.plugin import model_manager
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.process.memory import BoxMemory
 from tests.unit.fleet.plugin.box import Box
 
 GB = 10**9
@@ -234,3 +239,23 @@ async def test_a_failed_model_is_one_event_while_its_next_attempt_comes_nearer(t
         box.now += 1
     sentences = [each["sentence"] for each in box.link.fleet["model_events"]]
     assert sum("tried again" in each for each in sentences) == 1, sentences
+
+
+async def test_saved_kv_entries_keep_no_model_from_the_hosts_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_manager, "is_in_memory", lambda directory: True)
+    box = models_box(tmp_path)
+    box.host = BoxMemory(16 * GB, 3 * GB)
+    on_host = ServiceSpec("ant", Role.DECODE, gpus=0, model="ant", shares_memory=True)
+    config = {**box.launch.config, "Models": {"ant": {**MODELS["ant"], "memory": "4GB"}}}
+    graph = replace(GRAPH, services=(GRAPH.services[0], on_host))
+    box.launch = replace(box.launch, gpus=(), graph=graph, config=config)
+    box.launch.scratch_dir.mkdir()
+    for age in range(3):
+        (box.launch.scratch_dir / SavedSlot(age, "0" * 16, 100, GB, "bee").file_name).touch()
+    box.new_reconciler()
+    waiting(box, "ant")
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_ant"] == "starting"
+    assert len(saved_in(box.launch.scratch_dir)) == 2

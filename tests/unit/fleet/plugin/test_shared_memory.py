@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
 from dynaplan.fleet.gpus import Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
 from dynaplan.fleet.plugin.shared_memory import HostMemory, SharedMemory
@@ -82,3 +84,16 @@ def test_a_budget_bounds_each_device_and_others_take_the_rest_first() -> None:
     memory = SharedMemory(host, 40 * GIB)
     assert device(memory, [], 30) == Device(0, 40 * GIB, 0)
     assert device(memory, [], 50) == Device(0, 40 * GIB, 10 * GIB)
+
+
+def test_saved_kv_entries_are_not_foreign_and_the_oldest_go_for_a_load_its_own_last(tmp_path: Path) -> None:
+    for age, model in enumerate(("own", "old", "new")):
+        (tmp_path / SavedSlot(age, "0" * 16, 100, GIB, model).file_name).touch()
+    memory = SharedMemory(host, saved_directory=tmp_path)
+    (found,) = memory.follow([BETA], [], has_host=True, now_s=0.0)
+    assert found.foreign_bytes == 1 * GIB, "4 without what is saved"
+    assert memory.make_room_on_host("own", 10 * GIB) == 0, "so much is available"
+    assert memory.make_room_on_host("own", 11 * GIB) == 1 * GIB
+    assert [each.model for each in saved_in(tmp_path)] == ["new", "own"]
+    assert memory.make_room_on_host("own", 13 * GIB) == 2 * GIB
+    assert saved_in(tmp_path) == []
