@@ -69,20 +69,22 @@ class LiveBacktester:
         await self._helper.close()
 
     async def _ask(self, question: Question, at_s: float) -> None:
+        begun_s = time.monotonic()
         try:
             _, answer = await self._helper.ask(self._settings.to_options(), msgspec.json.encode(question))
             found = msgspec.json.decode(answer, type=Answer)
         except (HelperFailed, msgspec.MsgspecError) as error:
-            self._fail(f"the backtest was not computed: {error}", at_s)
+            self._fail(f"the backtest was not computed: {error}", at_s, time.monotonic() - begun_s)
             return
         self._failure = ""
         self._schedule.note(question, found.backtest, at_s, found.cpu_s)
 
-    def _fail(self, why: str, at_s: float) -> None:
+    def _fail(self, why: str, at_s: float, took_s: float) -> None:
+        """Note a failure; what it took of a core is at most what it took by the clock."""
         if why != self._failure:
             log.warning("%s; the last one holds, and no worker is removed", why)
         self._failure = why
-        self._schedule.fail(why, at_s)
+        self._schedule.fail(why, at_s, took_s)
 
 
 def main(arguments: Sequence[str]) -> None:

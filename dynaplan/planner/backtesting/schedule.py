@@ -68,6 +68,7 @@ class BacktestSchedule:
         self._evidence = Evidence(self._window_s)
         self._answer = Backtest()
         self._known = 0
+        self._dropped_since_asked = 0
         self._due_s = -math.inf
         self._is_new = False
 
@@ -75,7 +76,9 @@ class BacktestSchedule:
         """Add the traffic of an interval to the evidence."""
         traffic, foresight = observation.traffic, observation.foresight
         if traffic and foresight:
-            self._known = max(0, self._known - self._evidence.add(traffic, foresight.isl, foresight.osl))
+            dropped = self._evidence.add(traffic, foresight.isl, foresight.osl)
+            self._known = max(0, self._known - dropped)
+            self._dropped_since_asked += dropped
 
     def question(
         self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: Targets
@@ -86,7 +89,7 @@ class BacktestSchedule:
         """
         if observation.at_s < self._due_s or self._missing() or observation.unknown:
             return None
-        self._due_s = math.inf
+        self._due_s, self._dropped_since_asked = math.inf, 0
         return Question(
             self._evidence.intervals,
             present,
@@ -99,13 +102,13 @@ class BacktestSchedule:
     def note(self, question: Question, answer: Backtest, at_s: float, took_s: float) -> None:
         """Note an answer, which took that many seconds of CPU time."""
         self._answer, self._is_new = answer, True
-        self._known = len(question.intervals)
+        self._known = max(0, len(question.intervals) - self._dropped_since_asked)
         self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
 
-    def fail(self, why: str, at_s: float) -> None:
+    def fail(self, why: str, at_s: float, took_s: float = 0.0) -> None:
         """Note that there is no answer, and why: the last one holds."""
         self._answer = replace(self._answer, missing=why)
-        self._due_s = at_s + self._every_s
+        self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
 
     def answer(self, observation: Observation) -> Backtest:
         """Return the answer that holds in the interval of the observation."""

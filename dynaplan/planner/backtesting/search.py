@@ -112,7 +112,10 @@ class _Climb:
         if limits.gpus(begin) > limits.max_gpus:
             begin = fit_budget(begin, limits) or limits.least
         best = self._grow(self._try_present(self._try(begin)))
-        best = self._shrink(best) if best.is_kept else self._exchange(best)
+        if best.is_kept:
+            best = self._shrink(best)
+        elif len(self._trials) < MAX_RUNS:
+            best = self._exchange(best)
         return best, tuple(self._trials.values())
 
     def _try(self, workers: Targets, *, is_whole: bool = False) -> Trial:
@@ -156,10 +159,10 @@ class _Climb:
                 after = best.workers.plus(larger, 1)
                 while self._limits.gpus(after) > self._limits.max_gpus:
                     after = after.plus(smaller, -1)
-                if (
-                    not self._fits(after)
-                    or (tried := self._try(after, is_whole=True)).in_time <= best.in_time
-                ):
+                if not self._fits(after):
+                    break
+                tried = self._try(after, is_whole=True)
+                if tried.in_time < best.in_time + MIN_GAIN:
                     break
                 best = tried
         return best

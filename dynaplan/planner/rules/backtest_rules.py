@@ -4,7 +4,7 @@
 |---|---|
 | no answer yet | as many as there are, and those that the forecast adds |
 | above: it has outgrown the window | likewise, and no fewer than the answer |
-| below: it has ended | those of the forecast |
+| below: it has ended | those of the forecast; none leaves if something objects |
 | within | the answer; none leaves unless the answer is of this interval and nothing objects |
 
 Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
@@ -64,9 +64,12 @@ def _choose(
     if answer.change == LOAD_ABOVE:
         why = "the load is above all that was backtested: the forecast adds, and nothing is removed"
         return raise_to(added, answer.workers), wanted, why
-    if answer.change == LOAD_BELOW:
-        return wanted, wanted, "the load is below all that was backtested: the forecast counts"
     objection, why = _objection(observation, answer), describe_backtest(answer)
+    if answer.change == LOAD_BELOW:
+        why = "the load is below all that was backtested: the forecast counts"
+        if objection and added != wanted:
+            return added, wanted, f"{why}, and nothing is removed {objection}"
+        return wanted, wanted, why
     if answer.is_new and not objection:
         return answer.workers, answer.workers, why
     after = raise_to(current, answer.workers)

@@ -157,3 +157,28 @@ def test_the_answer_compares_the_split_with_cheaper_ones() -> None:
     assert answer.tried[0].workers == Targets(1, 1)
     assert (answer.requests, answer.window_s) == (3000, 600.0)
     assert answer.missing == ""
+
+
+def test_intervals_that_come_while_a_backtest_is_computed_are_not_what_it_saw() -> None:
+    """The load triples meanwhile, and the window is full: its answer must not remove who was added."""
+    settings = replace(SETTINGS, slo_window_s=60 * T)
+    schedule = BacktestSchedule(settings)
+    for number in range(60):
+        schedule.add(seen(number))
+    question = asked(schedule, seen(60))
+    assert question
+    for number in range(60, 63):
+        schedule.add(seen(number, 15.0))
+    schedule.note(question, Backtest(Targets(1, 1)), seen(63).at_s, 1.0)
+    answer = schedule.answer(seen(63, 15.0))
+    assert answer.is_new
+    assert answer.change == LOAD_ABOVE
+
+
+def test_one_that_was_killed_late_waits_as_long_as_one_that_took_that_time() -> None:
+    schedule, observation = schedule_after(60)
+    assert asked(schedule, observation)
+    schedule.fail("it was killed", observation.at_s, 60.0)
+    at_s = observation.at_s + 60.0 / MAX_CPU_SHARE
+    assert asked(schedule, replace(observation, at_s=at_s - 1)) is None
+    assert asked(schedule, replace(observation, at_s=at_s))

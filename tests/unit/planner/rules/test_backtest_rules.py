@@ -51,8 +51,12 @@ def test_who_was_not_needed_leaves_in_the_interval_of_the_answer() -> None:
         (replace(ANSWER, missing="it was killed"), "because it was killed"),
         (replace(ANSWER, missed_lately="9 of 20 missed"), "while more miss than promised: 9 of 20 missed"),
         (replace(ANSWER, change=LOAD_ABOVE), "nothing is removed"),
+        (
+            replace(ANSWER, change=LOAD_BELOW, missing="it was killed"),
+            "nothing is removed because it was killed",
+        ),
     ],
-    ids=["none", "no evidence", "an old answer", "killed", "missed lately", "outgrown"],
+    ids=["none", "no evidence", "an old answer", "killed", "missed lately", "outgrown", "ended, and killed"],
 )
 def test_nothing_is_removed_without_an_answer_that_counts(answer: Backtest | None, why: str) -> None:
     sizing = after(answer)
