@@ -105,7 +105,7 @@ def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[st
 
 
 def engine_for(model: Any) -> str:
-    """Return the engine that takes a model of that name or path: llama.cpp a GGUF file, else vLLM."""
+    """Return ``llamacpp`` for a GGUF file, ``vllm`` for any other model, ``simulated`` without one."""
     if not model:
         return SIMULATED
     return "llamacpp" if str(model).lower().endswith(".gguf") else "vllm"
@@ -164,7 +164,7 @@ def _on_demand(name: str, entry: Any, common: Mapping[str, Any]) -> OnDemandSett
 
 
 def _check_names(models: tuple[ServedModel, ...]) -> None:
-    """Raise ConfigError when two models go by the same name."""
+    """Raise ConfigError when two models go by the same name, or ``not-beside`` has a name of none."""
     owners: dict[str, str] = {}
     for model in models:
         for name in model.names:
@@ -172,4 +172,12 @@ def _check_names(models: tuple[ServedModel, ...]) -> None:
                 raise ConfigError(
                     f"{MODELS}: {name!r} is a name of {owners[name]} and of {model.name}",
                     hint="Give each name and alias to one model.",
+                )
+    known = [model.name for model in models]
+    for model in models:
+        for name in model.settings.not_beside or ():
+            if name not in known:
+                raise ConfigError(
+                    f"{MODELS}.{model.name}.not-beside: {name!r} is no model",
+                    hint=f"Expected names of {MODELS}: {', '.join(known)}.",
                 )

@@ -1,4 +1,4 @@
-"""The requests that wait for a model which is loaded on request, and what is said of them to who loads it.
+"""The requests that wait for a model loaded on request, and the demand that the frontend publishes for them.
 
 The frontend loads nothing: it publishes its *demand* (``fleet/model_keys.py``), and the fleet plugin loads
 the model, puts another one away for it, or says why it does not. What the plugin publishes ends a wait:
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 Comment = Callable[[str], Awaitable[None]]
 """Sends a client a comment, which is no part of its answer."""
 
-NO_CALL = Call(COMPLETIONS, b"", {}, "", False, "", 0)
+LOAD_ONLY_CALL = Call(COMPLETIONS, b"", {}, "", False, "", 0)
 """The request of somebody who wants the model loaded, and nothing computed."""
 
 STATUS_WORDS: Mapping[str, str] = {"ready": "loaded", "loading": "loading", "asleep": "sleeping"}
@@ -63,6 +63,7 @@ class ModelQueue(FleetStatus):
         self._uses = 0
         self._seen_uses = 0
         self._last_use_unix_s = 0.0
+        self._was_reported = False
         self._is_removed = False
         self._keep_alive_s: float | None = None
         self.report: ModelReport | None = None
@@ -85,7 +86,8 @@ class ModelQueue(FleetStatus):
         except ValueError:
             reports = {}
         self.report = reports.get(self._model.name)
-        self._is_removed = bool(reports) and self.report is None
+        self._was_reported |= self.report is not None
+        self._is_removed = self._was_reported and bool(reports) and self.report is None
         self.absence = read_absence(fleet, self._model.component)
 
     def demand(self, in_flight: int) -> ModelDemand:
@@ -107,7 +109,7 @@ class ModelQueue(FleetStatus):
         """
         self._uses += 1
         self._keep_alive_s = None
-        booking = router.book_at_once()
+        booking = None if self._waiting else router.book_at_once()  # those who wait come first
         if booking:
             if self._uses == self._seen_uses + 1:
                 self.changed()
@@ -116,7 +118,7 @@ class ModelQueue(FleetStatus):
             tells = comment if self._settings.loading_comments else None
             progress = LoadProgress(self, arrived_s, tells)
             deadline_s = asyncio.get_running_loop().time() + self._settings.load_timeout_s
-            return await router.book(call or NO_CALL, deadline_s, progress.check)
+            return await router.book(call or LOAD_ONLY_CALL, deadline_s, progress.check)
 
     @contextmanager
     def _waits(self) -> Iterator[float]:
@@ -209,6 +211,7 @@ class DemandPublisher:
         self._models = models
         self._changed = asyncio.Event()
         self._published: tuple[str, str] | None = None
+        self._published_s = -math.inf
         for each in models:
             if each.queue:
                 each.queue.changed = self._changed.set
@@ -229,13 +232,14 @@ class DemandPublisher:
             await asyncio.sleep(timing.DEMAND_DEBOUNCE_S)
 
     async def publish(self) -> None:
-        """Write the demand as it is now, unless that is there already."""
+        """Write the demand as it is now, unless it was just written: a store that starts anew has lost it."""
         self._changed.clear()
         runtime = self._runtime
         if not runtime.instance_id:
             return
         demand = {each.name: each.queue.demand(each.router.in_flight) for each in self._models if each.queue}
         wanted = MODEL_DEMAND.key(runtime.namespace, runtime.instance_id), demand_text(demand)
-        if wanted != self._published:
+        now_s = asyncio.get_running_loop().time()
+        if wanted != self._published or now_s - self._published_s >= timing.DEMAND_REWRITE_S:
             await runtime.store.commit(Transaction(puts={wanted[0]: wanted[1]}, lease=runtime.instance_id))
-            self._published = wanted
+            self._published, self._published_s = wanted, now_s

@@ -61,6 +61,9 @@ COMMENTS_S = 5.0
 DEMAND_INTERVAL_S = 1.0
 """Longest time between two looks at the requests that are answered, for the demand for models."""
 
+DEMAND_REWRITE_S = 10.0
+"""Time after which the demand for models is written again although it is the same, in case it was lost."""
+
 DEMAND_DEBOUNCE_S = 0.02
 """Time for which changes of the demand for models gather before they are published."""
 

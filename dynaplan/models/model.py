@@ -109,7 +109,8 @@ class ModelSettings:
 class Constraints:
     """What may be loaded together by the owner's word, beside memory.
 
-    ``leaves`` has for a model those that must be gone before it is loaded (the groups of llama-swap).
+    ``leaves`` has for a model those that must be gone before it is loaded. It holds in one direction, as in
+    llama-swap's groups: a model of a group that is not exclusive is loaded beside one of a group that is.
     ``together`` are the sets that may be loaded at once, where there are any (its matrix): a model that is in
     none of them is loaded alone.
     """
@@ -134,6 +135,8 @@ class ModelStatus:
     - ``last_use_s``: when it last began or finished to answer
     - ``in_flight``: the requests that it answers now; ``waiting`` those that wait for it, loaded or
       not, and ``oldest_arrival_s`` when the first of them came
+    - ``waiting_since_s``: since when somebody has waited for it, with those who gave up since; infinity where
+      that is not known to be before ``oldest_arrival_s``
     - ``load_asked_s``: when the owner asked to load it, None once that is done (``dynaplan load``, preload)
     - ``unload_asked``: the owner asked to unload it; until that is done
     - ``keep_until_s``: the owner keeps it from being idle too long until then (``dynaplan load --for``)
@@ -157,6 +160,7 @@ class ModelStatus:
     in_flight: int = 0
     waiting: int = 0
     oldest_arrival_s: float = inf
+    waiting_since_s: float = inf
     load_asked_s: float | None = None
     unload_asked: bool = False
     keep_until_s: float = 0.0

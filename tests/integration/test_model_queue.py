@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -15,6 +15,8 @@ from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, Refusal, demand_in
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway import timing
+from dynaplan.gateway.model_queue import ModelQueue
+from dynaplan.gateway.openai_api import Call
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.polling import eventually
 
@@ -86,6 +88,61 @@ async def test_who_waits_is_refused_with_the_owners_sentence_and_who_comes_later
         assert (status, "beside bee" in text) == (409, True)
         await publish(here, ModelReport("VllmWorker", "unloaded", refusal=Refusal(409, "x", 5.0)))
         asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        await here.worker()
+        assert (await asked)[0] == 200
+
+
+async def test_a_model_that_was_just_added_waits_for_its_first_report_and_is_404_once_that_is_gone() -> None:
+    async with serving() as here:
+        others = {"roles": {}, "models": {"bee": ModelReport("Bee", "unloaded").to_json()}}
+        await here.store.put(fleet_key("ns"), json.dumps(others))
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        await asyncio.sleep(0)
+        assert not asked.done()
+        await publish(here, ModelReport("VllmWorker", "loading"))
+        await here.store.put(fleet_key("ns"), json.dumps(others))
+        assert (await asked)[0] == 404
+
+
+class LateRouter:
+    """A router whose worker is there at once for who asks at once, and on ``is_changed`` for who waits."""
+
+    def __init__(self) -> None:
+        self.is_changed = asyncio.Event()
+        self.is_free = False
+
+    def book_at_once(self) -> Any:
+        return "at once" if self.is_free else None
+
+    async def book(self, call: Call, deadline_s: float, check: Any) -> Any:
+        await self.is_changed.wait()
+        return "waited"
+
+
+async def test_who_comes_while_others_wait_does_not_overtake_them() -> None:
+    queue, router = ModelQueue(ServedModel("ant", "VllmWorker")), cast(Any, LateRouter())
+    first = asyncio.create_task(queue.book(router, None, None))
+    await asyncio.sleep(0)
+    router.is_free = True
+    second = asyncio.create_task(queue.book(router, None, None))
+    await asyncio.sleep(0)
+    assert (first.done(), second.done()) == (False, False)
+    router.is_changed.set()
+    assert "waited" in str(await first)
+    assert "waited" in str(await second)
+    assert str(await queue.book(router, None, None)) == "at once"
+
+
+async def test_a_demand_that_the_store_has_lost_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "DEMAND_INTERVAL_S", 0.01)
+    monkeypatch.setattr(timing, "DEMAND_REWRITE_S", 0.05)
+    async with serving() as here:
+        asked = asyncio.create_task(here.post(model="ant"))
+        await wait_for(here, 1)
+        for item in await here.store.list(MODEL_DEMAND.prefix("ns")):
+            await here.store.delete(item.key)
         await wait_for(here, 1)
         await here.worker()
         assert (await asked)[0] == 200

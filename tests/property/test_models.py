@@ -14,7 +14,7 @@ from dynaplan.models.model import Device, ModelSettings, ModelState, Sleep, Slee
 from dynaplan.models.rules.eviction import choose
 from dynaplan.models.rules.memory import Holding, Need, free_bytes, has_room
 from dynaplan.models.rules.planning import plan
-from dynaplan.models.rules.turns import Leave, claim_to_stay, deadline_s, max_swap_wait_s
+from dynaplan.models.rules.turns import Leave, deadline_s, max_swap_wait_s, tenure_of
 from dynaplan.simulation.many_models.box import FREE_S, Box, SimulatedModel
 from dynaplan.simulation.many_models.policies import Dynaplan
 from dynaplan.simulation.many_models.workloads import Call, Chain
@@ -45,8 +45,8 @@ class CheckedDynaplan(Dynaplan):
             if not isinstance(action, Unload | Sleep) or "makes room" not in action.why:
                 continue
             status, own = statuses[action.model], box.settings.models[action.model]
-            claim = claim_to_stay(own, status, box.now_s)
-            assert claim.leave <= (Leave.WHEN_OVERDUE if some_overdue else Leave.AT_ONCE), action
+            tenure = tenure_of(own, status, box.now_s)
+            assert tenure.leave <= (Leave.FOR_OVERDUE if some_overdue else Leave.AT_ONCE), action
         return planned
 
 

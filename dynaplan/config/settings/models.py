@@ -57,7 +57,9 @@ class OnDemandSettings(Settings):
         True, "Tell clients with a stream how the load goes, in comments (`: loading ...`)"
     )
     preload: bool = option(False, "Load it at the start; it may leave as any other")
-    not_beside: list[str] | None = option(None, "Models that leave before it is loaded, whatever fits")
+    not_beside: list[str] | None = option(
+        None, "Models that leave before it is loaded, whatever fits; not the other way round"
+    )
     unlisted: bool = option(False, "Leave it out of `/v1/models`; it can be asked for")
     upstream_name: str = option("", "The name that its workers are asked for", default_text="its own")
     strip_params: list[str] | None = option(None, "Fields that are taken out of its requests")

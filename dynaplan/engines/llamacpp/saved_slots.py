@@ -7,7 +7,8 @@ guards against:
    was restored and not used since comes after those (``candidates``).
 2. ``choose`` takes as many as there is room for, and says which older files, of other models too, must go for
    them. The room is ``saved-kv``, and no more than half of what the directory and the memory have free: saved
-   entries must not keep the next model from its memory (``room_bytes``).
+   entries must not keep the next model from its memory (``room_bytes``). A load on the CPU that
+   needs theirs removes them (``remove_saved``).
 3. llama.cpp writes a slot into a file of the worker's own, which goes with the worker if it dies half-way.
    Whole, the file gets its final name, which states what is in it (``SavedSlot``). Names sort by age.
 4. The next load takes the files with its fingerprint: renamed to its own name first, all of them, so that an
@@ -155,12 +156,28 @@ def saved_in(directory: Path) -> list[SavedSlot]:
     return newest_first(each for each in map(SavedSlot.parse, names) if each)
 
 
+def remove_saved(directory: Path, wanted_bytes: int, model: str) -> int:
+    """Remove files, the oldest first and those of the model last, for so many bytes; return what they had."""
+    own = _name_in_file(model)
+    removed_bytes = 0
+    for each in sorted(saved_in(directory), key=lambda each: (each.model == own, each.saved_at_ns)):
+        if removed_bytes >= wanted_bytes:
+            break
+        (directory / each.file_name).unlink(missing_ok=True)
+        removed_bytes += each.size_bytes
+    return removed_bytes
+
+
+def _name_in_file(model: str) -> str:
+    return unquote(quote(model, safe="")[:MAX_MODEL_LENGTH])
+
+
 class SavedSlots:
     """The saved files of one deployment, as a worker of one model uses them; errors raise OSError."""
 
     def __init__(self, directory: Path, model: str, fingerprint: str, limit_bytes: int) -> None:
         self._directory = directory
-        self._model = unquote(quote(model, safe="")[:MAX_MODEL_LENGTH])
+        self._model = _name_in_file(model)
         self._fingerprint = fingerprint
         self._limit_bytes = limit_bytes
         self._saved_at_ns = 0

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.settings.models import ServedModel
@@ -22,7 +24,13 @@ from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
-from dynaplan.fleet.plugin.shared_memory import ReadHost, SharedDevices, SharedMemory, read_host_memory
+from dynaplan.fleet.plugin.shared_memory import (
+    ReadHost,
+    SharedDevices,
+    SharedMemory,
+    is_in_memory,
+    read_host_memory,
+)
 from dynaplan.fleet.rules.models import (
     NO_MODELS,
     NOTHING_LEARNT,
@@ -40,6 +48,7 @@ from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.models.model import (
     HOST,
     Constraints,
+    Load,
     ModelSettings,
     ModelState,
     ModelStatus,
@@ -49,12 +58,24 @@ from dynaplan.models.model import (
     Settings,
 )
 from dynaplan.models.rules.ladder import idle_until_s
+from dynaplan.models.rules.memory import gb
 from dynaplan.models.rules.planning import plan
+from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 
 log = logging.getLogger(__name__)
 
 USE_KEPT_S = 60.0
 """The precision with which the last use of a model is written down, in seconds."""
+
+
+_SECONDS = re.compile(r"\d[\d.]* s\b")
+
+
+class _Wait(NamedTuple):
+    """Since when somebody has waited for a model, and when that was seen last."""
+
+    since_s: float
+    last_s: float
 
 
 class ModelManager:
@@ -68,12 +89,15 @@ class ModelManager:
         read_host: ReadHost = read_host_memory,
     ) -> None:
         self._startup_times = startup_times
-        self._memory = SharedMemory(read_host, launch.model_memory_bytes)
+        saved = launch.scratch_dir if is_in_memory(launch.scratch_dir) else None
+        self._memory = SharedMemory(read_host, launch.model_memory_bytes, saved)
         self._plan = Plan()
         self._settings_now = Settings({})
         self._statuses: dict[str, ModelStatus] = {}
         self._moment = Moment(0.0, 0.0)
         self._said: dict[str, str] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._preload_asked_s: dict[str, float] = {}
         self.learnt = dict(learnt or {})
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
         self._launch = launch
@@ -121,9 +145,11 @@ class ModelManager:
         if launch is not self._launch:
             self._take_over(launch)
         if not self._models:
+            self._plan = Plan()
             return NO_MODELS
         if demand is None:
-            return desired_models(Plan(), self.components, fleet)
+            self._plan = Plan()
+            return desired_models(self._plan, self.components, fleet)
         self._moment = moment
         components = set(self.components.values())
         memory = self._memory.follow(
@@ -143,7 +169,23 @@ class ModelManager:
         observation = Observation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
+        self._make_room_on_host()
         return desired_models(self._plan, self.components, fleet)
+
+    def _make_room_on_host(self) -> None:
+        """Remove saved KV entries where loads of this plan, beside those under way, need their memory."""
+        coming_bytes = sum(
+            max(0, self._assumed_bytes(status) - status.held_bytes.get(HOST, 0))
+            for status in self._statuses.values()
+            if status.state is ModelState.LOADING and HOST in status.placed_on
+        )
+        for each in self._plan.actions:
+            if isinstance(each, Load) and HOST in each.devices:
+                coming_bytes += each.bytes_each
+                if removed_bytes := self._memory.make_room_on_host(each.model, coming_bytes):
+                    log.info(
+                        "%s of saved KV entries were removed for model %s", gb(removed_bytes), each.model
+                    )
 
     def learn(self, worker: Worker, load_s: float) -> None:
         """Note that a worker was seen ready after its load, with the memory that it holds."""
@@ -177,14 +219,27 @@ class ModelManager:
             model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment, asleep
         )
         if model.settings.preload and not learnt.ready_unix_s and status.load_asked_s is None:
-            status = replace(status, load_asked_s=self._moment.now_s)
+            asked_s = self._preload_asked_s.setdefault(model.name, self._moment.now_s)
+            status = replace(status, load_asked_s=asked_s)
         if status.load_asked_s is not None and status.state is ModelState.READY:  # it was there already
             self.learnt[model.name] = replace(learnt, ready_unix_s=round(self._moment.unix_s, 2))
             status = replace(status, load_asked_s=None)
+        status = replace(status, waiting_since_s=self._waiting_since_s(status))
         held = self._memory.held(worker, model.component)
         if held and worker is None:  # it has gone, and its memory is not back
             return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
         return replace(status, held_bytes=held) if held else status
+
+    def _waiting_since_s(self, status: ModelStatus) -> float:
+        """Return since when the model has been in demand without being ready; see ``turns``."""
+        now_s, wait = self._moment.now_s, self._waits.get(status.name)
+        if wait and (status.state is ModelState.READY or now_s - wait.last_s > DEMAND_PAUSE_S):
+            del self._waits[status.name]
+            wait = None
+        if status.waiting and status.state is not ModelState.READY:
+            since_s = min(status.oldest_arrival_s, wait.since_s if wait else math.inf)
+            wait = self._waits[status.name] = _Wait(since_s, now_s)
+        return wait.since_s if wait else math.inf
 
     def _learn_too_little(self, model: ServedModel, worker: Worker | None) -> Learnt:
         """Return what was learnt of the model; of a load that lacked memory, how much was too little."""
@@ -238,7 +293,7 @@ class ModelManager:
             load_s=round(status.measured_load_s or rules.estimate_load_s, 1),
             why=self._why(status),
             is_pinned=rules.is_pinned,
-            memory_bytes=max(status.held_bytes.values(), default=0) or self._given_bytes(model, status),
+            memory_bytes=max(status.held_bytes.values(), default=0) or self._assumed_bytes(status),
             gpus=tuple(index for index in status.placed_on if index != HOST),
             leaves_unix_s=self._leaves_unix_s(rules, status),
             refusal=Refusal(
@@ -261,16 +316,17 @@ class ModelManager:
         until_s = idle_until_s(rules, status)
         return 0.0 if math.isinf(until_s) else round(self._moment.to_unix_s(until_s), 1)
 
-    def _given_bytes(self, model: ServedModel, status: ModelStatus) -> int:
-        rules = self._settings_now.models[model.name]
+    def _assumed_bytes(self, status: ModelStatus) -> int:
+        rules = self._settings_now.models[status.name]
         return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes
 
     def _log(self) -> None:
-        """Log each new sentence about a model, once."""
+        """Log each new sentence about a model, once; one that only counts seconds down is not new."""
         for action in self._plan.actions:
             sentence = f"{type(action).__name__.lower()}: {action.why}"
-            if self._said.get(action.model) != sentence:
-                self._said[action.model] = sentence
+            before = self._said.get(action.model, "")
+            self._said[action.model] = sentence
+            if _SECONDS.sub("", before) != _SECONDS.sub("", sentence):
                 self.events.append(ModelEvent(self._moment.unix_s, action.model, sentence))
                 log.info("model %s: %s", action.model, sentence)
 

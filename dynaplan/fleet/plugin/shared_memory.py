@@ -1,21 +1,26 @@
 """The memory that several models share: of GPUs as their driver says it, of the host as the kernel does.
 
 1. *GPUs.* Of what the driver says is in use, ours is what our workers were given there; the rest is foreign.
+   A worker that loads has not taken all of that yet, and what others hold could hide behind it: until it is
+   ready, what was foreign before stays so.
    A worker that has gone leaves memory behind for a moment: its model counts as draining until the driver has
    been read since and the memory is back. What is not back after ``BEING_FREED_S`` is foreign.
 2. *The host*, for engines that compute on the CPU. A worker holds the pages that its processes have in memory
    (``process/worker_memory.py``); foreign is what the kernel could not give to anybody and no worker has.
+   KV entries that models have saved in memory are not foreign: they are removed for a load that needs theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from dynaplan.engines.llamacpp.saved_slots import remove_saved, saved_in
 from dynaplan.fleet.gpus import Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
-from dynaplan.graph.lifecycle import Worker
+from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.models.model import HOST, Device
 from dynaplan.process.memory import BoxMemory, box_memory
 from dynaplan.process.worker_memory import HeldMemory, held_memory
@@ -26,16 +31,20 @@ HOST_POLL_S = 2.0
 LEFTOVER_BYTES = 2**28
 """Memory of a GPU that is not told from none: a driver's own tables move."""
 
+LOADING = (WorkerState.STARTING, WorkerState.BACKOFF)
+"""The states of a worker that may not have taken yet what it was given."""
+
 SharedDevices = Sequence[tuple[Gpu, GpuUse, str]]
 """Each GPU, its use, and why nothing may be placed there, or empty."""
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The host's memory at one moment, and what of it workers hold, by pid."""
+    """The host's memory at one moment, what of it workers hold, by pid, and what saved KV entries do."""
 
     box: BoxMemory
     held: Mapping[int, HeldMemory] = field(default_factory=dict)
+    saved_bytes: int = 0
 
 
 ReadHost = Callable[[Sequence[int]], HostMemory]
@@ -44,6 +53,15 @@ ReadHost = Callable[[Sequence[int]], HostMemory]
 
 def read_host_memory(pids: Sequence[int]) -> HostMemory:
     return HostMemory(box_memory(), held_memory(pids))
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Return whether files there take memory: it is on a tmpfs."""
+    import psutil
+
+    mounts = [each for each in psutil.disk_partitions(all=True) if directory.is_relative_to(each.mountpoint)]
+    nearest = max(mounts, key=lambda each: len(each.mountpoint), default=None)
+    return nearest is not None and nearest.fstype == "tmpfs"
 
 
 @dataclass
@@ -58,12 +76,16 @@ class _Leftover:
 class SharedMemory:
     """Follows the memory from pass to pass; workers are named by their component.
 
-    Of each device ``budget_bytes`` may be taken; 0 is all of it.
+    Of each device ``budget_bytes`` may be taken; 0 is all of it. ``saved_directory`` is where models save KV
+    entries, if that is in memory.
     """
 
-    def __init__(self, read_host: ReadHost, budget_bytes: int = 0) -> None:
+    def __init__(
+        self, read_host: ReadHost, budget_bytes: int = 0, saved_directory: Path | None = None
+    ) -> None:
         self._read_host = read_host
         self._budget_bytes = budget_bytes
+        self._saved_directory = saved_directory
         self._host: HostMemory | None = None
         self._host_read_s = -math.inf
         self._given: dict[str, dict[int, int]] = {}
@@ -84,7 +106,8 @@ class SharedMemory:
             for each in found
             if each.gpus and each.memory_bytes
         }
-        self._follow_leftovers(given, devices, now_s)
+        loading = {index for each in found if each.state in LOADING for index in each.gpus}
+        self._follow_leftovers(given, devices, loading, now_s)
         self._devices = tuple(
             self._device(
                 gpu.index, gpu.memory_bytes, self._foreign.get(gpu.index, 0), "" if why == NOT_READ else why
@@ -112,8 +135,20 @@ class SharedMemory:
         held = self._read_host([worker.pid]).held.get(worker.pid)
         return held.resident_bytes if held else 0
 
+    def make_room_on_host(self, model: str, needed_bytes: int) -> int:
+        """Remove saved KV entries for a load that needs so much of the host; return the bytes removed."""
+        if self._saved_directory is None or not self._saved_bytes():
+            return 0
+        lacking_bytes = needed_bytes - self._read_host([]).box.available_bytes
+        return remove_saved(self._saved_directory, lacking_bytes, model) if lacking_bytes > 0 else 0
+
+    def _saved_bytes(self) -> int:
+        if self._saved_directory is None:
+            return 0
+        return sum(each.size_bytes for each in saved_in(self._saved_directory))
+
     def _follow_leftovers(
-        self, given: dict[str, dict[int, int]], devices: SharedDevices, now_s: float
+        self, given: dict[str, dict[int, int]], devices: SharedDevices, loading: Container[int], now_s: float
     ) -> None:
         for name in self._given.keys() - given.keys():
             self._left[name] = _Leftover(self._given[name], dict(self._foreign), now_s)
@@ -135,17 +170,21 @@ class SharedMemory:
             if is_back or now_s - left.gone_s > BEING_FREED_S or name in given:
                 del self._left[name]
         unsettled = unread | {index for left in self._left.values() for index in left.bytes}
-        self._foreign |= {index: each for index, each in excess.items() if index not in unsettled}
+        self._foreign |= {
+            index: max(each, self._foreign.get(index, 0)) if index in loading else each
+            for index, each in excess.items()
+            if index not in unsettled
+        }
 
     def _host_device(self, workers: Sequence[Worker], now_s: float) -> Device:
         """Return the host as a device, read again now and then, and when a worker is another."""
         pids = [each.pid for each in workers if each.pid]
         host = self._host
         if host is None or now_s - self._host_read_s >= HOST_POLL_S or set(pids) != set(host.held):
-            host = self._host = self._read_host(pids)
+            host = self._host = replace(self._read_host(pids), saved_bytes=self._saved_bytes())
             self._host_read_s = now_s
         ours = sum(each.own_bytes for each in host.held.values())
-        foreign = max(0, host.box.total_bytes - host.box.available_bytes - ours)
+        foreign = max(0, host.box.total_bytes - host.box.available_bytes - ours - host.saved_bytes)
         return self._device(HOST, host.box.total_bytes, foreign)
 
     def _device(self, index: int, total_bytes: int, foreign_bytes: int, unusable: str = "") -> Device:

@@ -26,13 +26,13 @@ from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import Choice, choose, idle_s, must_leave, score
 from dynaplan.models.rules.memory import Holding, Need, free_bytes, gb, has_room, load_s
 from dynaplan.models.rules.turns import (
-    Claim,
     Leave,
-    claim_to_stay,
+    Tenure,
     count,
     deadline_s,
     demand_since_s,
     seconds,
+    tenure_of,
 )
 
 RETRY_AFTER_S = 30.0
@@ -77,7 +77,7 @@ class Demands:
             return
         if self._backfill(wanted):  # c
             return
-        most = Leave.WHEN_OVERDUE if due_s <= self._now_s else Leave.AT_ONCE
+        most = Leave.FOR_OVERDUE if due_s <= self._now_s else Leave.AT_ONCE
         if not (self._evict(wanted, forced, most) or self._wait(wanted, forced, due_s)):  # d, e
             self._refuse(wanted, forced)  # f
 
@@ -134,14 +134,14 @@ class Demands:
         """Return who may leave at that time or sooner: first who may at once, of these who is worth least."""
         draft = self._draft
         found = [
-            (claim.leave, -score(draft.settings(name), draft.statuses[name], self._now_s), name)
+            (tenure.leave, -score(draft.settings(name), draft.statuses[name], self._now_s), name)
             for name in draft.future
-            if name not in draft.settled and (claim := self._claim(name)).leave <= most
+            if name not in draft.settled and (tenure := self._tenure(name)).leave <= most
         ]
         return [name for _, _, name in sorted(found)]
 
-    def _claim(self, name: str) -> Claim:
-        return claim_to_stay(self._draft.settings(name), self._draft.statuses[name], self._now_s)
+    def _tenure(self, name: str) -> Tenure:
+        return tenure_of(self._draft.settings(name), self._draft.statuses[name], self._now_s)
 
     def _choose(self, wanted: Need, forced: frozenset[str], candidates: Sequence[str]) -> Choice | None:
         """Return where the model goes and all who leave for it, if they are candidates."""
@@ -156,7 +156,7 @@ class Demands:
 
     def _evict(self, wanted: Need, forced: frozenset[str], most: Leave) -> bool:
         """Make room by what may leave at once, or else by what may leave for an overdue demand."""
-        for leave in (each for each in (Leave.AT_ONCE, Leave.WHEN_OVERDUE) if each <= most):
+        for leave in (each for each in (Leave.AT_ONCE, Leave.FOR_OVERDUE) if each <= most):
             choice = self._choose(wanted, forced, self._candidates(leave))
             if choice is not None:
                 break
@@ -186,24 +186,24 @@ class Demands:
 
     def _why_it_may_leave(self, name: str, other: str) -> str:
         settings, status = self._draft.settings(name), self._draft.statuses[name]
-        claim, idle = self._claim(name), idle_s(status, self._now_s)
-        if claim.leave is Leave.WHEN_OVERDUE:
+        tenure, idle = self._tenure(name), idle_s(status, self._now_s)
+        if tenure.leave is Leave.FOR_OVERDUE:
             since_s = demand_since_s(self._draft.settings(other), self._draft.statuses[other])
             waited_s = self._now_s - (self._now_s if since_s is None else since_s)
-            return f"{claim.why}, but {other} has waited for {waited_s:.0f} s (max-swap-wait)"
-        rests = f"idle for {seconds(idle)}" if status.state is ModelState.READY else claim.why
+            return f"{tenure.why}, but {other} has waited for {waited_s:.0f} s (max-swap-wait)"
+        rests = f"idle for {seconds(idle)}" if status.state is ModelState.READY else tenure.why
         return f"{rests}; a load takes {seconds(load_s(settings, status))}, priority {settings.priority:g}"
 
     # e: its turn has not come
 
     def _wait(self, wanted: Need, forced: frozenset[str], due_s: float) -> bool:
-        for leave in (Leave.WHEN_OVERDUE, Leave.LATER):
+        for leave in (Leave.FOR_OVERDUE, Leave.NOT_YET):
             choice = self._choose(wanted, forced, self._candidates(leave))
             if choice is not None:
                 self._wait_for_turn(wanted, choice, due_s)
                 return True
         behind = sorted(self._draft.settled & self._draft.future.keys())
-        choice = self._choose(wanted, forced, [*behind, *self._candidates(Leave.LATER)])
+        choice = self._choose(wanted, forced, [*behind, *self._candidates(Leave.NOT_YET)])
         if choice is not None:
             first = [name for name in choice.leaving if name in behind]
             self._draft.say(wanted.model, "turn", f"waits behind {', '.join(first)}")
@@ -213,9 +213,11 @@ class Demands:
     def _wait_for_turn(self, wanted: Need, choice: Choice, due_s: float) -> None:
         """Hold the place that the model will have in its turn; refuse those who would not live to see it."""
         draft, name = self._draft, wanted.model
-        claims = {each: self._claim(each) for each in choice.leaving}
-        reasons = ", ".join(f"{each} {claim.why}" for each, claim in claims.items())
-        until_s = max((each.until_s for each in claims.values() if each.leave is Leave.LATER), default=-inf)
+        tenures = {each: self._tenure(each) for each in choice.leaving}
+        reasons = ", ".join(f"{each} {tenure.why}" for each, tenure in tenures.items())
+        until_s = max(
+            (each.until_s for each in tenures.values() if each.leave is Leave.NOT_YET), default=-inf
+        )
         timeout_s = draft.settings(name).load_timeout_s
         if draft.statuses[name].oldest_arrival_s + timeout_s < until_s < inf:
             why = f"there is no room within {timeout_s:.0f} s (load-timeout): {reasons}"
@@ -225,7 +227,7 @@ class Demands:
             draft.future.pop(each)
         draft.hold(wanted, choice.devices)
         self._backfill_until_s = min(self._backfill_until_s, max(due_s, until_s if until_s < inf else due_s))
-        for at_s in (due_s, *(claim.until_s for claim in claims.values())):
+        for at_s in (due_s, *(tenure.until_s for tenure in tenures.values())):
             draft.plan_again_at(at_s)
         when = f"its turn comes in {due_s - self._now_s:.0f} s" if due_s > self._now_s else "it is next"
         draft.say(name, "turn", f"{reasons}; {when}")

@@ -79,7 +79,7 @@ def choose(
         left = {name: each for name, each in left.items() if name not in offer}
     return Choice(
         tuple(sorted(device.index for device in chosen)),
-        _without_vain(wanted, chosen, holdings, sorted(leaving, key=candidates.index)),
+        _drop_needless(wanted, chosen, holdings, sorted(leaving, key=candidates.index)),
     )
 
 
@@ -141,10 +141,10 @@ def _number_needed(lacking_bytes: int, sizes: Mapping[str, int]) -> int | None:
     return None
 
 
-def _without_vain(
+def _drop_needless(
     wanted: Need, chosen: Sequence[Device], holdings: Holdings, leaving: Sequence[str]
 ) -> tuple[str, ...]:
-    """Leave out of those that leave, the ones worth most first, whom the model fits beside."""
+    """Take back evictions that turned out unnecessary, the most valuable first."""
     needed = list(leaving)
     for name in reversed(leaving):
         without = [each for each in needed if each != name]

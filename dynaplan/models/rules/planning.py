@@ -30,7 +30,7 @@ from dynaplan.models.rules.eviction import idle_s
 from dynaplan.models.rules.memory import load_s
 from dynaplan.models.rules.turns import seconds
 
-RESTING = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
+CAN_LEAVE = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
 """The states in which a model can be told to leave."""
 
 
@@ -38,11 +38,11 @@ def plan(observation: Observation, settings: Settings, now_s: float) -> Plan:
     """Return what is to be done now, with the reason for each model that was considered."""
     draft = Draft(observation, settings, now_s)
     for name, status in draft.statuses.items():
-        if status.state in RESTING:
-            _obey_owner(draft, name, status)
+        if status.state in CAN_LEAVE:
+            _unload_on_orders(draft, name, status)
         if name not in draft.settled:
             _check_sleeper(draft, name, status)
-            _refuse_late(draft, name, status)
+            _refuse_failed_and_late(draft, name, status)
     Demands(draft).serve()
     for name, status in draft.statuses.items():
         if name not in draft.settled:
@@ -50,7 +50,7 @@ def plan(observation: Observation, settings: Settings, now_s: float) -> Plan:
     return draft.plan()
 
 
-def _obey_owner(draft: Draft, name: str, status: ModelStatus) -> None:
+def _unload_on_orders(draft: Draft, name: str, status: ModelStatus) -> None:
     if not draft.is_configured(name):
         draft.unload(name, "owner", "it is not in the configuration any more")
     elif status.unload_asked:
@@ -67,7 +67,7 @@ def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
         draft.plan_again_at(status.since_s + ladder.SETTLE_S)
 
 
-def _refuse_late(draft: Draft, name: str, status: ModelStatus) -> None:
+def _refuse_failed_and_late(draft: Draft, name: str, status: ModelStatus) -> None:
     """Refuse who waits for a failed model until it is tried again, and who has waited too long for any."""
     if status.state is ModelState.FAILED and draft.now_s < status.retry_at_s:
         draft.plan_again_at(status.retry_at_s)

@@ -1,8 +1,9 @@
-"""Who is asked for, who is next, and whose turn is over.
+"""Which absent model is wanted since when, which is loaded next, and which loaded one gives way.
 
 A model that is not there is *in demand* from the arrival of the first request that waits for it (or from when
-its owner asked for it). It takes its turn in one of three ways, and which one is open to it depends on who
-would have to leave:
+its owner asked for it). The demand lasts while anybody waits, also when the first one has given up; clients
+that are refused and ask again within ``DEMAND_PAUSE_S`` go on with it. The model takes its turn in one of
+three ways, and which one is open to it depends on who would have to leave:
 
 1. Nobody, or only models with nothing to do: at once.
 2. A model that answers or has requests of its own, or loads for longer than its ``load_timeout_s``: when the
@@ -38,6 +39,10 @@ SWAP_WAIT_LOADS = 3.0
 quarter of a turn, however many take turns."""
 
 
+DEMAND_PAUSE_S = 60.0
+"""A demand that nobody has had for longer than this is over: who comes then begins another."""
+
+
 def max_swap_wait_s(settings: ModelSettings, status: ModelStatus) -> float:
     """Return for how long the model's requests wait at most for the turn of another to end."""
     if settings.max_swap_wait_s is not None:
@@ -49,7 +54,7 @@ def demand_since_s(settings: ModelSettings, status: ModelStatus) -> float | None
     """Return since when somebody wants a model that is not there; None when nobody does."""
     begun = []
     if status.waiting:
-        begun.append(status.oldest_arrival_s)
+        begun.append(min(status.oldest_arrival_s, status.waiting_since_s))
     if status.load_asked_s is not None:
         begun.append(status.load_asked_s)
     if settings.is_pinned and not status.unload_asked:
@@ -67,40 +72,45 @@ class Leave(IntEnum):
     """When a loaded model may leave for another."""
 
     AT_ONCE = 0
-    WHEN_OVERDUE = 1
-    LATER = 2
+    FOR_OVERDUE = 1
+    """For a demand that is overdue."""
+    NOT_YET = 2
+    """Not even for an overdue one, for the moment."""
     NEVER = 3
 
 
 @dataclass(frozen=True)
-class Claim:
-    """When a loaded model may leave, and why not sooner; ``until_s`` is when that ends, where it is known."""
+class Tenure:
+    """When a loaded model may be unloaded for another, and why not sooner.
+
+    ``until_s`` is when that reason ends, where it is known.
+    """
 
     leave: Leave
     why: str = ""
     until_s: float = inf
 
 
-def claim_to_stay(settings: ModelSettings, status: ModelStatus, now_s: float) -> Claim:
+def tenure_of(settings: ModelSettings, status: ModelStatus, now_s: float) -> Tenure:
     """Return when the loaded model may leave for another; the cases are those of the module's head."""
     if settings.is_pinned:
-        return Claim(Leave.NEVER, "is pinned")
+        return Tenure(Leave.NEVER, "is pinned")
     if status.state is ModelState.LOADING:
         if not status.waiting and status.load_asked_s is None:
-            return Claim(Leave.AT_ONCE, "is loading, and nobody waits for it")
+            return Tenure(Leave.AT_ONCE, "is loading, and nobody waits for it")
         if now_s >= status.since_s + settings.load_timeout_s:
-            return Claim(Leave.WHEN_OVERDUE, f"has been loading for {seconds(now_s - status.since_s)}")
-        return Claim(Leave.LATER, f"is loading for {count(status.waiting)}")
+            return Tenure(Leave.FOR_OVERDUE, f"has been loading for {seconds(now_s - status.since_s)}")
+        return Tenure(Leave.NOT_YET, f"is loading for {count(status.waiting)}")
     stays_until_s = status.since_s + settings.min_stay_s
     if status.state is ModelState.READY and now_s < stays_until_s:
-        return Claim(
-            Leave.LATER, f"stays for another {stays_until_s - now_s:.0f} s (min-stay)", stays_until_s
+        return Tenure(
+            Leave.NOT_YET, f"stays for another {stays_until_s - now_s:.0f} s (min-stay)", stays_until_s
         )
     if status.state is ModelState.READY and status.waiting and status.oldest_arrival_s <= status.since_s:
-        return Claim(Leave.LATER, f"admits the {count(status.waiting)} that waited for its load")
+        return Tenure(Leave.NOT_YET, f"admits the {count(status.waiting)} that waited for its load")
     if status.in_flight or status.waiting:
-        return Claim(Leave.WHEN_OVERDUE, f"answers {count(status.in_flight or status.waiting)}")
-    return Claim(Leave.AT_ONCE, "has nothing to do")
+        return Tenure(Leave.FOR_OVERDUE, f"answers {count(status.in_flight or status.waiting)}")
+    return Tenure(Leave.AT_ONCE, "has nothing to do")
 
 
 def count(number: int) -> str:

@@ -62,6 +62,7 @@ def test_components_are_names_for_keys_and_files_and_no_two_are_alike() -> None:
         ({"a": {"aliases": "b"}}, r"Models\.a\.aliases"),
         ({"a": {"min_stays": 3}}, "Did you mean 'min-stay'"),
         ({"a": {"aliases": ["b"]}, "b": {}}, "'b' is a name of a and of b"),
+        ({"a": {"not-beside": ["b"]}}, "'b' is no model"),
         ({"a": {"resources": {"gpus": 1}}}, r"Models\.a\.resources"),
     ],
 )

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
+import pytest
+
+from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.model_keys import ModelDemand, ModelOrders
+from dynaplan.fleet.plugin import model_manager
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.process.memory import BoxMemory
 from tests.unit.fleet.plugin.box import Box
 
 GB = 10**9
@@ -177,3 +183,79 @@ def test_what_was_learnt_is_where_a_manager_begins(tmp_path: Path) -> None:
     box = models_box(tmp_path)
     learnt = {"ant": Learnt(memory_bytes=7)}
     assert ModelManager(box.launch, box.startup_times, learnt, box.read_host).learnt == learnt
+
+
+async def test_a_demand_goes_on_when_its_first_client_gives_up_and_another_asks(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    for _ in range(3):
+        wall_s = box.reconciler._ports.wall_clock()
+        box.link.model_demand = {"ant": ModelDemand(0, 0.0, 1, wall_s), "bee": ModelDemand(1, wall_s)}
+        await box.settle()
+        box.link.model_demand["bee"] = ModelDemand()
+        await box.settle()
+        box.now += 3
+    box.link.model_demand["bee"] = ModelDemand(1, box.reconciler._ports.wall_clock())
+    await box.settle()
+    assert box.states()["ns_ant"] == "draining", "bee has been wanted for longer than max-swap-wait"
+
+
+async def test_a_model_that_is_preloaded_gets_its_turn_from_one_that_answers(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    box.link.model_demand = {"ant": ModelDemand(0, 0.0, 1, box.reconciler._ports.wall_clock())}
+    models = {**MODELS, "bee": {**MODELS["bee"], "preload": True}}
+    box.launch = replace(box.launch, config={**box.launch.config, "Models": models})
+    box.new_reconciler()
+    await box.settle()
+    assert box.states()["ns_ant"] == "ready"
+    box.now += 6
+    await box.settle()
+    assert box.states()["ns_ant"] == "draining"
+
+
+async def test_while_the_demand_is_unknown_nothing_is_refused_and_no_plan_is_due(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    box.link.model_orders = ModelOrders({}).changed("ant", is_pinned=True).to_text()
+    await box.settle()
+    waiting(box, "bee")
+    await box.settle()
+    assert "refusal" in box.link.fleet["models"]["bee"]
+    box.link.model_demand = None
+    await box.settle()
+    assert "refusal" not in box.link.fleet["models"]["bee"]
+    assert box.reconciler._models.next_at_s == inf
+
+
+async def test_a_failed_model_is_one_event_while_its_next_attempt_comes_nearer(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    for _ in range(20):
+        waiting(box, "ant")
+        await box.settle(1)
+        if "ns_ant" in box.circus.pids:
+            box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
+        box.now += 1
+    sentences = [each["sentence"] for each in box.link.fleet["model_events"]]
+    assert sum("tried again" in each for each in sentences) == 1, sentences
+
+
+async def test_saved_kv_entries_keep_no_model_from_the_hosts_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_manager, "is_in_memory", lambda directory: True)
+    box = models_box(tmp_path)
+    box.host = BoxMemory(16 * GB, 3 * GB)
+    on_host = ServiceSpec("ant", Role.DECODE, gpus=0, model="ant", shares_memory=True)
+    config = {**box.launch.config, "Models": {"ant": {**MODELS["ant"], "memory": "4GB"}}}
+    graph = replace(GRAPH, services=(GRAPH.services[0], on_host))
+    box.launch = replace(box.launch, gpus=(), graph=graph, config=config)
+    box.launch.scratch_dir.mkdir()
+    for age in range(3):
+        (box.launch.scratch_dir / SavedSlot(age, "0" * 16, 100, GB, "bee").file_name).touch()
+    box.new_reconciler()
+    waiting(box, "ant")
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_ant"] == "starting"
+    assert len(saved_in(box.launch.scratch_dir)) == 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
 from dynaplan.fleet.gpus import Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
 from dynaplan.fleet.plugin.shared_memory import HostMemory, SharedMemory
@@ -34,6 +37,15 @@ def test_what_the_driver_says_beyond_our_workers_is_foreign() -> None:
     assert device(memory, [], 30).foreign_bytes == 30 * GIB
     assert device(memory, [ALPHA], 62).foreign_bytes == 12 * GIB
     assert device(memory, [ALPHA], 20).foreign_bytes == 0, "a load has not taken all of it yet"
+
+
+def test_a_worker_that_loads_does_not_hide_what_others_hold() -> None:
+    memory = SharedMemory(host)
+    loading = replace(ALPHA, state=WorkerState.STARTING)
+    assert device(memory, [], 10).foreign_bytes == 10 * GIB
+    assert device(memory, [loading], 12).foreign_bytes == 10 * GIB
+    assert device(memory, [loading], 62).foreign_bytes == 12 * GIB
+    assert device(memory, [ALPHA], 50).foreign_bytes == 0
 
 
 def test_a_worker_that_has_gone_holds_its_memory_until_it_is_seen_free() -> None:
@@ -72,3 +84,16 @@ def test_a_budget_bounds_each_device_and_others_take_the_rest_first() -> None:
     memory = SharedMemory(host, 40 * GIB)
     assert device(memory, [], 30) == Device(0, 40 * GIB, 0)
     assert device(memory, [], 50) == Device(0, 40 * GIB, 10 * GIB)
+
+
+def test_saved_kv_entries_are_not_foreign_and_the_oldest_go_for_a_load_its_own_last(tmp_path: Path) -> None:
+    for age, model in enumerate(("own", "old", "new")):
+        (tmp_path / SavedSlot(age, "0" * 16, 100, GIB, model).file_name).touch()
+    memory = SharedMemory(host, saved_directory=tmp_path)
+    (found,) = memory.follow([BETA], [], has_host=True, now_s=0.0)
+    assert found.foreign_bytes == 1 * GIB, "4 without what is saved"
+    assert memory.make_room_on_host("own", 10 * GIB) == 0, "so much is available"
+    assert memory.make_room_on_host("own", 11 * GIB) == 1 * GIB
+    assert [each.model for each in saved_in(tmp_path)] == ["new", "own"]
+    assert memory.make_room_on_host("own", 13 * GIB) == 2 * GIB
+    assert saved_in(tmp_path) == []
