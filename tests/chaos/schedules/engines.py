@@ -39,8 +39,8 @@ class ServedEngine(SimEngine):
     def routes(self) -> Sequence[Route]:
         return [each for each in super().routes() if not each.path.startswith("/v1")]
 
-    async def stop(self) -> None:
-        await super().stop()
+    async def stop(self, *, keeps_cache: bool = False) -> None:
+        await super().stop(keeps_cache=keeps_cache)
         await self._server.stop()
 
     def _watched(
