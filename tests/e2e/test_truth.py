@@ -100,7 +100,8 @@ def test_circusctl_replaces_a_worker_and_answers_in_words_what_it_cannot_do(
         client.stop()
 
     def states() -> dict[str, str]:
-        return {name: worker["state"] for name, worker in deployment.workers("VllmWorker").items()}
+        entries = deployment.statefile()["components"]
+        return {name: each["state"] for name, each in entries.items() if each["component"] == "VllmWorker"}
 
     # The base entry stays when its worker is gone.
     wait_until(lambda: states() == {"dynamo_VllmWorker": "stopped", "dynamo_VllmWorker_1": "ready"})
