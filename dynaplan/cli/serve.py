@@ -194,13 +194,11 @@ def command(
         from dynaplan.cli.serve_checks import check_settings
 
         graph, config_file = _graph_of(graphs, config_file, ctx)
-        refuse_what_is_no_graph(graph)
         directory = _enter(working_dir or default_working_dir(graph))
         loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
         from dynaplan.fleet.serve import ServeOptions, serve
 
-        if service_name:
-            spec = only_service(spec, service_name)
+        spec = only_service(spec, service_name) if service_name else spec
         # After the checks that raise: a warning about an option would only distract from an error in it.
         frontend = config.get("Frontend", {})
         host, port = listen_address(host, port, frontend)
@@ -339,8 +337,11 @@ def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context)
                 f"{words[0]} is a file of settings, and -f names another. Leave one out.", ctx
             )
         return GRAPH_OF_MODELS, words[0]
+    if len(words) == 1 and is_model(words[0]):
+        return _model_graph(words[0], config_file, ctx)
     if len(words) == 1:
-        return _model_graph(words[0], config_file, ctx) if is_model(words[0]) else (words[0], config_file)
+        refuse_what_is_no_graph(words[0])
+        return words[0], config_file
     if others := [word for word in words if not is_model(word)]:
         raise click.UsageError(
             f"no model: {', '.join(others)}. Serve one graph, or one model or several.", ctx

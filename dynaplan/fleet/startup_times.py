@@ -88,13 +88,14 @@ class StartupTimesFile:
             return {}
 
     def learn(self, key: str, seconds: float) -> None:
-        """Remember one start; a time that cannot be written is forgotten."""
-        temporary = self._path.with_name(f"{FILE_NAME}.{os.getpid()}")
+        """Remember one start; a time that cannot be written is forgotten.
+
+        Written in place: a process that is killed meanwhile leaves no second file, at most a spoilt cache.
+        """
+        text = json.dumps(with_duration(self.read(), key, seconds)).encode()
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            with open(os.open(temporary, flags, 0o600), "w") as file:
-                file.write(json.dumps(with_duration(self.read(), key, seconds)))
-            os.replace(temporary, self._path)
+            with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(text)
+                file.truncate()
         except OSError as error:
             log.info("a start-up time is not remembered: %s", error)
-            temporary.unlink(missing_ok=True)

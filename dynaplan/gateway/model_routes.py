@@ -324,7 +324,7 @@ class OllamaConnection:
         self._is_embedding = asked.path == "/v1/embeddings"
         self._is_old = is_old
         now_s = time.monotonic()
-        self._answer = ollama_api.Answer(asked, arrived_s, now_s, time.time() - now_s)
+        self._answer = ollama_api.OllamaAnswer(asked, arrived_s, now_s, time.time() - now_s)
         self._has_ended = False
 
     def translated(self, response: Response) -> Response:

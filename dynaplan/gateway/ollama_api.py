@@ -300,7 +300,7 @@ def only_loaded(asked: Translation, at_unix_s: float) -> dict[str, Any]:
 
 
 @dataclass
-class Answer:
+class OllamaAnswer:
     """The answer to one request as it comes in: from OpenAI's events, or from one whole document.
 
     Moments are on one clock; ``admitted_s`` is when a worker took the request.

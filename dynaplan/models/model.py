@@ -70,7 +70,7 @@ class SleepLevel:
 
 
 @dataclass(frozen=True)
-class ModelSettings:
+class ModelPolicy:
     """What the owner says of one model, as far as the rules need it.
 
     - ``ttl_s``: it is put away after being idle for that long; 0 is never
@@ -120,10 +120,10 @@ class Constraints:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ModelPolicies:
     """The models of the deployment by name, and what may be loaded together."""
 
-    models: Mapping[str, ModelSettings]
+    models: Mapping[str, ModelPolicy]
     constraints: Constraints = field(default_factory=Constraints)
 
 
@@ -268,7 +268,7 @@ Action = Load | Wake | Sleep | Unload | Refuse
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanStep:
     """One consideration about one model: ``stage`` is the rule that speaks, ``why`` its sentence."""
 
     model: str
@@ -284,5 +284,5 @@ class Plan:
     """
 
     actions: tuple[Action, ...] = ()
-    trail: tuple[Step, ...] = ()
+    trail: tuple[PlanStep, ...] = ()
     next_at_s: float = inf

@@ -515,7 +515,7 @@ class _Refusal(asyncio.Protocol):
             self._transport.close()
 
 
-class ClientConnection(web.RequestHandler):
+class BoundedConnection(web.RequestHandler):
     """aiohttp's protocol, which counts the bytes of a head that is not complete."""
 
     head_bytes = 0
@@ -616,8 +616,8 @@ class LimitedServer(web.Server):
         )
         self.limited = LimitedConnections(limits, self, lambda _: None)
 
-    def __call__(self) -> ClientConnection:
-        return ClientConnection(self, loop=self._loop, **self._kwargs)
+    def __call__(self) -> BoundedConnection:
+        return BoundedConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)

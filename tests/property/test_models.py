@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.models.model import Device, ModelSettings, ModelState, Sleep, SleepLevel, Unload
+from dynaplan.models.model import Device, ModelPolicy, ModelState, Sleep, SleepLevel, Unload
 from dynaplan.models.rules.eviction import choose
 from dynaplan.models.rules.memory import Holding, Need, free_bytes, has_room
 from dynaplan.models.rules.planning import plan
 from dynaplan.models.rules.turns import Leave, deadline_s, max_swap_wait_s, tenure_of
 from dynaplan.simulation.many_models.box import FREE_S, Box, SimulatedModel
 from dynaplan.simulation.many_models.policies import Dynaplan
-from dynaplan.simulation.many_models.workloads import Call, Chain
+from dynaplan.simulation.many_models.workloads import Chain, ChainCall
 
 NAMES = "abcde"
 
@@ -57,7 +57,7 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[Device, ...], dict[str, SimulatedModel
     models = {}
     for name in NAMES[: draw(st.integers(1, 5))]:
         size, load_s = draw(st.integers(1, most)), draw(st.integers(1, 20))
-        own = ModelSettings(
+        own = ModelPolicy(
             ttl_s=draw(st.sampled_from([0.0, 5.0, 60.0])),
             priority=draw(st.sampled_from([0.5, 1.0, 3.0])),
             min_stay_s=draw(st.sampled_from([0.0, 0.0, 15.0])),
@@ -72,7 +72,9 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[Device, ...], dict[str, SimulatedModel
 
 def chains(names: str) -> st.SearchStrategy[list[Chain]]:
     calls = st.lists(
-        st.builds(Call, st.sampled_from(names), st.just(0), st.integers(1, 20), st.sampled_from([0.0, 3.0])),
+        st.builds(
+            ChainCall, st.sampled_from(names), st.just(0), st.integers(1, 20), st.sampled_from([0.0, 3.0])
+        ),
         min_size=1,
         max_size=4,
     )
@@ -99,7 +101,7 @@ def test_a_wait_is_bounded_by_the_turns_that_are_ahead(data: st.DataObject) -> N
     loads = {name: data.draw(st.integers(1, 20)) for name in names}
     models = {
         name: SimulatedModel(
-            ModelSettings(ttl_s=0.0, claim_bytes=10, estimate_load_s=load_s), load_s, itl_s=1.0, slots=1000
+            ModelPolicy(ttl_s=0.0, claim_bytes=10, estimate_load_s=load_s), load_s, itl_s=1.0, slots=1000
         )
         for name, load_s in loads.items()
     }
@@ -114,7 +116,7 @@ def test_a_wait_is_bounded_by_the_turns_that_are_ahead(data: st.DataObject) -> N
         assert request.admitted_s - request.arrival_s <= swap_wait_s + len(names) * a_turn_s
 
 
-EQUAL = SimulatedModel(ModelSettings(claim_bytes=10, estimate_load_s=10), 10, itl_s=1.0)
+EQUAL = SimulatedModel(ModelPolicy(claim_bytes=10, estimate_load_s=10), 10, itl_s=1.0)
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -128,17 +130,16 @@ def test_a_storm_makes_at_most_one_swap_more_than_the_best_order(number: int, fi
         if list(dict.fromkeys(order)) != sorted(set(order)):
             continue
         box = Box((Device(0, 10 * fitting),), dict.fromkeys(NAMES[:number], EQUAL), Dynaplan())
-        box.run((Chain(i / 2, (Call(name, 0, 2),), 1e9) for i, name in enumerate(order)), 10.0)
+        box.run((Chain(i / 2, (ChainCall(name, 0, 2),), 1e9) for i, name in enumerate(order)), 10.0)
         assert box.loads <= len(set(order)) + 1, order
 
 
 def test_a_b_a_a_c_a_b_c_loads_each_model_once() -> None:
     models = {
-        name: SimulatedModel(ModelSettings(claim_bytes=10, estimate_load_s=10), 10, itl_s=1.0)
-        for name in "abc"
+        name: SimulatedModel(ModelPolicy(claim_bytes=10, estimate_load_s=10), 10, itl_s=1.0) for name in "abc"
     }
     box = Box((Device(0, 10),), models, Dynaplan())
-    box.run((Chain(float(i), (Call(name, 0, 5),), 1e9) for i, name in enumerate("abaacabc")), 10.0)
+    box.run((Chain(float(i), (ChainCall(name, 0, 5),), 1e9) for i, name in enumerate("abaacabc")), 10.0)
     assert box.loads == 3
 
 
@@ -204,7 +205,7 @@ def test_no_model_is_placed_twice_where_it_does_not_fit_whatever_memory_does(dat
     sizes = {name: data.draw(st.integers(2, 12)) for name in names}
     models = {
         name: SimulatedModel(
-            ModelSettings(
+            ModelPolicy(
                 ttl_s=20.0,
                 load_timeout_s=300.0,
                 estimate_bytes=max(1, round(size * data.draw(st.sampled_from([0.5, 1.0, 1.5])))),

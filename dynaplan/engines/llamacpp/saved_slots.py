@@ -74,7 +74,7 @@ class SavedSlot:
         return cls(int(saved_at), fingerprint, int(tokens), int(size), unquote(model))
 
 
-class Candidate(NamedTuple):
+class UsedSlot(NamedTuple):
     """A slot that could be saved, and about how many tokens are in it."""
 
     slot: int
@@ -84,24 +84,24 @@ class Candidate(NamedTuple):
 class Choice(NamedTuple):
     """The slots to save, in this order, and the files to remove for them."""
 
-    slots: tuple[Candidate, ...]
+    slots: tuple[UsedSlot, ...]
     removed: tuple[SavedSlot, ...]
 
 
-def candidates(used: Mapping[int, tuple[int, int]], restored: Mapping[int, int]) -> list[Candidate]:
+def candidates(used: Mapping[int, tuple[int, int]], restored: Mapping[int, int]) -> list[UsedSlot]:
     """Order the slots: the last used first, then what was restored and not used, as it was restored.
 
     ``used`` is slot -> number of its last task, which rises, and its tokens; ``restored`` slot -> tokens.
     """
     in_use = sorted(used, key=lambda slot: used[slot][0], reverse=True)
     return [
-        *(Candidate(slot, used[slot][1]) for slot in in_use),
-        *(Candidate(slot, tokens) for slot, tokens in restored.items() if slot not in used),
+        *(UsedSlot(slot, used[slot][1]) for slot in in_use),
+        *(UsedSlot(slot, tokens) for slot, tokens in restored.items() if slot not in used),
     ]
 
 
 def choose(
-    slots: Iterable[Candidate], saved: Iterable[SavedSlot], token_bytes: float, room_bytes: float
+    slots: Iterable[UsedSlot], saved: Iterable[SavedSlot], token_bytes: float, room_bytes: float
 ) -> Choice:
     """Choose what is kept in so much room, the newest first: these slots, then the files by their age.
 
@@ -182,7 +182,7 @@ class SavedSlots:
         self._limit_bytes = limit_bytes
         self._saved_at_ns = 0
 
-    def make_room(self, slots: Iterable[Candidate], token_bytes: float) -> Sequence[Candidate]:
+    def make_room(self, slots: Iterable[UsedSlot], token_bytes: float) -> Sequence[UsedSlot]:
         """Choose the slots to save, and remove the files that must go for them."""
         saved = saved_in(self._directory)
         chosen, removed = choose(slots, saved, token_bytes, self._room_bytes(saved))

@@ -49,13 +49,13 @@ from dynaplan.models.model import (
     HOST,
     Constraints,
     Load,
-    ModelSettings,
+    ModelPolicies,
+    ModelPolicy,
     ModelState,
     ModelStatus,
     Observation,
     Plan,
     Refuse,
-    Settings,
 )
 from dynaplan.models.rules.ladder import idle_until_s
 from dynaplan.models.rules.memory import gb
@@ -92,7 +92,7 @@ class ModelManager:
         saved = launch.scratch_dir if is_in_memory(launch.scratch_dir) else None
         self._memory = SharedMemory(read_host, launch.model_memory_bytes, saved)
         self._plan = Plan()
-        self._settings_now = Settings({})
+        self._settings_now = ModelPolicies({})
         self._statuses: dict[str, ModelStatus] = {}
         self._moment = Moment(0.0, 0.0)
         self._said: dict[str, str] = {}
@@ -102,7 +102,7 @@ class ModelManager:
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
         self._launch = launch
         self._models: tuple[ServedModel, ...] = ()
-        self._settings = Settings({})
+        self._settings = ModelPolicies({})
         self._take_over(launch)
 
     def _take_over(self, launch: Launch) -> None:
@@ -110,7 +110,7 @@ class ModelManager:
         self._launch = launch
         known = {service.name for service in launch.graph.on_demand}
         self._models = tuple(each for each in served_models(launch.config) if each.component in known)
-        self._settings = Settings(
+        self._settings = ModelPolicies(
             {each.name: self._rules_of(each) for each in self._models},
             Constraints(
                 {each.name: frozenset(each.settings.not_beside or ()) for each in self._models},
@@ -249,7 +249,7 @@ class ModelManager:
             learnt = self.learnt[model.name] = replace(learnt, too_little_bytes=given)
         return learnt
 
-    def _rules_of(self, model: ServedModel) -> ModelSettings:
+    def _rules_of(self, model: ServedModel) -> ModelPolicy:
         own, service = model.settings, self._launch.graph.service(model.component)
         options = self._launch.settings_of(model.component)
         gpus = service.gpus if service else 0
@@ -258,7 +258,7 @@ class ModelManager:
         if options.get("n-gpu-layers") == 0:
             is_on_gpus = False
         devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
-        return ModelSettings(
+        return ModelPolicy(
             ttl_s=own.ttl_s,
             is_pinned=own.pin,
             priority=own.priority,
@@ -311,7 +311,7 @@ class ModelManager:
         steps = [step.why for step in self._plan.trail if step.model == status.name] if status.waiting else []
         return steps[-1] if steps else self._said.get(status.name, "") or status.reason
 
-    def _leaves_unix_s(self, rules: ModelSettings, status: ModelStatus) -> float:
+    def _leaves_unix_s(self, rules: ModelPolicy, status: ModelStatus) -> float:
         """Return when the model leaves unless it is used before; 0 where it does not."""
         until_s = idle_until_s(rules, status)
         return 0.0 if math.isinf(until_s) else round(self._moment.to_unix_s(until_s), 1)

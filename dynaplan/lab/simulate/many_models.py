@@ -12,7 +12,7 @@ from dynaplan.config.models import served_models, with_worker_sections
 from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.engines.model_memory import memory_need
-from dynaplan.models.model import Device, ModelSettings, ModelStatus
+from dynaplan.models.model import Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.memory import GB, load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
 from dynaplan.simulation.many_models.comparison import Outcome, compare
@@ -68,7 +68,7 @@ def read_models(text: str) -> dict[str, SimulatedModel]:
                 f"--models: {part.strip()!r} of {text!r}",
                 hint="Expected GB, NAME=GB, or NAME=GB@SECONDS of a load, each name once: 20,e5=1@3.",
             )
-        settings = ModelSettings(
+        settings = ModelPolicy(
             claim_bytes=int(float(found["gb"]) * GB), estimate_load_s=float(found["load_s"] or 0)
         )
         models[name] = SimulatedModel(settings, load_s(settings, ModelStatus(name)))
@@ -92,7 +92,7 @@ def models_of(config: Sections) -> dict[str, SimulatedModel]:
                 f"Models.{served.name}: how much memory it takes is not known here",
                 hint=f"Say it: Models: {{{served.name}: {{memory: 13GB}}}}.",
             )
-        settings = ModelSettings(
+        settings = ModelPolicy(
             ttl_s=own.ttl_s,
             is_pinned=own.pin,
             priority=own.priority,

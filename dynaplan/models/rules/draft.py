@@ -13,30 +13,30 @@ from math import inf
 from dynaplan.models.model import (
     Action,
     Load,
-    ModelSettings,
+    ModelPolicies,
+    ModelPolicy,
     ModelState,
     ModelStatus,
     Observation,
     Plan,
+    PlanStep,
     Refuse,
-    Settings,
     Sleep,
-    Step,
     Unload,
     Wake,
 )
 from dynaplan.models.rules.memory import Need, holding, holding_after_drain, need, promise
 
-DEFAULTS = ModelSettings()
+DEFAULTS = ModelPolicy()
 """The settings of a model that has left the configuration and is still loaded."""
 
 
 class Draft:
     """One call of ``plan``. ``settled`` are the models about which nothing more is decided in it."""
 
-    def __init__(self, observation: Observation, settings: Settings, now_s: float) -> None:
+    def __init__(self, observation: Observation, settings: ModelPolicies, now_s: float) -> None:
         self.devices, self.constraints, self.now_s = observation.devices, settings.constraints, now_s
-        self._settings, self._actions, self._trail = settings.models, list[Action](), list[Step]()
+        self._settings, self._actions, self._trail = settings.models, list[Action](), list[PlanStep]()
         self._next_at_s = inf
         observed = {each.name: each for each in observation.models}
         self.statuses = {name: observed.get(name, ModelStatus(name)) for name in settings.models}
@@ -56,7 +56,7 @@ class Draft:
             if status.state is ModelState.DRAINING:
                 self._expect_drained(name, status.sleep_level)
 
-    def settings(self, name: str) -> ModelSettings:
+    def settings(self, name: str) -> ModelPolicy:
         """Return the model's settings, or the defaults."""
         return self._settings.get(name, DEFAULTS)
 
@@ -110,7 +110,7 @@ class Draft:
             self._actions.append(Refuse(name, http_status, why, retry_after_s, until_s))
 
     def say(self, name: str, stage: str, why: str) -> None:
-        self._trail.append(Step(name, stage, why))
+        self._trail.append(PlanStep(name, stage, why))
 
     def plan_again_at(self, at_s: float) -> None:
         if at_s > self.now_s:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynaplan.models.model import Constraints, Device, ModelSettings, ModelStatus
+from dynaplan.models.model import Constraints, Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.memory import (
     Holdings,
     Need,
@@ -50,7 +50,7 @@ def idle_s(status: ModelStatus, now_s: float) -> float:
     return max(0.0, now_s - max(status.last_use_s, status.since_s))
 
 
-def score(settings: ModelSettings, status: ModelStatus, now_s: float) -> float:
+def score(settings: ModelPolicy, status: ModelStatus, now_s: float) -> float:
     """Return how little it costs to let the model leave: the highest goes first."""
     return idle_s(status, now_s) / (load_s(settings, status) * settings.priority)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from math import inf
 
-from dynaplan.models.model import HOST, Device, ModelSettings, ModelState, ModelStatus, SleepLevel
+from dynaplan.models.model import HOST, Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
 from dynaplan.models.rules.memory import Holdings, free_bytes, gb, level_of, load_s
 
 SETTLE_S = 10.0
@@ -30,7 +30,7 @@ KEPT_TOLERANCE_BYTES = 256 * 2**20
 
 
 def for_room(
-    settings: ModelSettings, status: ModelStatus, spare_bytes: int, host: Device | None, holdings: Holdings
+    settings: ModelPolicy, status: ModelStatus, spare_bytes: int, host: Device | None, holdings: Holdings
 ) -> SleepLevel | None:
     """Return the level at which the model makes enough room; None: it has to be unloaded.
 
@@ -41,7 +41,7 @@ def for_room(
 
 
 def for_idleness(
-    settings: ModelSettings, status: ModelStatus, held_bytes: int, host: Device | None, holdings: Holdings
+    settings: ModelPolicy, status: ModelStatus, held_bytes: int, host: Device | None, holdings: Holdings
 ) -> SleepLevel | None:
     """Return the level that pays most while nobody needs the memory; None: unload."""
 
@@ -52,7 +52,7 @@ def for_idleness(
 
 
 def _levels(
-    settings: ModelSettings, status: ModelStatus, host: Device | None, holdings: Holdings
+    settings: ModelPolicy, status: ModelStatus, host: Device | None, holdings: Holdings
 ) -> list[SleepLevel]:
     """Return the levels that are open to a ready model: that work, save time, and find room in the host."""
     if status.state is not ModelState.READY or status.has_failed_to_sleep:
@@ -66,7 +66,7 @@ def host_of(devices: tuple[Device, ...]) -> Device | None:
     return next((each for each in devices if each.index == HOST), None)
 
 
-def failed_sleep(settings: ModelSettings, status: ModelStatus, now_s: float) -> str:
+def failed_sleep(settings: ModelPolicy, status: ModelStatus, now_s: float) -> str:
     """Return why a sleeper's sleep has failed; empty while it has not."""
     level = level_of(settings, status.sleep_level)
     if status.state is not ModelState.ASLEEP or level is None or now_s < status.since_s + SETTLE_S:
@@ -81,7 +81,7 @@ def failed_sleep(settings: ModelSettings, status: ModelStatus, now_s: float) -> 
     )
 
 
-def idle_until_s(settings: ModelSettings, status: ModelStatus) -> float:
+def idle_until_s(settings: ModelPolicy, status: ModelStatus) -> float:
     """Return when an idle model has been idle for too long; infinity when that is never.
 
     A model that answers, loads, or is wanted is not idle. A sleeper is unloaded after as long again.

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dynaplan.models.model import HOST, Device, ModelSettings, ModelState, ModelStatus, SleepLevel
+from dynaplan.models.model import HOST, Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
 
 GB = 10**9
 
@@ -75,7 +75,7 @@ Holdings = Mapping[str, Holding]
 """By the model's name."""
 
 
-def need(settings: ModelSettings, status: ModelStatus, devices: Iterable[Device]) -> Need:
+def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) -> Need:
     """Return what the model needs; a worker in the host's memory needs it of every device that is given.
 
     A proven too little raises it, but not above the largest device while that one has not been tried.
@@ -95,18 +95,18 @@ def need(settings: ModelSettings, status: ModelStatus, devices: Iterable[Device]
     )
 
 
-def load_s(settings: ModelSettings, status: ModelStatus) -> float:
+def load_s(settings: ModelPolicy, status: ModelStatus) -> float:
     """Return how long a load takes: measured, else expected, else by its size."""
     known = status.measured_load_s or settings.estimate_load_s
     size = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
     return known or max(MIN_LOAD_S, size * max(1, settings.devices) / LOAD_BYTES_PER_S)
 
 
-def level_of(settings: ModelSettings, name: str) -> SleepLevel | None:
+def level_of(settings: ModelPolicy, name: str) -> SleepLevel | None:
     return next((level for level in settings.sleep_levels if level.name == name), None)
 
 
-def holding(settings: ModelSettings, status: ModelStatus, wanted: Need) -> Holding:
+def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding:
     """Return what a loaded model holds now; see the table above."""
     if status.state is ModelState.ASLEEP:
         usual, least = _kept(settings, status, status.sleep_level), 0
@@ -118,7 +118,7 @@ def holding(settings: ModelSettings, status: ModelStatus, wanted: Need) -> Holdi
     return Holding(taken, settings.is_exclusive)
 
 
-def _kept(settings: ModelSettings, status: ModelStatus, level_name: str) -> dict[int, int]:
+def _kept(settings: ModelPolicy, status: ModelStatus, level_name: str) -> dict[int, int]:
     """Return what a sleeper keeps, by device; without a level all of it is given back."""
     level = level_of(settings, level_name)
     if level is None:
@@ -134,7 +134,7 @@ def promise(wanted: Need, devices: Iterable[int]) -> Holding:
     return Holding(dict.fromkeys(devices, wanted.bytes_each), wanted.is_exclusive)
 
 
-def holding_after_drain(settings: ModelSettings, status: ModelStatus, sleep_level: str) -> Holding:
+def holding_after_drain(settings: ModelPolicy, status: ModelStatus, sleep_level: str) -> Holding:
     """Return what the model holds when it has drained: nothing, or what its level keeps."""
     return Holding(_kept(settings, status, sleep_level), settings.is_exclusive)
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 from math import inf
 
 from dynaplan.models.model import (
+    ModelPolicies,
     ModelState,
     ModelStatus,
     Observation,
     Plan,
-    Settings,
 )
 from dynaplan.models.rules import ladder
 from dynaplan.models.rules.demand import Demands
@@ -34,7 +34,7 @@ CAN_LEAVE = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
 """The states in which a model can be told to leave."""
 
 
-def plan(observation: Observation, settings: Settings, now_s: float) -> Plan:
+def plan(observation: Observation, settings: ModelPolicies, now_s: float) -> Plan:
     """Return what is to be done now, with the reason for each model that was considered."""
     draft = Draft(observation, settings, now_s)
     for name, status in draft.statuses.items():

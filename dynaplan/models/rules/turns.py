@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
-from dynaplan.models.model import ModelSettings, ModelState, ModelStatus
+from dynaplan.models.model import ModelPolicy, ModelState, ModelStatus
 from dynaplan.models.rules.memory import load_s
 
 SWAP_WAIT_LOADS = 3.0
@@ -43,14 +43,14 @@ DEMAND_PAUSE_S = 60.0
 """A demand that nobody has had for longer than this is over: who comes then begins another."""
 
 
-def max_swap_wait_s(settings: ModelSettings, status: ModelStatus) -> float:
+def max_swap_wait_s(settings: ModelPolicy, status: ModelStatus) -> float:
     """Return for how long the model's requests wait at most for the turn of another to end."""
     if settings.max_swap_wait_s is not None:
         return settings.max_swap_wait_s
     return SWAP_WAIT_LOADS * load_s(settings, status) / settings.priority
 
 
-def demand_since_s(settings: ModelSettings, status: ModelStatus) -> float | None:
+def demand_since_s(settings: ModelPolicy, status: ModelStatus) -> float | None:
     """Return since when somebody wants a model that is not there; None when nobody does."""
     begun = []
     if status.waiting:
@@ -62,7 +62,7 @@ def demand_since_s(settings: ModelSettings, status: ModelStatus) -> float | None
     return min(begun, default=None)
 
 
-def deadline_s(settings: ModelSettings, status: ModelStatus) -> float:
+def deadline_s(settings: ModelPolicy, status: ModelStatus) -> float:
     """Return when the demand for the model is overdue; infinity when nobody wants it."""
     since = demand_since_s(settings, status)
     return inf if since is None else since + max_swap_wait_s(settings, status)
@@ -91,7 +91,7 @@ class Tenure:
     until_s: float = inf
 
 
-def tenure_of(settings: ModelSettings, status: ModelStatus, now_s: float) -> Tenure:
+def tenure_of(settings: ModelPolicy, status: ModelStatus, now_s: float) -> Tenure:
     """Return when the loaded model may leave for another; the cases are those of the module's head."""
     if settings.is_pinned:
         return Tenure(Leave.NEVER, "is pinned")

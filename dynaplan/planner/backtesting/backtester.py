@@ -34,7 +34,7 @@ NICENESS = 10
 """The process gets a tenth of a core that others want whole: at 19 it would be late on every busy box."""
 
 
-class Answer(msgspec.Struct):
+class BacktestAnswer(msgspec.Struct):
     """What the process answers: the backtest, and the seconds of CPU time that it took."""
 
     backtest: Backtest
@@ -72,7 +72,7 @@ class LiveBacktester:
         begun_s = time.monotonic()
         try:
             _, answer = await self._helper.ask(self._settings.to_options(), msgspec.json.encode(question))
-            found = msgspec.json.decode(answer, type=Answer)
+            found = msgspec.json.decode(answer, type=BacktestAnswer)
         except (HelperFailed, msgspec.MsgspecError) as error:
             self._fail(f"the backtest was not computed: {error}", at_s, time.monotonic() - begun_s)
             return
@@ -101,7 +101,7 @@ def answer(options: dict[str, Any], payload: bytes) -> bytes:
     settings = PlannerSettings.from_options(options)
     question = msgspec.json.decode(payload, type=Question)
     found = backtest(build_sla_model(settings), settings, question)
-    return msgspec.json.encode(Answer(found, time.process_time() - begun_s))
+    return msgspec.json.encode(BacktestAnswer(found, time.process_time() - begun_s))
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def window_of(settings: PlannerSettings) -> float:
     return settings.slo_window_s or RECENT_S
 
 
-MAX_MADE_UP = 0.5
-"""The part of the promised misses that is left where many were missed lately."""
+MIN_MISS_FRACTION = 0.5
+"""The allowed misses are never cut below this fraction of the promised ones, however many were missed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class BacktestSchedule:
         self._every_s = self._window_s / BACKTESTS_PER_WINDOW
         self._evidence = Evidence(self._window_s)
         self._answer = Backtest()
-        self._known = 0
+        self._intervals_seen = 0
         self._dropped_since_asked = 0
         self._due_s = -math.inf
         self._is_new = False
@@ -77,7 +77,7 @@ class BacktestSchedule:
         traffic, foresight = observation.traffic, observation.foresight
         if traffic and foresight:
             dropped = self._evidence.add(traffic, foresight.isl, foresight.osl)
-            self._known = max(0, self._known - dropped)
+            self._intervals_seen = max(0, self._intervals_seen - dropped)
             self._dropped_since_asked += dropped
 
     def question(
@@ -102,7 +102,7 @@ class BacktestSchedule:
     def note(self, question: Question, answer: Backtest, at_s: float, took_s: float) -> None:
         """Note an answer, which took that many seconds of CPU time."""
         self._answer, self._is_new = answer, True
-        self._known = max(0, len(question.intervals) - self._dropped_since_asked)
+        self._intervals_seen = max(0, len(question.intervals) - self._dropped_since_asked)
         self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
 
     def fail(self, why: str, at_s: float, took_s: float = 0.0) -> None:
@@ -119,7 +119,9 @@ class BacktestSchedule:
         return replace(
             self._answer,
             is_new=is_new,
-            change=load_change(self._evidence.intervals, _coming(observation.foresight), self._known),
+            change=load_change(
+                self._evidence.intervals, _coming(observation.foresight), self._intervals_seen
+            ),
             missed_lately=missed_lately(self._evidence.intervals, RECENT_S, self._rest()),
         )
 
@@ -138,7 +140,7 @@ class BacktestSchedule:
     def _may_miss(self, state: PlannerState) -> float:
         budget, rest = state.error_budget, self._rest()
         owed = max(0.0, -min(budget.ttft_requests, budget.itl_requests))
-        return max(MAX_MADE_UP * rest, rest - owed / max(1.0, self._evidence.requests))
+        return max(MIN_MISS_FRACTION * rest, rest - owed / max(1.0, self._evidence.requests))
 
 
 def _coming(foresight: Foresight | None) -> float:

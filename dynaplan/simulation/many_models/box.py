@@ -18,9 +18,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from dynaplan.models.model import Device, ModelSettings, ModelState, ModelStatus, Observation, Settings
+from dynaplan.models.model import Device, ModelPolicies, ModelPolicy, ModelState, ModelStatus, Observation
 from dynaplan.models.rules.memory import level_of
-from dynaplan.simulation.many_models.workloads import Call, Chain
+from dynaplan.simulation.many_models.workloads import Chain, ChainCall
 
 FREE_S = 0.5
 """How long the driver takes to show the memory of a worker that has gone."""
@@ -33,26 +33,26 @@ MAX_TAIL_S = 7200.0
 class SimulatedModel:
     """A model's settings, how long it really takes to load, and how it answers."""
 
-    settings: ModelSettings
+    settings: ModelPolicy
     load_s: float
     prefill_tokens_per_s: float = 2000.0
     itl_s: float = 0.02
     slots: int = 8
 
-    def ttft_s(self, call: Call) -> float:
+    def ttft_s(self, call: ChainCall) -> float:
         """Return the TTFT of a call that finds the model ready and a slot free."""
         return call.prompt_tokens / self.prefill_tokens_per_s
 
-    def answer_s(self, call: Call) -> float:
+    def answer_s(self, call: ChainCall) -> float:
         return self.ttft_s(call) + call.output_tokens * self.itl_s
 
 
 @dataclass
-class Request:
+class SimulatedCall:
     """One call on its way. ``admitted_s`` is when a worker took it, ``begun_s`` when a slot did."""
 
     number: int
-    call: Call
+    call: ChainCall
     arrival_s: float
     on_end: Callable[[], None]
     admitted_s: float = inf
@@ -64,14 +64,14 @@ class Request:
 
 
 @dataclass
-class Worker:
+class SimulatedModelWorker:
     """A model's state and requests; ``generation`` makes events of an earlier worker void."""
 
     model: SimulatedModel
     status: ModelStatus
-    waiting: deque[Request] = field(default_factory=deque)
-    queued: deque[Request] = field(default_factory=deque)
-    running: dict[int, Request] = field(default_factory=dict)
+    waiting: deque[SimulatedCall] = field(default_factory=deque)
+    queued: deque[SimulatedCall] = field(default_factory=deque)
+    running: dict[int, SimulatedCall] = field(default_factory=dict)
     generation: int = 0
 
     @property
@@ -99,9 +99,11 @@ class Box:
         self, devices: tuple[Device, ...], models: Mapping[str, SimulatedModel], policy: Policy
     ) -> None:
         self.devices, self.now_s = devices, 0.0
-        self.workers = {name: Worker(model, ModelStatus(name)) for name, model in models.items()}
-        self.settings = Settings({name: model.settings for name, model in models.items()})
-        self.requests: list[Request] = []
+        self.workers = {
+            name: SimulatedModelWorker(model, ModelStatus(name)) for name, model in models.items()
+        }
+        self.settings = ModelPolicies({name: model.settings for name, model in models.items()})
+        self.requests: list[SimulatedCall] = []
         self.loads = 0
         self.byte_seconds = 0.0
         self._policy = policy
@@ -156,7 +158,7 @@ class Box:
     def _later(self, after_s: float, what: Callable[[], None]) -> None:
         heappush(self._events, (self.now_s + after_s, next(self._order), what))
 
-    def _ask_next(self, calls: Iterable[Call], end_s: float) -> None:
+    def _ask_next(self, calls: Iterable[ChainCall], end_s: float) -> None:
         """Ask the next of a chain's calls, after its client has thought."""
         call = next(iter(calls), None)
         if call is None:
@@ -173,9 +175,9 @@ class Box:
         else:
             ask()
 
-    def _arrive(self, call: Call, on_end: Callable[[], None]) -> None:
+    def _arrive(self, call: ChainCall, on_end: Callable[[], None]) -> None:
         worker = self.workers[call.model]
-        request = Request(len(self.requests), call, self.now_s, on_end)
+        request = SimulatedCall(len(self.requests), call, self.now_s, on_end)
         request.was_ready = worker.status.state is ModelState.READY
         self._open += 1
         self.requests.append(request)
@@ -186,7 +188,7 @@ class Box:
     def observation(self) -> Observation:
         return Observation(tuple(map(self._seen, self.workers.values())), self.devices)
 
-    def _seen(self, worker: Worker) -> ModelStatus:
+    def _seen(self, worker: SimulatedModelWorker) -> ModelStatus:
         oldest = worker.waiting[0].arrival_s if worker.waiting else inf
         return replace(
             worker.status,
@@ -221,7 +223,7 @@ class Box:
         self._move(worker, ModelState.LOADING, held_bytes=held)
         self._become_ready(worker, level.wake_s if level else worker.model.load_s)
 
-    def _become_ready(self, worker: Worker, after_s: float) -> None:
+    def _become_ready(self, worker: SimulatedModelWorker, after_s: float) -> None:
         generation = worker.generation
 
         def ready() -> None:
@@ -258,11 +260,11 @@ class Box:
 
     # workers
 
-    def _move(self, worker: Worker, state: ModelState, **changes: object) -> None:
+    def _move(self, worker: SimulatedModelWorker, state: ModelState, **changes: object) -> None:
         moved = worker.status.moved(state, self.now_s)
         worker.status = replace(moved, history=(), **changes)  # type: ignore[arg-type]
 
-    def _fill(self, worker: Worker) -> None:
+    def _fill(self, worker: SimulatedModelWorker) -> None:
         while worker.queued and len(worker.running) < worker.model.slots:
             request = worker.queued.popleft()
             request.begun_s = self.now_s
@@ -270,19 +272,19 @@ class Box:
             self._later(worker.model.answer_s(request.call), partial(self._answered, worker, request))
         worker.status = replace(worker.status, last_use_s=self.now_s)
 
-    def _answered(self, worker: Worker, request: Request) -> None:
+    def _answered(self, worker: SimulatedModelWorker, request: SimulatedCall) -> None:
         if worker.running.pop(request.number, None) is None:
             return
         self._end(request)
         self._fill(worker)
         self._leave_when_empty(worker)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: SimulatedCall) -> None:
         self._open -= 1
         request.end_s = self.now_s
         request.on_end()
 
-    def _leave_when_empty(self, worker: Worker) -> None:
+    def _leave_when_empty(self, worker: SimulatedModelWorker) -> None:
         if worker.status.state is not ModelState.DRAINING or worker.in_flight:
             return
         level = level_of(worker.model.settings, worker.status.sleep_level)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from dynaplan.models.model import Device
-from dynaplan.simulation.many_models.box import Box, Policy, Request, SimulatedModel
+from dynaplan.simulation.many_models.box import Box, Policy, SimulatedCall, SimulatedModel
 from dynaplan.simulation.many_models.policies import OwnGpu, policies
 from dynaplan.simulation.many_models.workloads import Chain
 
@@ -90,7 +90,7 @@ def outcome_of(box: Box, name: str, duration_s: float) -> Outcome:
     )
 
 
-def _is_in_time(box: Box, request: Request) -> bool:
+def _is_in_time(box: Box, request: SimulatedCall) -> bool:
     warm_s = box.workers[request.call.model].model.ttft_s(request.call)
     return request.begun_s + warm_s - request.arrival_s <= IN_TIME_FACTOR * warm_s
 

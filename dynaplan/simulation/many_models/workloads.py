@@ -28,7 +28,7 @@ from dynaplan.util.splitmix import uniform_draws
 
 
 @dataclass(frozen=True)
-class Call:
+class ChainCall:
     """One request of a chain: to ``model``, asked ``think_s`` after the answer before it."""
 
     model: str
@@ -42,7 +42,7 @@ class Chain:
     """Calls one after another, the first at ``begin_s``; none begins at ``end_s`` or later."""
 
     begin_s: float
-    calls: Iterable[Call]
+    calls: Iterable[ChainCall]
     end_s: float
 
 
@@ -68,7 +68,7 @@ def chains_of(requests: Iterable[TracedRequest], names: Iterable[str]) -> Iterat
                 f"the trace's request at {request.arrival_s:g} s is for the model {request.model!r}",
                 hint=f"Expected a model of the simulation. {nearest(request.model, known)}",
             )
-        call = Call(request.model, request.prompt_tokens, request.output_tokens)
+        call = ChainCall(request.model, request.prompt_tokens, request.output_tokens)
         yield Chain(request.arrival_s, (call,), request.arrival_s + 1.0)
 
 
@@ -106,12 +106,12 @@ def _numbers(text: str, seed: int) -> Numbers:
     return given
 
 
-def _calls(given: Numbers, stream: int) -> Callable[[str, float], Call]:
+def _calls(given: Numbers, stream: int) -> Callable[[str, float], ChainCall]:
     """Return what makes calls with drawn lengths."""
     seed = int(given["seed"]) * 1000 + stream
     prompts = lengths(given["isl"], given["isl-cv"], uniform_draws(seed))
     answers = lengths(given["osl"], given["osl-cv"], uniform_draws(seed + 500))
-    return lambda model, think_s: Call(model, next(prompts), next(answers), think_s)
+    return lambda model, think_s: ChainCall(model, next(prompts), next(answers), think_s)
 
 
 def _popularity(given: Numbers, names: list[str]) -> Iterator[Chain]:
@@ -147,7 +147,7 @@ def _agents(given: Numbers, names: list[str]) -> Iterator[Chain]:
         yield Chain(0.0, _turns(given, names, index, draws), given["duration"])
 
 
-def _turns(given: Numbers, names: list[str], index: int, draws: Iterator[float]) -> Iterator[Call]:
+def _turns(given: Numbers, names: list[str], index: int, draws: Iterator[float]) -> Iterator[ChainCall]:
     """Yield A B A C A D ... without end: the first model between each of the others."""
     call = _calls(given, 100 + index)
     own, helpers = names[0], names[1:] or names

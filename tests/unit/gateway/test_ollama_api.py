@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan.gateway.ollama_api import (
-    Answer,
+    OllamaAnswer,
     OllamaError,
     OllamaModel,
     Translation,
@@ -212,8 +212,8 @@ def test_another_keep_alive_is_an_error(given: Any) -> None:
 # Answers
 
 
-def answer(asked: Translation | None = None) -> Answer:
-    return Answer(asked or chat(), arrived_s=10.0, admitted_s=12.0, unix_offset_s=-10.0)
+def answer(asked: Translation | None = None) -> OllamaAnswer:
+    return OllamaAnswer(asked or chat(), arrived_s=10.0, admitted_s=12.0, unix_offset_s=-10.0)
 
 
 def delta(**changes: Any) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from dynaplan.models.model import (
     Action,
     Constraints,
     Device,
-    ModelSettings,
+    ModelPolicies,
+    ModelPolicy,
     ModelState,
     ModelStatus,
     Observation,
     Plan,
-    Settings,
 )
 from dynaplan.models.rules.planning import plan
 
@@ -29,9 +29,9 @@ def gpus(*total_gb: float, foreign: Sequence[float] = ()) -> tuple[Device, ...]:
     )
 
 
-def model(gb: float, **changes: Any) -> ModelSettings:
+def model(gb: float, **changes: Any) -> ModelPolicy:
     """A model whose owner claims so many GB on each device; a load takes 10 s."""
-    return ModelSettings(claim_bytes=int(gb * GB), **{"estimate_load_s": 10.0, **changes})
+    return ModelPolicy(claim_bytes=int(gb * GB), **{"estimate_load_s": 10.0, **changes})
 
 
 def ready(name: str, on: int | tuple[int, ...] = 0, **changes: Any) -> ModelStatus:
@@ -55,7 +55,7 @@ class Box:
 
     def __init__(self, devices: tuple[Device, ...], constraints: Constraints | None = None, **models: Any):
         self.devices = devices
-        self.settings = Settings(models, constraints or Constraints())
+        self.settings = ModelPolicies(models, constraints or Constraints())
 
     def plan(self, *statuses: ModelStatus, now_s: float = NOW_S) -> Plan:
         return plan(Observation(statuses, self.devices), self.settings, now_s)

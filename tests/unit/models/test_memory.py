@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.models.model import HOST, Device, ModelSettings, ModelState, ModelStatus, SleepLevel
+from dynaplan.models.model import HOST, Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
 from dynaplan.models.rules.memory import (
     Holding,
     Need,
@@ -24,35 +24,35 @@ from tests.unit.models.box import GB, gpus
 def test_a_claim_comes_before_a_measurement_and_that_before_an_estimate(
     claim: int, measured: int, estimate: int, expected: int
 ) -> None:
-    settings = ModelSettings(claim_bytes=claim, estimate_bytes=estimate)
+    settings = ModelPolicy(claim_bytes=claim, estimate_bytes=estimate)
     assert need(settings, ModelStatus("a", measured_bytes=measured), gpus(24)).bytes_each == expected
 
 
 def test_a_load_that_failed_for_want_of_memory_raises_the_need_above_a_claim() -> None:
     status = ModelStatus("a", too_little_bytes=8 * GB)
-    assert need(ModelSettings(claim_bytes=5 * GB), status, gpus(24)).bytes_each == 10 * GB
+    assert need(ModelPolicy(claim_bytes=5 * GB), status, gpus(24)).bytes_each == 10 * GB
 
 
 def test_a_raised_need_is_tried_on_an_empty_device_before_it_is_larger_than_all() -> None:
-    settings = ModelSettings(estimate_bytes=5 * GB)
+    settings = ModelPolicy(estimate_bytes=5 * GB)
     assert need(settings, ModelStatus("a", too_little_bytes=20 * GB), gpus(24)).bytes_each == 24 * GB
     assert need(settings, ModelStatus("a", too_little_bytes=24 * GB), gpus(24)).bytes_each == 30 * GB
 
 
 def test_a_load_time_is_measured_or_expected_or_follows_from_the_size() -> None:
-    settings = ModelSettings(estimate_bytes=13 * GB, estimate_load_s=40)
+    settings = ModelPolicy(estimate_bytes=13 * GB, estimate_load_s=40)
     assert load_s(settings, ModelStatus("a", measured_load_s=25)) == 25
     assert load_s(settings, ModelStatus("a")) == 40
-    assert load_s(ModelSettings(estimate_bytes=13 * GB), ModelStatus("a")) == 13
-    assert load_s(ModelSettings(estimate_bytes=13 * GB, devices=2), ModelStatus("a")) == 26
-    assert load_s(ModelSettings(), ModelStatus("a")) == 1
+    assert load_s(ModelPolicy(estimate_bytes=13 * GB), ModelStatus("a")) == 13
+    assert load_s(ModelPolicy(estimate_bytes=13 * GB, devices=2), ModelStatus("a")) == 26
+    assert load_s(ModelPolicy(), ModelStatus("a")) == 1
 
 
 LEVEL_1 = SleepLevel("1", wake_s=0.5, kept_bytes=GB, host_bytes=8 * GB)
 
 
 def held(state: ModelState, seen: dict[int, int], claim: int = 0, **changes: str) -> Holding:
-    settings = ModelSettings(claim_bytes=claim, sleep_levels=(LEVEL_1,))
+    settings = ModelPolicy(claim_bytes=claim, sleep_levels=(LEVEL_1,))
     status = ModelStatus("a", state, placed_on=(0, 1), held_bytes=seen, **changes)  # type: ignore[arg-type]
     return holding(settings, status, Need("a", 8 * GB, 2))
 
@@ -74,7 +74,7 @@ def test_a_sleeper_holds_what_the_driver_sees_or_its_level_keeps() -> None:
 
 
 def test_a_drained_model_holds_nothing_or_what_its_level_keeps() -> None:
-    settings, status = ModelSettings(sleep_levels=(LEVEL_1,)), ModelStatus("a", placed_on=(0,))
+    settings, status = ModelPolicy(sleep_levels=(LEVEL_1,)), ModelStatus("a", placed_on=(0,))
     assert holding_after_drain(settings, status, "").bytes == {}
     assert holding_after_drain(settings, status, "1").bytes == {0: GB, HOST: 8 * GB}
 

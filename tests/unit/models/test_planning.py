@@ -9,12 +9,12 @@ from dynaplan.models.model import (
     Constraints,
     Device,
     Load,
-    ModelSettings,
+    ModelPolicies,
+    ModelPolicy,
     ModelState,
     ModelStatus,
     Observation,
     Refuse,
-    Settings,
     Sleep,
     SleepLevel,
     Unload,
@@ -131,7 +131,7 @@ def test_only_who_is_on_the_right_gpu_leaves() -> None:
     ],
     ids=["pinned", "min-stay", "answers", "has not admitted who waited", "loads for somebody"],
 )
-def test_these_do_not_leave_for_a_fresh_request(settings: ModelSettings, status: ModelStatus) -> None:
+def test_these_do_not_leave_for_a_fresh_request(settings: ModelPolicy, status: ModelStatus) -> None:
     actions = Box(gpus(16), a=settings, b=model(10)).actions(status, wanted("b"))
     assert [each for each in actions if not isinstance(each, Refuse)] == []
 
@@ -438,4 +438,4 @@ def test_a_pinned_model_that_may_not_be_beside_it_is_a_409() -> None:
 
 
 def test_a_plan_can_be_made_of_nothing() -> None:
-    assert plan(Observation(), Settings({}), 0.0).next_at_s == inf
+    assert plan(Observation(), ModelPolicies({}), 0.0).next_at_s == inf

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.models.model import Device, ModelSettings, ModelState, SleepLevel
+from dynaplan.models.model import Device, ModelPolicy, ModelState, SleepLevel
 from dynaplan.simulation.many_models.box import FREE_S, Box, Policy, SimulatedModel
 from dynaplan.simulation.many_models.comparison import Outcome, compare, simulate
 from dynaplan.simulation.many_models.policies import (
@@ -17,19 +17,19 @@ from dynaplan.simulation.many_models.policies import (
     OwnGpu,
     always_fitting,
 )
-from dynaplan.simulation.many_models.workloads import Call, Chain, chains_of, length_s, made_up
+from dynaplan.simulation.many_models.workloads import Chain, ChainCall, chains_of, length_s, made_up
 from dynaplan.util.errors import ConfigError
 
 LOAD_S = 10.0
 
 
 def model(size: int = 10, load_s: float = LOAD_S, slots: int = 8, **changes: object) -> SimulatedModel:
-    own = ModelSettings(claim_bytes=size, estimate_load_s=load_s, **{"ttl_s": 0.0, **changes})  # type: ignore[arg-type]
+    own = ModelPolicy(claim_bytes=size, estimate_load_s=load_s, **{"ttl_s": 0.0, **changes})  # type: ignore[arg-type]
     return SimulatedModel(own, load_s, itl_s=1.0, slots=slots)
 
 
 def asks(name: str, at_s: float = 0.0, answer_s: int = 2) -> Chain:
-    return Chain(at_s, (Call(name, 0, answer_s),), inf)
+    return Chain(at_s, (ChainCall(name, 0, answer_s),), inf)
 
 
 def run(policy: Policy, *chains: Chain, gpus: int = 1, **models: SimulatedModel) -> Box:
@@ -74,7 +74,7 @@ def test_a_load_that_nobody_waits_for_any_more_is_given_up_for_another_model() -
 
 
 def test_a_chain_asks_on_when_it_has_its_answer_and_has_thought() -> None:
-    calls = (Call("a", 0, 2), Call("a", 0, 2, think_s=3.0), Call("a", 0, 2, think_s=100.0))
+    calls = (ChainCall("a", 0, 2), ChainCall("a", 0, 2, think_s=3.0), ChainCall("a", 0, 2, think_s=100.0))
     box = run(Dynaplan(), Chain(0.0, calls, end_s=50.0), a=model())
     assert [request.arrival_s for request in box.requests] == [0, 15]
 
@@ -146,7 +146,7 @@ def test_with_a_gpu_for_each_model_nobody_waits() -> None:
 
 def by_policy(load: str) -> dict[str, Outcome]:
     gb = {"a": 20, "b": 13, "c": 13, "d": 7, "e": 7, "f": 1}
-    models = {name: SimulatedModel(ModelSettings(claim_bytes=size), size) for name, size in gb.items()}
+    models = {name: SimulatedModel(ModelPolicy(claim_bytes=size), size) for name, size in gb.items()}
     outcomes = compare(
         lambda: made_up(load, list(gb), 1), models, [Device(0, 24), Device(1, 24)], length_s(load)
     )
@@ -205,6 +205,6 @@ def test_a_wrong_parameter_says_what_was_expected(text: str, problem: str) -> No
 
 def test_a_trace_with_models_is_one_call_each() -> None:
     (chain,) = chains_of([TracedRequest(3.0, 5, 7, model="a")], ["a"])
-    assert (chain.begin_s, list(chain.calls)) == (3.0, [Call("a", 5, 7)])
+    assert (chain.begin_s, list(chain.calls)) == (3.0, [ChainCall("a", 5, 7)])
     with pytest.raises(ConfigError, match=r"at 3 s is for the model 'qwem'(?s:.*)Did you mean 'qwen'"):
         list(chains_of([TracedRequest(3.0, 5, 7, model="qwem")], ["qwen"]))

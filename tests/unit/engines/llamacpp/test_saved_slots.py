@@ -8,9 +8,9 @@ import pytest
 
 from dynaplan.engines.llamacpp.launch import fingerprint, read_options
 from dynaplan.engines.llamacpp.saved_slots import (
-    Candidate,
     SavedSlot,
     SavedSlots,
+    UsedSlot,
     candidates,
     choose,
     room_bytes,
@@ -31,17 +31,17 @@ def test_the_slot_that_was_used_last_comes_first_and_what_was_only_restored_last
 
 def test_the_newest_that_fit_are_kept_and_older_files_go() -> None:
     old, older = saved(2, 400), saved(1, 400)
-    slots = [Candidate(1, 200), Candidate(0, 300)]
-    assert choose(slots, [older, old], 1.0, 1000) == ((Candidate(1, 200), Candidate(0, 300)), (older,))
+    slots = [UsedSlot(1, 200), UsedSlot(0, 300)]
+    assert choose(slots, [older, old], 1.0, 1000) == ((UsedSlot(1, 200), UsedSlot(0, 300)), (older,))
 
 
 def test_what_is_too_large_is_passed_over_for_something_older_that_fits() -> None:
-    large, small = Candidate(0, 2000), Candidate(1, 100)
+    large, small = UsedSlot(0, 2000), UsedSlot(1, 100)
     assert choose([large, small], [saved(2, 950), saved(1, 100)], 1.0, 1000) == ((small,), (saved(2, 950),))
 
 
 def test_a_short_prompt_is_not_saved() -> None:
-    assert choose([Candidate(0, 63), Candidate(1, 64)], [], 1.0, 1000).slots == (Candidate(1, 64),)
+    assert choose([UsedSlot(0, 63), UsedSlot(1, 64)], [], 1.0, 1000).slots == (UsedSlot(1, 64),)
 
 
 @pytest.mark.parametrize(
