@@ -10,15 +10,16 @@ from nats.js.kv import KeyValue
 
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.nats_store import NatsStore
-from tests.fakes.servers import Server, start_etcd, start_nats
+from tests.fakes.servers import Server, short_directory, start_etcd, start_nats
 
 
 @pytest.fixture(scope="module")
-def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def shared_etcd() -> Iterator[Server]:
     """A real etcd, to be left as it is."""
-    server = start_etcd(tmp_path_factory.mktemp("e"))
-    yield server
-    server.kill()
+    with short_directory() as directory:
+        server = start_etcd(directory)
+        yield server
+        server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,24 +21,9 @@ from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, LockLost, LockNotFree
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import consistently, eventually
-from tests.fakes.servers import Server, start_etcd, start_nats
 
 BYTES = bytes(range(256)) + "значение ✓".encode()
 TTL_S = 2
-
-
-@pytest.fixture(scope="module")
-def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = start_etcd(tmp_path_factory.mktemp("e"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture(scope="module")
-def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = start_nats(tmp_path_factory.mktemp("n"))
-    yield server
-    server.kill()
 
 
 @pytest.fixture(params=["memory", "etcd", "file", "nats", "kubernetes"])

@@ -24,13 +24,6 @@ COMPONENT = "backend"
 EVENT_ACK_WAIT_S = 1.0
 
 
-@pytest.fixture(scope="module")
-def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = start_nats(tmp_path_factory.mktemp("n"))
-    yield server
-    server.kill()
-
-
 @pytest.fixture(params=["memory", "nats"])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     """Makes one more connection to the same event plane."""

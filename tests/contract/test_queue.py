@@ -25,13 +25,6 @@ from tests.fakes.servers import Server, start_nats
 Connect = Callable[[], Awaitable[Messenger]]
 
 
-@pytest.fixture(scope="module")
-def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = start_nats(tmp_path_factory.mktemp("n"))
-    yield server
-    server.kill()
-
-
 @pytest.fixture(params=["memory", "nats"])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     """Makes one more connection to the same server."""

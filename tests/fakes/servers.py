@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -113,11 +114,17 @@ def _started(spec: ServerSpec, runtime_dir: Path) -> Server:
     return server
 
 
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A private directory whose path is short enough for unix sockets, however long TMPDIR is."""
+    with tempfile.TemporaryDirectory(prefix="dp-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
-    """A private directory whose path is short enough for unix sockets (``tmp_path`` need not be)."""
-    with tempfile.TemporaryDirectory(prefix="dp-") as directory:
-        yield Path(directory)
+    with short_directory() as directory:
+        yield directory
 
 
 @pytest.fixture
