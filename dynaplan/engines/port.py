@@ -96,6 +96,13 @@ class AnsweringEngine(Protocol):
         """Count its requests now, running and waiting; raises TemporaryError when it cannot be asked."""
         ...
 
+    async def sleep(self, level: str) -> str:
+        """Give most of its memory back until ``wake``; return the reason why it does not, or empty.
+
+        To be called while it has no requests: engines abort them.
+        """
+        ...
+
     async def wake(self) -> str:
         """Wake an engine that sleeps; return the reason why it cannot be woken, or empty."""
         ...

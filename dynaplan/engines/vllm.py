@@ -37,7 +37,7 @@ from dynaplan.engines.server.options import (
     real_gpus,
     removed_options,
 )
-from dynaplan.engines.server.sleep import WakePaths
+from dynaplan.engines.server.sleep import SleepPaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.store.instances import host_of, is_loopback
 from dynaplan.util.errors import ConfigError
@@ -105,6 +105,9 @@ KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 PROCESSES_BYTES = 2 * 2**30
 """What its processes take beside weights and KV entries; 1.5 GB were seen with vLLM 0.32."""
+
+DEV_MODE_VARIABLE = "VLLM_SERVER_DEV_MODE"
+"""Without it the server has no paths for sleeping and waking; it listens on loopback and asks for the key."""
 
 OLD_CONNECTOR = "DynamoNixlConnector"
 """The connector in configurations written for Dynamo: NIXL through a patch of vLLM that is gone."""
@@ -214,7 +217,8 @@ class VllmKind(EngineKind):
     term_grace_s = 30.0  # idle, it took 4 to 14 s on busy machines
     prefills = True
     publishes_kv_events = True
-    wake_paths = WakePaths(
+    sleep_paths = SleepPaths(
+        "/sleep",
         "/wake_up",
         "/resume",
         "/is_paused",
@@ -258,6 +262,8 @@ class VllmKind(EngineKind):
         guard, environment = _guard(options, context)
         argv += guard
         environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
+        if options.get("enable-sleep-mode"):
+            environment[DEV_MODE_VARIABLE] = os.environ.get(DEV_MODE_VARIABLE, "1")
         if transfer is not None:
             argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
             environment |= _side_channel(options, context)

@@ -54,7 +54,8 @@ class ModelQueue(FleetStatus):
     """The queue of one model in one frontend."""
 
     def __init__(self, model: ServedModel, unix_s: Callable[[], float] = time.time) -> None:
-        super().__init__(is_worker_starting=True)  # one may be at any time: this queue says when it will not
+        # A worker may be starting at any time: this queue says when none will.
+        super().__init__(is_worker_starting=True, wakes_on_demand=False)
         self._model = model
         self._settings = model.settings
         self._unix_s = unix_s

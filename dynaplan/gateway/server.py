@@ -40,7 +40,7 @@ from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.upstream import Upstream
-from dynaplan.store.instances import PUBLIC_URL, host_of, is_loopback
+from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import ROUTING_PATH, Route
@@ -220,6 +220,9 @@ class FrontendServer:
             self._runtime.spawn(self._recording.run(), "record traffic")
         self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
         self._follow(self._sleeping.prefix, self._sleeping.follow, "follow sleeping")
+        if self._models.are_on_demand:
+            orders = SLEEP.prefix(self._runtime.namespace)
+            self._follow(orders, self._sleeping.follow_orders, "follow orders to sleep")
         if self._settings.disaggregation.is_on:
             live = self.prefill.live_prefix
             self._follow(live, self.prefill.configure, "follow disaggregation settings")

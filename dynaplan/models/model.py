@@ -147,7 +147,8 @@ class ModelStatus:
     - ``measured_load_s``: how long its last load took, 0 before the first; waking is not a load
     - ``too_little_bytes``: the most memory on a device with which a load has failed for want of memory
     - ``sleep_level``: the level at which it sleeps, or will when it has drained; empty: it will be gone
-    - ``has_failed_to_sleep``: memory did not come back from its last sleep; it is not put to sleep again
+    - ``has_failed_to_sleep``: its last sleep failed; it is not put to sleep again
+    - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
     - ``reason``: why it is in its state, in words
     - ``history``: its last moves
@@ -172,6 +173,7 @@ class ModelStatus:
     too_little_bytes: int = 0
     sleep_level: str = ""
     has_failed_to_sleep: bool = False
+    sleep_failure: str = ""
     retry_at_s: float = 0.0
     reason: str = ""
     history: tuple[str, ...] = field(default=(), compare=False)

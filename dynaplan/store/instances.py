@@ -215,6 +215,12 @@ class InstanceKeys:
 ASLEEP = InstanceKeys("asleep")
 """The instance's engine sleeps. The value is why it cannot be woken, or empty."""
 
+SLEEP = InstanceKeys("sleep")
+"""The instance's engine is to sleep: frontends send it nothing more, and its worker puts it to sleep when it
+has answered all. The value is the level, or ``SLEEP_FAILED`` and why it cannot."""
+
+SLEEP_FAILED = "failed: "
+
 WAKE = InstanceKeys("wake")
 """Somebody wants the instance's engine to be awake; its worker takes the key away when it tries."""
 

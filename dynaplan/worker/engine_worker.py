@@ -6,7 +6,8 @@ load, metrics, card, drain, KV events. Two parts come along:
 - **Relay.** An engine's server listens on loopback, and not every engine asks for a key. So a worker that
   other hosts reach takes their requests itself, checks the token, and forwards them: one hop more under each
   piece of an answer, on the worker's own host.
-- **Sleep.** A worker whose engine sleeps reports it in the store, and wakes it when somebody asks.
+- **Sleep.** A worker whose engine sleeps reports it in the store, and wakes it when somebody asks. One whose
+  engine may be put to sleep (``enable-sleep-mode``) does that when the fleet plugin asks, and it is idle.
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, e
 from dynaplan.engines import registry
 from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.engines.port import EngineContext
-from dynaplan.store.instances import ASLEEP, PREFILL_WORKER_QUEUE, WAKE, host_of, is_loopback
+from dynaplan.store.instances import (
+    ASLEEP,
+    PREFILL_WORKER_QUEUE,
+    SLEEP,
+    SLEEP_FAILED,
+    WAKE,
+    host_of,
+    is_loopback,
+)
 from dynaplan.store.model import Transaction
 from dynaplan.store.timing import STORE_CALL_TIMEOUT_S
-from dynaplan.util.errors import PermanentError, StoreUnavailable
+from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.http_routes import Route
 from dynaplan.worker.hosting import worker_session
 from dynaplan.worker.kv_event_publisher import KvEventPublisher
 from dynaplan.worker.prefill_puller import PrefillPuller
 from dynaplan.worker.routers import RoutedRequests, RouterPresence
-from dynaplan.worker.timing import SLEEP_POLL_S, WAKE_POLL_S
+from dynaplan.worker.timing import DRAIN_LINGER_S, DRAINED_POLL_S, SLEEP_POLL_S, WAKE_POLL_S
 
 if TYPE_CHECKING:
     from dynaplan.engines.port import Engine
@@ -222,6 +231,7 @@ class SleepReporter:
         self._engine = engine
         self._reason = ""
         self._reported: tuple[str, str] | None = None
+        self._can_sleep = bool(runtime.settings.get("enable-sleep-mode"))
 
     async def run(self) -> None:
         """Poll, until cancelled, whether the engine sleeps and somebody wants it awake."""
@@ -231,7 +241,9 @@ class SleepReporter:
                     is_wanted = await self._check()
                 if is_wanted:
                     await self._wake()
-            except (TimeoutError, StoreUnavailable, PermanentError) as error:
+                elif self._can_sleep and not self._reported:
+                    await self._sleep_if_asked()
+            except (TimeoutError, TemporaryError, PermanentError) as error:
                 log.debug("cannot report whether the engine sleeps: %s", error or "no answer")
             await self._runtime.clock.sleep(WAKE_POLL_S if self._reported else SLEEP_POLL_S)
 
@@ -263,6 +275,21 @@ class SleepReporter:
             await self._runtime.store.commit(Transaction(puts={key: reason}, lease=lease))
         log.info("the engine %s", "sleeps" if wanted else "is awake")
         self._reported = wanted
+
+    async def _sleep_if_asked(self) -> None:
+        """Put the engine to sleep once it has answered all, if the fleet plugin asks; report a failure."""
+        runtime, asked_s = self._runtime, self._runtime.clock.now_s()
+        key = SLEEP.key(runtime.namespace, runtime.instance_id)
+        while (item := await runtime.store.get(key)) and not item.value.startswith(SLEEP_FAILED):
+            # What a frontend sends before it hears of the key arrives within the time of a drain's linger.
+            is_idle = not runtime.held and await self._engine.count_requests() == 0
+            if is_idle and runtime.clock.now_s() - asked_s >= DRAIN_LINGER_S:
+                if reason := await self._engine.sleep(item.value):
+                    log.warning("the engine cannot sleep: %s", reason)
+                    failed = Transaction(puts={key: SLEEP_FAILED + reason}, lease=runtime.instance_id)
+                    await runtime.store.commit(failed)
+                return
+            await runtime.clock.sleep(DRAINED_POLL_S)
 
     async def _wake(self) -> None:
         self._reason = await self._engine.wake()

@@ -60,6 +60,8 @@ REFUSAL_LINGER_S = 1.0
 # Engine workers
 SLEEP_POLL_S = 1.0
 """Between two checks whether the engine sleeps; its metrics, which say so, are read as often."""
+DRAINED_POLL_S = 0.1
+"""Between two checks whether an engine that is to sleep has answered all."""
 WAKE_POLL_S = 0.5
 """Between two checks whether somebody wants a sleeping engine awake."""
 KV_EVENT_RETRY_MIN_S, KV_EVENT_RETRY_MAX_S = 0.1, 5.0

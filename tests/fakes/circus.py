@@ -94,6 +94,9 @@ class FakeLink:
         self.unanswered: set[int] = set()
         self.leave_first = ""
         self.asleep: frozenset[int] = frozenset()
+        self.sleep_reasons: dict[int, str] = {}
+        self.sleep_orders: dict[int, str] = {}
+        self.woken: list[int] = []
         self.cache_worth: dict[int, int] = {}
         self.model_demand: dict[str, ModelDemand] | None = {}
         self.model_orders: str | None = ""
@@ -107,6 +110,13 @@ class FakeLink:
 
     def acknowledge(self, decision_id: int) -> None:
         self.acknowledged.append(decision_id)
+
+    def put_to_sleep(self, instance_id: int, level: str) -> None:
+        self.sleep_orders[instance_id] = level
+
+    def wake_up(self, instance_id: int) -> None:
+        self.sleep_orders.pop(instance_id, None)
+        self.woken.append(instance_id)
 
     def publish_fleet(self, document: dict[str, Any]) -> None:
         self.fleet = document

@@ -43,6 +43,9 @@ class PlainEngine:
     async def count_requests(self) -> int:
         return 0
 
+    async def sleep(self, level: str) -> str:
+        return "it has no way to sleep."
+
     async def wake(self) -> str:
         return ""
 

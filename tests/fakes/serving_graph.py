@@ -60,6 +60,9 @@ class ServingEngine:
             raise TemporaryError("it does not tell")
         return self._requests
 
+    async def sleep(self, level: str) -> str:
+        return "it has no way to sleep."
+
     async def wake(self) -> str:
         return ""
 

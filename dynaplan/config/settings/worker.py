@@ -200,6 +200,11 @@ class SimulationOptions(Settings):
     startup_time_s: float = option(
         0.0, "Seconds until the worker is ready, as a real engine loads its model", minimum=0, maximum=86_400
     )
+    can_sleep: bool = option(
+        False,
+        "Let its models on request sleep before they are unloaded, as vLLM's do",
+        name="enable-sleep-mode",
+    )
     jitter: float = option(
         0.0, "Largest random change of a step's duration, as a part of it", minimum=0, maximum=0.5
     )

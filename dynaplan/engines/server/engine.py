@@ -61,7 +61,7 @@ class ServerEngine:
         self._blocks: BlockEvents | None = None
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
-        self._sleep = Sleep(kind.wake_paths, self._client)
+        self._sleep = Sleep(kind.sleep_paths, self._client)
         hang_timeout_s = WorkerSettings.from_options(options).hang_timeout_s
         self._watch = EngineWatchdog(
             self._read,
@@ -141,6 +141,11 @@ class ServerEngine:
         if not self._kind.reports_requests:
             raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.count_requests()
+
+    async def sleep(self, level: str) -> str:
+        reason = await self._sleep.sleep(level)
+        await self._watch.poll()
+        return reason
 
     async def wake(self) -> str:
         """Wake a sleeping engine, let a paused one go on; see ``dynaplan.engines.port.AnsweringEngine``."""

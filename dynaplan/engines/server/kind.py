@@ -12,7 +12,7 @@ from dynaplan.config.parallelism import DATA, parallel_size
 from dynaplan.engines.port import EngineContext, HandOver
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.options import Options
-from dynaplan.engines.server.sleep import WakePaths
+from dynaplan.engines.server.sleep import SleepPaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError, TemporaryError
 
@@ -76,8 +76,8 @@ class EngineKind(ABC):
     """It answers whatever model a request names, and its own name cannot be chosen, so that
     ``served-model-name`` is known to dynaplan only."""
 
-    wake_paths: WakePaths | None = None
-    """How to wake it, for an engine that can sleep."""
+    sleep_paths: SleepPaths | None = None
+    """How it sleeps, for an engine that can."""
 
     prefills = False
     """It can compute prompts for other workers (``prefill``)."""

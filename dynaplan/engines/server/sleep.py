@@ -1,4 +1,4 @@
-"""The sleep of an engine: whether it is paused, and how it is woken."""
+"""The sleep of an engine: whether it is paused, and how it is put to sleep and woken."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from dynaplan.util.errors import TemporaryError
 
 log = logging.getLogger(__name__)
 
-WAKE_TIMEOUT_S = 120.0
-"""Seconds that waking may take: the weights of a large model come back from host memory."""
+SLEEP_TIMEOUT_S = 120.0
+"""Seconds that falling asleep or waking may take: a large model moves to host memory or back."""
 
 PAUSED_TIMEOUT_S = 2.0
 """Seconds that the engine may take to say whether it is paused."""
 
 
 @dataclass(frozen=True)
-class WakePaths:
-    """The paths by which a sleeping engine is woken and a paused one goes on; both are posted to.
+class SleepPaths:
+    """The paths by which an engine is put to sleep and woken, and a paused one goes on; all are posted to.
 
     ``paused_path`` answers a GET with ``{"is_paused": true}``. An engine that lacks a path (404) says by
     ``hint`` what its server needs.
     """
 
+    sleep_path: str
     wake_path: str
     resume_path: str
     paused_path: str
@@ -36,7 +37,7 @@ class WakePaths:
 class Sleep:
     """Asks one engine whether it is paused, which its metrics do not tell, and wakes it."""
 
-    def __init__(self, waking: WakePaths | None, client: ServerClient) -> None:
+    def __init__(self, waking: SleepPaths | None, client: ServerClient) -> None:
         self._paths = waking
         self._client = client
         self._reports_pause: bool | None = None if waking else False
@@ -50,6 +51,11 @@ class Sleep:
             await self._read_paused()
         return replace(signals, is_asleep=signals.is_asleep or self._is_paused)
 
+    async def sleep(self, level: str) -> str:
+        if self._paths is None:
+            return "it has no way to sleep."
+        return await self._command(f"{self._paths.sleep_path}?level={level}")
+
     async def wake(self, signals: EngineMetrics) -> str:
         if self._paths is None or not signals.is_asleep:
             return ""
@@ -58,9 +64,13 @@ class Sleep:
         # vLLM 0.32 says that it is paused while it sleeps, too; resumed it would compute without its weights.
         is_paused_only = self._is_paused and not self._sleeps_by_metrics
         path = self._paths.resume_path if is_paused_only else self._paths.wake_path
-        log.info("waking the engine: POST %s", path)
+        return await self._command(path)
+
+    async def _command(self, path: str) -> str:
+        assert self._paths
+        log.info("POST %s to the engine", path)
         try:
-            status = await self._client.command(path, WAKE_TIMEOUT_S)
+            status = await self._client.command(path, SLEEP_TIMEOUT_S)
         except TemporaryError as error:
             return str(error)
         if status == 404:

@@ -14,7 +14,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from dynaplan.fleet.rules.models import (
     DesiredModels,
     Learnt,
     Moment,
+    Sleepers,
     desired_models,
     learn_ready,
     model_status,
@@ -56,9 +57,10 @@ from dynaplan.models.model import (
     Observation,
     Plan,
     Refuse,
+    SleepLevel,
 )
-from dynaplan.models.rules.ladder import idle_until_s
-from dynaplan.models.rules.memory import gb
+from dynaplan.models.rules.ladder import failed_sleep, idle_until_s
+from dynaplan.models.rules.memory import gb, level_of
 from dynaplan.models.rules.planning import plan
 from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 
@@ -98,6 +100,8 @@ class ModelManager:
         self._said: dict[str, str] = {}
         self._waits: dict[str, _Wait] = {}
         self._preload_asked_s: dict[str, float] = {}
+        self._failed_to_sleep: set[str] = set()
+        self.sleepers = Sleepers()
         self.learnt = dict(learnt or {})
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
         self._launch = launch
@@ -136,7 +140,6 @@ class ModelManager:
         demand: Mapping[str, ModelDemand] | None,
         orders: ModelOrders,
         moment: Moment,
-        asleep: Container[int] = (),
     ) -> DesiredModels:
         """Return the workers that models are to have now, and where new ones go.
 
@@ -155,12 +158,11 @@ class ModelManager:
         memory = self._memory.follow(
             (each for each in fleet if each.component in components),
             devices,
-            has_host=any(each.devices == 0 for each in self._settings.models.values()),
+            has_host=any(each.devices == 0 or each.sleep_levels for each in self._settings.models.values()),
             now_s=moment.now_s,
+            kept_bytes=self._kept_bytes(fleet),
         )
-        self._statuses = {
-            each.name: self._status(each, fleet, demand, orders, asleep) for each in self._models
-        }
+        self._statuses = {each.name: self._status(each, fleet, demand, orders) for each in self._models}
         pinned = {
             name: replace(each, is_pinned=wish) if (wish := orders.of(name).is_pinned) is not None else each
             for name, each in self._settings.models.items()
@@ -208,7 +210,6 @@ class ModelManager:
         fleet: Iterable[Worker],
         demand: Mapping[str, ModelDemand],
         orders: ModelOrders,
-        asleep: Container[int],
     ) -> ModelStatus:
         worker = worker_of(model.component, fleet)
         learnt = self._learn_too_little(model, worker)
@@ -216,8 +217,14 @@ class ModelManager:
         if used_unix_s > learnt.last_use_unix_s + USE_KEPT_S:
             learnt = self.learnt[model.name] = replace(learnt, last_use_unix_s=used_unix_s)
         status = model_status(
-            model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment, asleep
+            *(model.name, worker, demand.get(model.name), orders.of(model.name), learnt, self._moment),
+            self.sleepers.of(worker),
         )
+        rules = self._settings.models[model.name]
+        held = self._memory.held(worker, model.component)
+        if status.sleep_failure or failed_sleep(rules, replace(status, held_bytes=held), self._moment.now_s):
+            self._failed_to_sleep.add(model.name)
+        status = replace(status, has_failed_to_sleep=model.name in self._failed_to_sleep)
         if model.settings.preload and not learnt.ready_unix_s and status.load_asked_s is None:
             asked_s = self._preload_asked_s.setdefault(model.name, self._moment.now_s)
             status = replace(status, load_asked_s=asked_s)
@@ -225,10 +232,19 @@ class ModelManager:
             self.learnt[model.name] = replace(learnt, ready_unix_s=round(self._moment.unix_s, 2))
             status = replace(status, load_asked_s=None)
         status = replace(status, waiting_since_s=self._waiting_since_s(status))
-        held = self._memory.held(worker, model.component)
         if held and worker is None:  # it has gone, and its memory is not back
             return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
         return replace(status, held_bytes=held) if held else status
+
+    def _kept_bytes(self, fleet: Iterable[Worker]) -> dict[str, int]:
+        """Return what sleeping workers keep on each device, by component."""
+        kept = {}
+        for model in self._models:
+            rest = self.sleepers.of(worker_of(model.component, fleet))
+            level = level_of(self._settings.models[model.name], rest.level) if rest else None
+            if rest and level and rest.state is ModelState.ASLEEP:
+                kept[model.component] = level.kept_bytes
+        return kept
 
     def _waiting_since_s(self, status: ModelStatus) -> float:
         """Return since when the model has been in demand without being ready; see ``turns``."""
@@ -270,6 +286,7 @@ class ModelManager:
             claim_bytes=own.memory_bytes or 0,
             estimate_bytes=_estimate_bytes(options, gpus, devices, self._launch.gpus),
             estimate_load_s=self._usual_load_s(model.component, gpus),
+            sleep_levels=_sleep_levels(options, gpus) if devices else (),
         )
 
     def _usual_load_s(self, component: str, gpus: float) -> float:
@@ -365,6 +382,35 @@ def _estimate_bytes(
     if engine in ("vllm", "sglang", "trtllm"):
         needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
     return needed
+
+
+SLEEPERS = ("vllm", SIMULATED)
+"""The engines that can be put to sleep."""
+
+KEPT_BYTES = 1_100_000_000
+"""What a vLLM at level 1 keeps of each GPU: its CUDA context, and what is not in its pool."""
+
+WAKE_S = 0.17
+WAKE_S_PER_BYTE = 0.078e-9
+"""A line through what vLLM 0.11 took to wake on an A100 at level 1, by its blog of 2025-10-26: 0.26 s with
+0.6 B parameters, 0.82 s with 4.2 B of 2 bytes each."""
+
+
+def _sleep_levels(options: Mapping[str, object], gpus: float) -> tuple[SleepLevel, ...]:
+    """Return the levels at which the worker can sleep: level 1, with the weights in the host's memory.
+
+    Level 2 drops the weights; vLLM has them read again by calls of their own, and is not put there.
+    """
+    from dynaplan.engines.model_memory import memory_need
+
+    engine = engine_of(options)
+    if not options.get("enable-sleep-mode") or engine not in SLEEPERS:
+        return ()
+    need = memory_need(engine, options, gpus)
+    weights_bytes = int(need.weights_bytes) if need else 0
+    host_bytes = 0 if engine == SIMULATED else weights_bytes
+    wake_s = WAKE_S + WAKE_S_PER_BYTE * weights_bytes / max(1.0, gpus)
+    return (SleepLevel("1", wake_s, KEPT_BYTES, host_bytes),)
 
 
 def _is_simulated(gpu: Gpu) -> bool:

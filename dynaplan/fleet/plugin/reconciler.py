@@ -277,15 +277,23 @@ class Reconciler:
         except ValueError as error:
             log.warning("what was asked for models cannot be read: %s", error)
             orders = ModelOrders({})
-        return self._models.decide(
+        self._models.sleepers.follow(self._link.sleep_reasons, self._link.sleep_orders, self._clock.now_s())
+        desired = self._models.decide(
             self._launch,
             fleet,
             self._gpus.shared_devices(fleet),
             self._link.model_demand,
             orders,
             Moment(self._clock.now_s(), self._ports.wall_clock()),
-            self._link.asleep,
         )
+        for worker in fleet:
+            if worker.state is WorkerState.READY and worker.instance_id:
+                if worker.component in desired.to_sleep:
+                    self._link.put_to_sleep(worker.instance_id, desired.to_sleep[worker.component])
+                elif worker.component in desired.to_wake:
+                    self._models.sleepers.wakes(worker.instance_id)
+                    self._link.wake_up(worker.instance_id)
+        return desired
 
     def _reserved(self) -> dict[int, str]:
         """Return the GPUs that persons have reserved for this moment, with the reason in words."""

@@ -5,6 +5,7 @@
    ready, what was foreign before stays so.
    A worker that has gone leaves memory behind for a moment: its model counts as draining until the driver has
    been read since and the memory is back. What is not back after ``BEING_FREED_S`` is foreign.
+   A worker that has fallen asleep leaves memory behind in the same way, and holds what is not back.
 2. *The host*, for engines that compute on the CPU. A worker holds the pages that its processes have in memory
    (``process/worker_memory.py``); foreign is what the kernel could not give to anybody and no worker has.
    KV entries that models have saved in memory are not foreign: they are removed for a load that needs theirs.
@@ -33,6 +34,8 @@ LEFTOVER_BYTES = 2**28
 
 LOADING = (WorkerState.STARTING, WorkerState.BACKOFF)
 """The states of a worker that may not have taken yet what it was given."""
+
+NOTHING_KEPT: Mapping[str, int] = {}
 
 SharedDevices = Sequence[tuple[Gpu, GpuUse, str]]
 """Each GPU, its use, and why nothing may be placed there, or empty."""
@@ -94,20 +97,27 @@ class SharedMemory:
         self._devices: tuple[Device, ...] = ()
 
     def follow(
-        self, workers: Iterable[Worker], devices: SharedDevices, *, has_host: bool, now_s: float
+        self,
+        workers: Iterable[Worker],
+        devices: SharedDevices,
+        *,
+        has_host: bool,
+        now_s: float,
+        kept_bytes: Mapping[str, int] = NOTHING_KEPT,
     ) -> tuple[Device, ...]:
         """Take over the workers and the use of GPUs as they are now; return the devices.
 
-        ``has_host``: some models are in the host's memory.
+        ``has_host``: some models are in the host's memory. ``kept_bytes`` is what sleepers keep of a device,
+        by component.
         """
         found = list(workers)
         given = {
-            each.component: dict.fromkeys(each.gpus, each.memory_bytes)
+            each.component: dict.fromkeys(each.gpus, kept_bytes.get(each.component, each.memory_bytes))
             for each in found
             if each.gpus and each.memory_bytes
         }
         loading = {index for each in found if each.state in LOADING for index in each.gpus}
-        self._follow_leftovers(given, devices, loading, now_s)
+        self._follow_leftovers(given, devices, loading, now_s, kept_bytes)
         self._devices = tuple(
             self._device(
                 gpu.index, gpu.memory_bytes, self._foreign.get(gpu.index, 0), "" if why == NOT_READ else why
@@ -120,9 +130,11 @@ class SharedMemory:
 
     def held(self, worker: Worker | None, component: str) -> Mapping[int, int]:
         """Return what the worker holds by device, or has left behind; empty where it is not seen."""
+        left = self._left.get(component)
         if worker is None:
-            left = self._left.get(component)
             return left.bytes if left else {}
+        if left:
+            return {index: held + self._given[component].get(index, 0) for index, held in left.bytes.items()}
         if worker.gpus or not worker.pid or self._host is None:
             return {}
         held = self._host.held.get(worker.pid)
@@ -148,8 +160,17 @@ class SharedMemory:
         return sum(each.size_bytes for each in saved_in(self._saved_directory))
 
     def _follow_leftovers(
-        self, given: dict[str, dict[int, int]], devices: SharedDevices, loading: Container[int], now_s: float
+        self,
+        given: dict[str, dict[int, int]],
+        devices: SharedDevices,
+        loading: Container[int],
+        now_s: float,
+        sleepers: Container[str],
     ) -> None:
+        for name in self._given.keys() & given.keys():
+            if name in sleepers and given[name] != self._given[name]:
+                freed = {index: held - given[name].get(index, 0) for index, held in self._given[name].items()}
+                self._left[name] = _Leftover(freed, dict(self._foreign), now_s)
         for name in self._given.keys() - given.keys():
             self._left[name] = _Leftover(self._given[name], dict(self._foreign), now_s)
         self._given = given
@@ -167,7 +188,7 @@ class SharedMemory:
                 if index in excess
             }
             is_back = all(held < LEFTOVER_BYTES for held in left.bytes.values())
-            if is_back or now_s - left.gone_s > BEING_FREED_S or name in given:
+            if is_back or now_s - left.gone_s > BEING_FREED_S or (name in given and name not in sleepers):
                 del self._left[name]
         unsettled = unread | {index for left in self._left.values() for index in left.bytes}
         self._foreign |= {

@@ -28,7 +28,7 @@ from dynaplan.fleet.store_keys import (
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instances import ASLEEP
+from dynaplan.store.instances import ASLEEP, SLEEP, WAKE, InstanceKeys
 from dynaplan.store.model import KeyValue, Transaction
 from dynaplan.store.port import Store
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
@@ -56,6 +56,7 @@ class StoreLink:
         self._counts = PrefixWatcher(store, scaling_prefix(namespace), full_key_string, value_string)
         self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
         self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
+        self._to_sleep = PrefixWatcher(store, SLEEP.prefix(namespace), full_key_string, value_string)
         self._worth = PrefixWatcher(store, CACHE_WORTH.prefix(namespace), full_key_string, value_string)
         self._demand = PrefixWatcher(store, MODEL_DEMAND.prefix(namespace), full_key_string, value_string)
         self._named: Mapping[str, str] = {}
@@ -88,6 +89,8 @@ class StoreLink:
         """Follow what frontends say of requests for models that are loaded on request."""
         self._demand.on_change(self._wake.set)
         self._tasks.spawn(self._demand.run(), "demand for models")
+        self._to_sleep.on_change(self._wake.set)
+        self._tasks.spawn(self._to_sleep.run(), "orders to sleep")
 
     @property
     def model_demand(self) -> dict[str, ModelDemand] | None:
@@ -118,6 +121,34 @@ class StoreLink:
     def asleep(self) -> frozenset[int]:
         """The instances whose engines sleep, as their workers say."""
         return ASLEEP.instances(self._namespace, self._asleep.current)
+
+    @property
+    def sleep_reasons(self) -> dict[int, str]:
+        """The sleeping instances, and why each cannot be woken, or empty."""
+        return self._by_instance(ASLEEP, self._asleep.current)
+
+    @property
+    def sleep_orders(self) -> dict[int, str]:
+        """The instances that are to sleep, with the values of their keys."""
+        return self._by_instance(SLEEP, self._to_sleep.current)
+
+    def _by_instance(self, keys: InstanceKeys, current: Mapping[str, str]) -> dict[int, str]:
+        found = {keys.instance(self._namespace, key): value for key, value in current.items()}
+        return {instance_id: value for instance_id, value in found.items() if instance_id}
+
+    def put_to_sleep(self, instance_id: int, level: str) -> None:
+        """Have frontends leave the instance alone, and its worker put its engine to sleep then."""
+        puts = {SLEEP.key(self._namespace, instance_id): level}
+        self._tasks.spawn(self._commit(Transaction(puts=puts, lease=instance_id)), "put to sleep")
+
+    def wake_up(self, instance_id: int) -> None:
+        """Have the instance's worker wake its engine; frontends go on when it is awake."""
+        change = Transaction(
+            puts={WAKE.key(self._namespace, instance_id): ""},
+            deletes=(SLEEP.key(self._namespace, instance_id),),
+            lease=instance_id,
+        )
+        self._tasks.spawn(self._commit(change), "wake up")
 
     @property
     def cache_worth(self) -> dict[int, int]:

@@ -8,7 +8,7 @@ its worker                  the model
 ==========================  =============
 none, stopped               unloaded
 starting, backoff           loading
-ready                       ready, asleep
+ready                       ready, asleep; draining, when it is to sleep; loading, while it wakes
 draining                    draining
 failed                      failed
 ==========================  =============
@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 
 from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelOrder
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
-from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Sleep, Unload
+from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Sleep, Unload, Wake
+from dynaplan.store.instances import SLEEP_FAILED
 
 _STATES: Mapping[WorkerState, ModelState] = {
     WorkerState.STARTING: ModelState.LOADING,
@@ -65,11 +66,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class DesiredModels:
-    """Numbers of workers by component, the places of those that are to start, and why others leave."""
+    """Numbers of workers by component, the places of those that are to start, and why others leave.
+
+    ``to_sleep`` has the level of those that are put to sleep, ``to_wake`` those that are woken.
+    """
 
     workers: Mapping[str, int] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    to_sleep: Mapping[str, str] = field(default_factory=dict)
+    to_wake: frozenset[str] = frozenset()
 
     def without(self, gpus: Container[int]) -> DesiredModels:
         """Return a copy without the places on these GPUs: somebody else was faster."""
@@ -99,6 +105,49 @@ class Moment:
         return mono_s if math.isinf(mono_s) else self.unix_s - (self.now_s - mono_s)
 
 
+@dataclass(frozen=True)
+class Rest:
+    """What a registered worker does that sleeps, falls asleep or wakes, since when, and what went wrong."""
+
+    state: ModelState
+    since_s: float
+    level: str = ""
+    failure: str = ""
+
+
+class Sleepers:
+    """Follows which instances sleep, are to sleep, and were asked to wake, by what the store has of them."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[int, ModelState], float] = {}
+        self._rests: dict[int, Rest] = {}
+        self._waking: set[int] = set()
+
+    def follow(self, asleep: Mapping[int, str], to_sleep: Mapping[int, str], now_s: float) -> None:
+        """Take over the values of the keys ``ASLEEP`` and ``SLEEP``, by instance."""
+        self._waking &= asleep.keys()
+        self._rests = {}
+        for instance_id in asleep.keys() | to_sleep.keys():
+            reason, order = asleep.get(instance_id, ""), to_sleep.get(instance_id, "")
+            state = ModelState.ASLEEP if instance_id in asleep else ModelState.DRAINING
+            failure = f"it cannot be woken: {reason}" if reason else ""
+            if order.startswith(SLEEP_FAILED):
+                state, failure, order = ModelState.READY, order.removeprefix(SLEEP_FAILED), ""
+            elif instance_id in self._waking and not failure:
+                state = ModelState.LOADING
+            since_s = self._since_s.setdefault((instance_id, state), now_s)
+            self._rests[instance_id] = Rest(state, since_s, order, failure)
+        current = {(instance_id, rest.state) for instance_id, rest in self._rests.items()}
+        self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in current}
+
+    def of(self, worker: Worker | None) -> Rest | None:
+        return self._rests.get(worker.instance_id) if worker and worker.instance_id else None
+
+    def wakes(self, instance_id: int) -> None:
+        """Note that the instance was asked to wake."""
+        self._waking.add(instance_id)
+
+
 def worker_of(component: str, fleet: Iterable[Worker]) -> Worker | None:
     """Return the worker that decides the model's state: one that stays comes before one that leaves."""
     own = [each for each in fleet if each.component == component and each.state is not WorkerState.STOPPED]
@@ -112,14 +161,14 @@ def model_status(
     order: ModelOrder,
     learnt: Learnt,
     moment: Moment,
-    asleep: Container[int] = (),
+    rest: Rest | None = None,
 ) -> ModelStatus:
     """Return the model at that moment."""
     demand = demand or NO_DEMAND
     state = _STATES[worker.state] if worker else ModelState.UNLOADED
-    if worker and state is ModelState.READY and worker.instance_id in asleep:
-        state = ModelState.ASLEEP
     since_s = worker.since_s if worker else 0.0
+    if rest and state is ModelState.READY:
+        state, since_s = rest.state, max(since_s, rest.since_s)
     used_unix_s = max(demand.last_use_unix_s, learnt.last_use_unix_s)
     last_use_s = max(
         moment.mono_s(used_unix_s) if used_unix_s else 0.0, since_s if state is ModelState.READY else 0.0
@@ -140,6 +189,8 @@ def model_status(
         measured_bytes=learnt.memory_bytes,
         measured_load_s=learnt.load_s,
         too_little_bytes=learnt.too_little_bytes,
+        sleep_level=rest.level if rest else "",
+        sleep_failure=rest.failure if rest else "",
         retry_at_s=_retry_at_s(worker),
         reason=worker.reason.partition("\n")[0] if worker else "",
     )
@@ -179,16 +230,22 @@ def desired_models(plan: Plan, components: Mapping[str, str], fleet: Iterable[Wo
             workers[worker.component] = 1
     placements: dict[str, Placement] = {}
     reasons: dict[str, str] = {}
+    to_sleep: dict[str, str] = {}
+    to_wake: set[str] = set()
     for action in plan.actions:
         component = components.get(action.model, "")
         if isinstance(action, Load):
             workers[component] = 1
             gpus = tuple(device for device in action.devices if device != HOST)
             placements[component] = Placement(gpus, action.bytes_each, action.why)
-        elif isinstance(action, Unload | Sleep):
+        elif isinstance(action, Unload):
             workers[component] = 0
             reasons[component] = action.why
-    return DesiredModels(workers, placements, reasons)
+        elif isinstance(action, Sleep):
+            to_sleep[component] = action.level
+        elif isinstance(action, Wake):
+            to_wake.add(component)
+    return DesiredModels(workers, placements, reasons, to_sleep, frozenset(to_wake))
 
 
 def learn_ready(learnt: Learnt, held_bytes: int, load_s: float, unix_s: float) -> Learnt:

@@ -1,4 +1,4 @@
-"""The workers whose engines sleep, as they report it, and how a router has one woken."""
+"""The workers whose engines sleep, as they report it, or are about to, and how a router has one woken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from dynaplan.gateway import timing
-from dynaplan.store.instances import ASLEEP, WAKE, Instance
+from dynaplan.store.instances import ASLEEP, SLEEP, WAKE, Instance
 from dynaplan.store.model import Transaction
 from dynaplan.store.port import KeyValueStore, LeaseStore
 from dynaplan.util.errors import PermanentError, StoreUnavailable
@@ -39,6 +39,7 @@ class SleepingWorkers:
         self._background = background
         self._now_s = now_s
         self._reasons: Mapping[int, str] = {}
+        self._to_sleep: frozenset[int] = frozenset()
         self._asked_s: dict[int, float] = {}
         self._callbacks: list[Callable[[frozenset[int]], Any]] = []
         self._waits: dict[int, set[asyncio.Timeout]] = {}
@@ -61,12 +62,18 @@ class SleepingWorkers:
         for callback in self._callbacks:
             callback(fell_asleep)
 
+    def follow_orders(self, keys: Mapping[str, str]) -> None:
+        """Take over the keys of ``SLEEP``: these instances finish what they answer, and get nothing more."""
+        self._to_sleep = SLEEP.instances(self._namespace, keys)
+        for callback in self._callbacks:
+            callback(frozenset())
+
     def on_change(self, callback: Callable[[frozenset[int]], Any]) -> None:
         """Call this after each change, with the instance ids that have fallen asleep."""
         self._callbacks.append(callback)
 
     def __contains__(self, instance: Instance) -> bool:
-        return instance.instance_id in self._reasons
+        return instance.instance_id in self._reasons or instance.instance_id in self._to_sleep
 
     @asynccontextmanager
     async def while_awake(self, instance: Instance) -> AsyncIterator[None]:
@@ -92,14 +99,14 @@ class SleepingWorkers:
 
     def are_all(self, instances: Collection[Instance]) -> bool:
         """Return whether all of these instances sleep, and there are any."""
-        return bool(instances) and all(each in self for each in instances)
+        return bool(instances) and all(each.instance_id in self._reasons for each in instances)
 
     def wake_one(self, instances: Iterable[Instance]) -> str:
         """Have one of these sleeping instances woken, the same for every caller.
 
         Return the reason why that is in vain as far as is known, or empty.
         """
-        known = [each for each in instances if each in self]
+        known = [each for each in instances if each.instance_id in self._reasons]
         first = min(known, key=lambda each: (bool(self._reasons[each.instance_id]), each.instance_id))
         now_s = self._now_s()
         if now_s >= self._asked_s.get(first.instance_id, float("-inf")) + timing.WAKE_RETRY_S:

@@ -56,6 +56,8 @@ class FleetStatus:
     """What the fleet plugin publishes of the workers: whether one is starting, and why none answers."""
 
     is_worker_starting: bool = False
+    wakes_on_demand: bool = True
+    """A request wakes a worker where all sleep; else the fleet plugin does, when there is room."""
     absence: Absence | None = None
 
 
@@ -146,7 +148,7 @@ class WorkerRouter:
     def _wake_one(self, *, is_late: bool) -> None:
         """Have a worker woken when all sleep; raises ApiError (503) when that is in vain or too late."""
         sleeping, instances = self._sleeping, self.instances
-        if not sleeping or not sleeping.are_all(instances):
+        if not sleeping or not self._fleet.wakes_on_demand or not sleeping.are_all(instances):
             return
         reason = sleeping.wake_one(instances)
         if reason or is_late:

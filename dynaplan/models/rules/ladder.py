@@ -67,7 +67,9 @@ def host_of(devices: tuple[Device, ...]) -> Device | None:
 
 
 def failed_sleep(settings: ModelPolicy, status: ModelStatus, now_s: float) -> str:
-    """Return why a sleeper's sleep has failed; empty while it has not."""
+    """Return why a model's sleep, or its waking, has failed; empty while it has not."""
+    if status.sleep_failure:
+        return f"its sleep failed: {status.sleep_failure}; it is stopped instead"
     level = level_of(settings, status.sleep_level)
     if status.state is not ModelState.ASLEEP or level is None or now_s < status.since_s + SETTLE_S:
         return ""

@@ -20,7 +20,7 @@ from dynaplan.engines.port import EngineContext
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers, request_wake
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instances import ASLEEP, WAKE, Instance
+from dynaplan.store.instances import ASLEEP, SLEEP, SLEEP_FAILED, WAKE, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, PermanentError
@@ -352,9 +352,19 @@ class SleepyEngine(PlainEngine):
     def __init__(self) -> None:
         self.is_asleep = False
         self.reason = ""
+        self.requests = 0
+        self.levels: list[str] = []
 
     def load(self) -> WorkerLoad:
         return WorkerLoad(is_asleep=self.is_asleep)
+
+    async def count_requests(self) -> int:
+        return self.requests
+
+    async def sleep(self, level: str) -> str:
+        self.levels.append(level)
+        self.is_asleep = not self.reason
+        return self.reason
 
     async def wake(self) -> str:
         self.is_asleep = bool(self.reason)
@@ -369,6 +379,8 @@ class WorkerEnvironment:
         self.clock = SystemClock()
         self.store = MemoryStore(self.clock)
         self.instance_id = 0
+        self.held = 0
+        self.settings = {"enable-sleep-mode": True}
 
 
 @asynccontextmanager
@@ -444,3 +456,40 @@ async def test_an_engine_keeps_its_cache_only_when_its_worker_is_put_away(
     for close in runtime.closers:
         await close()
     assert stop in engine.events
+
+
+async def test_an_engine_is_put_to_sleep_when_it_has_answered_all() -> None:
+    engine = SleepyEngine()
+    engine.requests = 1
+    async with noticed(engine) as runtime:
+        order = SLEEP.key("ns", runtime.instance_id)
+        await runtime.store.put(order, "1")
+        await asyncio.sleep(0)
+        assert engine.levels == []
+        engine.requests = 0
+        await holds(runtime.store, {order: "1", ASLEEP.key("ns", runtime.instance_id): ""})
+        assert engine.levels == ["1"]
+
+
+async def test_an_engine_that_cannot_sleep_says_why_and_is_asked_once() -> None:
+    engine = SleepyEngine()
+    engine.reason = "no room"
+    async with noticed(engine) as runtime:
+        order = SLEEP.key("ns", runtime.instance_id)
+        await runtime.store.put(order, "1")
+        await holds(runtime.store, {order: f"{SLEEP_FAILED}no room"})
+        assert engine.levels == ["1"]
+
+
+async def test_an_instance_that_is_to_sleep_gets_nothing_and_is_not_woken() -> None:
+    store = MemoryStore(SystemClock())
+    sleeping = SleepingWorkers(store, store, "ns", BackgroundTasks(), lambda: 0.0)
+    instance = Instance("ns", "VllmWorker", "generate", 1, "")
+    changes: list[frozenset[int]] = []
+    sleeping.on_change(changes.append)
+    sleeping.follow_orders({SLEEP.key("ns", 1): "1"})
+    assert instance in sleeping
+    assert not sleeping.are_all([instance])
+    sleeping.follow_orders({})
+    assert instance not in sleeping
+    assert changes == [frozenset(), frozenset()]

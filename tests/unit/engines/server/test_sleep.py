@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
-from dynaplan.engines.server.sleep import Sleep, WakePaths
+from dynaplan.engines.server.sleep import Sleep, SleepPaths
 from dynaplan.engines.vllm import METRIC_NAMES
 from dynaplan.util.errors import TemporaryError
 
-WAKING = WakePaths("/wake_up", "/resume", "/is_paused", "Set the mode.")
+WAKING = SleepPaths("/sleep", "/wake_up", "/resume", "/is_paused", "Set the mode.")
 
 
 class Client:
@@ -37,7 +37,7 @@ class Client:
         return self.status
 
 
-def sleep_of(client: Client, waking: WakePaths | None = WAKING) -> Sleep:
+def sleep_of(client: Client, waking: SleepPaths | None = WAKING) -> Sleep:
     return Sleep(waking, cast(Any, client))
 
 

@@ -259,3 +259,72 @@ async def test_saved_kv_entries_keep_no_model_from_the_hosts_memory(
     await box.reconciler.reconcile_once()
     assert box.states()["ns_ant"] == "starting"
     assert len(saved_in(box.launch.scratch_dir)) == 2
+
+
+async def idle_sleeper(box: Box) -> int:
+    """A model that may sleep, idle for longer than its ttl; its instance."""
+    sections = {name: {"engine": "sim", "model": name, "enable-sleep-mode": True} for name in MODELS}
+    models = {name: {**each, "ttl": 60} for name, each in MODELS.items()}
+    box.launch = replace(box.launch, config={**sections, "Models": models})
+    box.new_reconciler()
+    waiting(box, "ant")
+    await box.settle()
+    box.link.model_demand = {}
+    box.now += 100
+    await box.settle()
+    return box.reconciler.workers["ns_ant"].instance_id
+
+
+def state_of(box: Box, name: str) -> str:
+    return str(box.link.fleet["models"][name]["state"])
+
+
+async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    ant = await idle_sleeper(box)
+    assert box.link.sleep_orders == {ant: "1"}
+    await box.settle()
+    assert (state_of(box, "ant"), box.states()["ns_ant"]) == ("draining", "ready")
+    box.link.sleep_reasons = {ant: ""}
+    await box.settle()
+    assert state_of(box, "ant") == "asleep"
+    waiting(box, "ant")
+    await box.settle()
+    assert (box.link.woken, state_of(box, "ant")) == ([ant], "loading")
+    box.link.sleep_reasons = {}
+    await box.settle()
+    assert state_of(box, "ant") == "ready"
+
+
+async def test_another_model_is_loaded_beside_a_sleeper(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    ant = await idle_sleeper(box)
+    box.link.sleep_reasons = {ant: ""}
+    waiting(box, "bee")
+    await box.settle()
+    assert (state_of(box, "ant"), state_of(box, "bee")) == ("asleep", "ready")
+    box.link.model_demand = {"ant": ModelDemand(1, box.reconciler._ports.wall_clock(), 0, 0.0)}
+    await box.settle()
+    assert state_of(box, "bee") == "draining", "the sleeper wakes where it is"
+    assert box.link.woken == []
+
+
+@pytest.mark.parametrize(("order", "why"), [("failed: no room", ""), ("1", "no room")])
+async def test_a_model_that_cannot_sleep_or_wake_is_stopped_and_unloaded_the_next_time(
+    tmp_path: Path, order: str, why: str
+) -> None:
+    box = models_box(tmp_path)
+    ant = await idle_sleeper(box)
+    box.link.sleep_orders = {ant: order}
+    box.link.sleep_reasons = dict.fromkeys([ant], why) if why else {}
+    await box.settle()
+    assert box.states()["ns_ant"] == "draining"
+    assert "no room; it is stopped instead" in box.reconciler.workers["ns_ant"].reason
+    box.link.sleep_orders, box.link.sleep_reasons = {}, {}
+    box.reconciler.record_exit(box.circus.end("ns_ant"), 0)
+    waiting(box, "ant")
+    await box.settle()
+    box.link.model_demand = {}
+    box.now += 100
+    await box.settle()
+    assert (box.link.sleep_orders, box.states()["ns_ant"]) == ({}, "draining")

@@ -97,3 +97,23 @@ def test_saved_kv_entries_are_not_foreign_and_the_oldest_go_for_a_load_its_own_l
     assert [each.model for each in saved_in(tmp_path)] == ["new", "own"]
     assert memory.make_room_on_host("own", 13 * GIB) == 2 * GIB
     assert saved_in(tmp_path) == []
+
+
+def test_a_sleeper_holds_what_it_keeps_and_what_has_not_come_back() -> None:
+    memory = SharedMemory(host)
+    device(memory, [ALPHA], 60)
+    kept = {"a": 2 * GIB}
+
+    def asleep(used: int) -> int:
+        (found,) = memory.follow(
+            [ALPHA], [(GPU, GpuUse(used * GIB), "")], has_host=False, now_s=1.0, kept_bytes=kept
+        )
+        return found.foreign_bytes // GIB
+
+    assert asleep(60) == 10
+    assert memory.held(ALPHA, "a") == {0: 50 * GIB}
+    assert asleep(32) == 10
+    assert memory.held(ALPHA, "a") == {0: 22 * GIB}
+    assert asleep(12) == 10
+    assert memory.held(ALPHA, "a") == {}
+    assert device(memory, [ALPHA], 60).foreign_bytes == 10 * GIB, "it is awake"
