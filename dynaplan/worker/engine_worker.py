@@ -278,18 +278,18 @@ class SleepReporter:
 
     async def _sleep_if_asked(self) -> None:
         """Put the engine to sleep once it has answered all, if the fleet plugin asks; report a failure."""
-        runtime, asked_s = self._runtime, self._runtime.clock.now_s()
-        key = SLEEP.key(runtime.namespace, runtime.instance_id)
+        runtime = self._runtime
+        key, pause_s = SLEEP.key(runtime.namespace, runtime.instance_id), DRAIN_LINGER_S
         while (item := await runtime.store.get(key)) and not item.value.startswith(SLEEP_FAILED):
             # What a frontend sends before it hears of the key arrives within the time of a drain's linger.
-            is_idle = not runtime.held and await self._engine.count_requests() == 0
-            if is_idle and runtime.clock.now_s() - asked_s >= DRAIN_LINGER_S:
+            await runtime.clock.sleep(pause_s)
+            pause_s = DRAINED_POLL_S
+            if not runtime.held and await self._engine.count_requests() == 0:
                 if reason := await self._engine.sleep(item.value):
                     log.warning("the engine cannot sleep: %s", reason)
                     failed = Transaction(puts={key: SLEEP_FAILED + reason}, lease=runtime.instance_id)
                     await runtime.store.commit(failed)
                 return
-            await runtime.clock.sleep(DRAINED_POLL_S)
 
     async def _wake(self) -> None:
         self._reason = await self._engine.wake()

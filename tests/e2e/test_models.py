@@ -158,3 +158,30 @@ async def test_a_pinned_model_stays_until_it_is_put_away(deployment: Deployment)
         await run("unload", "bee")
         answered = await ask(session, deployment.url, "cow", is_stream=False, tokens=4)
         assert answered.fault == ""
+
+
+SLEEPING = """
+Common: {engine: sim, memory: 50GB, startup-time: 3, ttl: 1, enable-sleep-mode: true}
+Models: {ant: {}, bee: {ttl: 0}}
+"""
+
+
+async def test_an_idle_model_sleeps_and_a_request_wakes_it_without_a_load(tmp_path: Path) -> None:
+    made = serving(tmp_path, SLEEPING)
+    try:
+        made.start()
+        async with aiohttp.ClientSession() as session:
+            assert not (await ask(session, made.url, "ant", is_stream=False, tokens=4)).fault
+
+            async def says(state: str) -> bool:
+                async with session.get(f"{made.url}/v1/models") as answer:
+                    listed = (await answer.json())["data"]
+                return any(each["id"] == "ant" and each["status"]["value"] == state for each in listed)
+
+            while not await says("sleeping"):
+                await asyncio.sleep(0.1)
+            assert "asleep" in (await asyncio.to_thread(made.run, "models")).stdout
+            assert not (await ask(session, made.url, "ant", is_stream=True, tokens=4)).fault
+        assert loads(made) == {"ant": 1}
+    finally:
+        made.close()
