@@ -34,6 +34,7 @@ from dynaplan.store.instances import (
     is_loopback,
 )
 from dynaplan.store.model import Transaction
+from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.timing import STORE_CALL_TIMEOUT_S
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.http_routes import Route
@@ -157,7 +158,12 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     runtime.engine_url = engine.url
     runtime.add_metrics(engine.metrics)
     runtime.spawn(engine.wait_for_failure(), "engine")
-    runtime.spawn(SleepReporter(runtime, engine).run(), "sleep")
+    reporter = SleepReporter(runtime, engine)
+    runtime.spawn(reporter.run(), "sleep")
+    for keys in (SLEEP, WAKE) if reporter.can_sleep else ():
+        orders = PrefixWatcher(runtime.store, keys.prefix(runtime.namespace), full_key_string, value_string)
+        orders.on_change(reporter.changed.set)
+        runtime.spawn(orders.run(), f"orders to {keys.name}")
     return engine
 
 
@@ -231,7 +237,9 @@ class SleepReporter:
         self._engine = engine
         self._reason = ""
         self._reported: tuple[str, str] | None = None
-        self._can_sleep = bool(runtime.settings.get("enable-sleep-mode"))
+        self.can_sleep = bool(runtime.settings.get("enable-sleep-mode"))
+        self.changed = asyncio.Event()
+        """Set by who knows that it is to sleep or to wake: it looks at once."""
 
     async def run(self) -> None:
         """Poll, until cancelled, whether the engine sleeps and somebody wants it awake."""
@@ -241,11 +249,16 @@ class SleepReporter:
                     is_wanted = await self._check()
                 if is_wanted:
                     await self._wake()
-                elif self._can_sleep and not self._reported:
+                elif self.can_sleep and not self._reported:
                     await self._sleep_if_asked()
             except (TimeoutError, TemporaryError, PermanentError) as error:
                 log.debug("cannot report whether the engine sleeps: %s", error or "no answer")
-            await self._runtime.clock.sleep(WAKE_POLL_S if self._reported else SLEEP_POLL_S)
+            try:
+                async with asyncio.timeout(WAKE_POLL_S if self._reported else SLEEP_POLL_S):
+                    await self.changed.wait()
+            except TimeoutError:
+                pass
+            self.changed.clear()
 
     async def _check(self) -> bool:
         """Report whether the engine sleeps; return whether it does and somebody wants it awake."""
@@ -289,9 +302,11 @@ class SleepReporter:
                     log.warning("the engine cannot sleep: %s", reason)
                     failed = Transaction(puts={key: SLEEP_FAILED + reason}, lease=runtime.instance_id)
                     await runtime.store.commit(failed)
+                self.changed.set()
                 return
 
     async def _wake(self) -> None:
         self._reason = await self._engine.wake()
         if self._reason:
             log.warning("the engine cannot be woken: %s", self._reason)
+        self.changed.set()

@@ -161,7 +161,7 @@ async def test_a_pinned_model_stays_until_it_is_put_away(deployment: Deployment)
 
 
 SLEEPING = """
-Common: {engine: sim, memory: 50GB, startup-time: 3, ttl: 1, enable-sleep-mode: true}
+Common: {engine: sim, memory: 50GB, startup-time: 3, ttl: 6, enable-sleep-mode: true}
 Models: {ant: {}, bee: {ttl: 0}}
 """
 
@@ -178,8 +178,9 @@ async def test_an_idle_model_sleeps_and_a_request_wakes_it_without_a_load(tmp_pa
                     listed = (await answer.json())["data"]
                 return any(each["id"] == "ant" and each["status"]["value"] == state for each in listed)
 
-            while not await says("sleeping"):
-                await asyncio.sleep(0.1)
+            async with asyncio.timeout(60):
+                while not await says("sleeping"):
+                    await asyncio.sleep(0.1)
             assert "asleep" in (await asyncio.to_thread(made.run, "models")).stdout
             assert not (await ask(session, made.url, "ant", is_stream=True, tokens=4)).fault
         assert loads(made) == {"ant": 1}
