@@ -44,10 +44,15 @@ DEMAND_PAUSE_S = 60.0
 
 
 def max_swap_wait_s(settings: ModelPolicy, status: ModelStatus) -> float:
-    """Return for how long the model's requests wait at most for the turn of another to end."""
-    if settings.max_swap_wait_s is not None:
-        return settings.max_swap_wait_s
-    return SWAP_WAIT_LOADS * load_s(settings, status) / settings.priority
+    """Return for how long the model's requests wait at most for the turn of another to end.
+
+    That leaves the time of a load before they are refused (``load_timeout_s``): else they would wait in vain.
+    """
+    load = load_s(settings, status)
+    wanted_s = settings.max_swap_wait_s
+    if wanted_s is None:
+        wanted_s = SWAP_WAIT_LOADS * load / settings.priority
+    return min(wanted_s, max(0.0, settings.load_timeout_s - load))
 
 
 def demand_since_s(settings: ModelPolicy, status: ModelStatus) -> float | None:

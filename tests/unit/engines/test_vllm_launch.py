@@ -240,3 +240,10 @@ def test_the_command_of_the_own_environment_comes_first(
 def test_every_dropped_flag_is_told_what_came_of_it() -> None:
     assert all(len(why) > 5 for why in vllm.FLAGS.removed.values())
     assert not set(vllm.FLAGS.removed) & vllm.FLAGS.handled
+
+
+def test_a_vllm_that_may_be_put_to_sleep_has_the_paths_for_it() -> None:
+    assert "VLLM_SERVER_DEV_MODE" not in launch().environment
+    made = launch({"enable-sleep-mode": True})
+    assert made.environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "--enable-sleep-mode" in made.argv

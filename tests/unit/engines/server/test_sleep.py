@@ -113,3 +113,19 @@ async def test_waking_tells_why_it_was_in_vain(signals: EngineMetrics, status: i
 
 async def test_an_engine_that_never_sleeps_is_not_woken() -> None:
     assert await sleep_of(Client(), None).wake(EngineMetrics(is_asleep=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (200, ""),
+        (404, "It has no /sleep?level=1. Set the mode."),
+        (500, "/sleep?level=1 of the engine answered 500."),
+        (0, "it does not answer"),
+    ],
+)
+async def test_an_engine_is_put_to_sleep_or_says_why_not(status: int, reason: str) -> None:
+    client = Client(status=status)
+    assert await sleep_of(client).sleep("1") == reason
+    assert client.commands == ["/sleep?level=1"]
+    assert await sleep_of(client, None).sleep("1") == "it has no way to sleep."

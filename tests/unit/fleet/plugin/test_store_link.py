@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dynaplan.fleet.plugin.store_link import StoreLink
+from dynaplan.store.instances import ASLEEP, WAKE
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from tests.fakes.polling import eventually
@@ -34,6 +35,28 @@ async def test_extensions_of_the_version_before_are_moved_and_later_ones_win() -
         found = await link.read_persisted()
         assert found
         assert set(found.planner) == {"decision_id", "holds", "store_id"}
+    finally:
+        await link.close()
+        await store.close()
+
+
+async def test_orders_to_sleep_and_wake_go_with_their_instance() -> None:
+    store = MemoryStore(SystemClock())
+    link = StoreLink(store, "ns", asyncio.Event())
+    link.start()
+    link.follow_demand()
+    lease = await store.grant(60)
+    try:
+        link.put_to_sleep(lease, "1")
+        await eventually(lambda: link.sleep_orders == {lease: "1"})
+        await store.put(ASLEEP.key("ns", lease), "no way", lease)
+        await eventually(lambda: link.sleep_reasons == {lease: "no way"})
+        link.wake_up(lease)
+        await eventually(lambda: link.sleep_orders == {})
+        assert await store.get(WAKE.key("ns", lease))
+        await store.revoke(lease)
+        await eventually(lambda: link.sleep_reasons == {})
+        assert await store.get(WAKE.key("ns", lease)) is None
     finally:
         await link.close()
         await store.close()
