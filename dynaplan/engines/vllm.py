@@ -263,6 +263,7 @@ class VllmKind(EngineKind):
         argv += guard
         environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
         if options.get("enable-sleep-mode"):
+            argv.append("--enable-sleep-mode")
             environment[DEV_MODE_VARIABLE] = os.environ.get(DEV_MODE_VARIABLE, "1")
         if transfer is not None:
             argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
