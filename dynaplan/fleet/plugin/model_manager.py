@@ -335,6 +335,8 @@ class ModelManager:
 
     def _assumed_bytes(self, status: ModelStatus) -> int:
         rules = self._settings_now.models[status.name]
+        if status.state is ModelState.ASLEEP and (level := level_of(rules, status.sleep_level)):
+            return level.kept_bytes
         return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes
 
     def _log(self) -> None:

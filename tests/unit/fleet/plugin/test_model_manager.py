@@ -288,6 +288,7 @@ async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(tmp_path: Pa
     box.link.sleep_reasons = {ant: ""}
     await box.settle()
     assert state_of(box, "ant") == "asleep"
+    assert box.link.fleet["models"]["ant"]["memory_bytes"] == 1_100_000_000
     waiting(box, "ant")
     await box.settle()
     assert (box.link.woken, state_of(box, "ant")) == ([ant], "loading")
