@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.gpus import Gpu, GpuUse
 from dynaplan.fleet.model_keys import ModelDemand, ModelOrders
 from dynaplan.fleet.plugin import model_manager
+from dynaplan.fleet.plugin.gpu_availability import GpuMemory
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.store_keys import DesiredCounts
@@ -295,6 +296,26 @@ async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(tmp_path: Pa
     box.link.sleep_reasons = {}
     await box.settle()
     assert state_of(box, "ant") == "ready"
+
+
+async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stopped(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    used = {0: GpuUse(0)}
+    box.memory = GpuMemory(box.launch.gpus, lambda: dict(used), box, box.wake)
+    await box.memory.read_once()
+    ant = await idle_sleeper(box)
+    used[0] = GpuUse(50 * GB)
+    await box.memory.read_once()
+    await box.settle()
+    box.link.sleep_reasons = {ant: ""}
+    await box.settle()
+    assert state_of(box, "ant") == "asleep"
+    box.now += 11
+    await box.memory.read_once()
+    await box.settle()
+    assert box.states()["ns_ant"] == "draining"
+    why = box.reconciler.workers["ns_ant"].reason
+    assert "it still holds 50.0 GB of GPU 0, where 1.1 GB are usual; it is stopped instead" in why
 
 
 async def test_another_model_is_loaded_beside_a_sleeper(tmp_path: Path) -> None:
