@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from dynaplan.engines.llamacpp.saved_slots import remove_saved, saved_in
@@ -68,13 +69,14 @@ def is_in_memory(directory: Path) -> bool:
 class _Leftover:
     """What a worker that has gone at ``gone_s`` still holds, by GPU, and what was foreign there before."""
 
+    component: str
     bytes: dict[int, int]
     foreign_before: Mapping[int, int]
     gone_s: float
 
 
 class SharedMemory:
-    """Follows the memory from pass to pass; workers are named by their component.
+    """Follows the memory from pass to pass.
 
     Of each device ``budget_bytes`` may be taken; 0 is all of it. ``saved_directory`` is where models save KV
     entries, if that is in memory.
@@ -88,7 +90,7 @@ class SharedMemory:
         self._saved_directory = saved_directory
         self._host: HostMemory | None = None
         self._host_read_s = -math.inf
-        self._given: dict[str, dict[int, int]] = {}
+        self._given: dict[str, Worker] = {}
         self._foreign: dict[int, int] = {}
         self._left: dict[str, _Leftover] = {}
         self._devices: tuple[Device, ...] = ()
@@ -101,11 +103,7 @@ class SharedMemory:
         ``has_host``: some models are in the host's memory.
         """
         found = list(workers)
-        given = {
-            each.component: dict.fromkeys(each.gpus, each.memory_bytes)
-            for each in found
-            if each.gpus and each.memory_bytes
-        }
+        given = {each.name: each for each in found if each.gpus and each.memory_bytes}
         loading = {index for each in found if each.state in LOADING for index in each.gpus}
         self._follow_leftovers(given, devices, loading, now_s)
         self._devices = tuple(
@@ -119,10 +117,13 @@ class SharedMemory:
         return self._devices
 
     def held(self, worker: Worker | None, component: str) -> Mapping[int, int]:
-        """Return what the worker holds by device, or has left behind; empty where it is not seen."""
+        """Return what the worker holds by device; without one, what those of the component left behind.
+
+        Empty where it is not seen.
+        """
         if worker is None:
-            left = self._left.get(component)
-            return left.bytes if left else {}
+            left = [each.bytes for each in self._left.values() if each.component == component]
+            return {index: sum(each.get(index, 0) for each in left) for index in {*chain(*left)}}
         if worker.gpus or not worker.pid or self._host is None:
             return {}
         held = self._host.held.get(worker.pid)
@@ -148,14 +149,19 @@ class SharedMemory:
         return sum(each.size_bytes for each in saved_in(self._saved_directory))
 
     def _follow_leftovers(
-        self, given: dict[str, dict[int, int]], devices: SharedDevices, loading: Container[int], now_s: float
+        self, given: dict[str, Worker], devices: SharedDevices, loading: Container[int], now_s: float
     ) -> None:
         for name in self._given.keys() - given.keys():
-            self._left[name] = _Leftover(self._given[name], dict(self._foreign), now_s)
+            gone = self._given[name]
+            held = dict.fromkeys(gone.gpus, gone.memory_bytes)
+            self._left[name] = _Leftover(gone.component, held, dict(self._foreign), now_s)
         self._given = given
         unread = {gpu.index for gpu, _, why in devices if why == NOT_READ}
         excess = {
-            gpu.index: max(0, use.used_bytes - sum(each.get(gpu.index, 0) for each in given.values()))
+            gpu.index: max(
+                0,
+                use.used_bytes - sum(each.memory_bytes for each in given.values() if gpu.index in each.gpus),
+            )
             for gpu, use, _ in devices
         }
         for name, left in list(self._left.items()):

@@ -20,12 +20,13 @@ places for them, which are reconciled like all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelOrder
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
-from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Sleep, Unload
+from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Refuse, Sleep, Unload
+from dynaplan.models.rules.replicas import replica_name
 
 _STATES: Mapping[WorkerState, ModelState] = {
     WorkerState.STARTING: ModelState.LOADING,
@@ -65,11 +66,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class DesiredModels:
-    """Numbers of workers by component, the places of those that are to start, and why others leave."""
+    """Numbers of workers by component, places of those that start, and those that leave, with the reason."""
 
     workers: Mapping[str, int] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    leaving: Mapping[str, str] = field(default_factory=dict)
 
     def without(self, gpus: Container[int]) -> DesiredModels:
         """Return a copy without the places on these GPUs: somebody else was faster."""
@@ -99,10 +100,20 @@ class Moment:
         return mono_s if math.isinf(mono_s) else self.unix_s - (self.now_s - mono_s)
 
 
-def worker_of(component: str, fleet: Iterable[Worker]) -> Worker | None:
-    """Return the worker that decides the model's state: one that stays comes before one that leaves."""
-    own = [each for each in fleet if each.component == component and each.state is not WorkerState.STOPPED]
-    return min(own, key=lambda each: (each.state not in COUNTS, each.index), default=None)
+_ORDER = (
+    WorkerState.READY,
+    WorkerState.STARTING,
+    WorkerState.BACKOFF,
+    WorkerState.FAILED,
+    WorkerState.DRAINING,
+)
+"""Of a model's workers the first in this order decides its state; the others are further ones."""
+
+
+def workers_of(component: str, fleet: Iterable[Worker]) -> list[Worker]:
+    """Return the workers of the model, the one that decides its state first."""
+    own = [each for each in fleet if each.component == component and each.state in _ORDER]
+    return sorted(own, key=lambda each: (_ORDER.index(each.state), each.index))
 
 
 def model_status(
@@ -171,24 +182,26 @@ def _is_unload_asked(order: ModelOrder, worker: Worker | None, moment: Moment) -
     return worker.since_s <= moment.mono_s(order.unload_unix_s)
 
 
-def desired_models(plan: Plan, components: Mapping[str, str], fleet: Iterable[Worker]) -> DesiredModels:
-    """Return the numbers of workers that carry out the plan; without an action a model's number stays."""
-    workers = dict.fromkeys(components.values(), 0)
-    for worker in fleet:
-        if worker.component in workers and worker.state in COUNTS:
-            workers[worker.component] = 1
+def desired_models(plan: Plan, components: Mapping[str, str], fleet: Sequence[Worker]) -> DesiredModels:
+    """Return the workers that carry out the plan; without an action a model's number stays."""
+    workers: dict[str, int] = {}
     placements: dict[str, Placement] = {}
-    reasons: dict[str, str] = {}
-    for action in plan.actions:
-        component = components.get(action.model, "")
-        if isinstance(action, Load):
-            workers[component] = 1
-            gpus = tuple(device for device in action.devices if device != HOST)
-            placements[component] = Placement(gpus, action.bytes_each, action.why)
-        elif isinstance(action, Unload | Sleep):
-            workers[component] = 0
-            reasons[component] = action.why
-    return DesiredModels(workers, placements, reasons)
+    leaving: dict[str, str] = {}
+    actions = {each.model: each for each in plan.actions if not isinstance(each, Refuse)}
+    for model, component in components.items():
+        own = workers_of(component, fleet)
+        workers[component] = sum(each.state in COUNTS for each in own)
+        for number in range(1, len(own) + 2):
+            action = actions.get(replica_name(model, number))
+            worker = own[number - 1] if number <= len(own) else None
+            if isinstance(action, Load):
+                workers[component] += worker is None or worker.state not in COUNTS
+                gpus = tuple(device for device in action.devices if device != HOST)
+                placements[component] = Placement(gpus, action.bytes_each, action.why)
+            elif isinstance(action, Unload | Sleep) and worker and worker.state in COUNTS:
+                workers[component] -= 1
+                leaving[worker.name] = action.why
+    return DesiredModels(workers, placements, leaving)
 
 
 def learn_ready(learnt: Learnt, held_bytes: int, load_s: float, unix_s: float) -> Learnt:

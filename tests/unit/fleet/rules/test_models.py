@@ -14,7 +14,7 @@ from dynaplan.fleet.rules.models import (
     Placement,
     desired_models,
     model_status,
-    worker_of,
+    workers_of,
 )
 from dynaplan.fleet.rules.reconcile import reconcile
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -53,9 +53,8 @@ def test_a_model_is_in_the_state_of_its_worker(state: WorkerState, model: ModelS
 
 def test_a_worker_that_stays_decides_before_one_that_leaves() -> None:
     fleet = [worker("a", WorkerState.DRAINING), worker("a", WorkerState.STARTING, name="ns_a_1")]
-    found = worker_of("a", fleet)
-    assert found and found.name == "ns_a_1"
-    assert worker_of("b", fleet) is None
+    assert [each.name for each in workers_of("a", fleet)] == ["ns_a_1", "ns_a"]
+    assert workers_of("b", fleet) == []
 
 
 def test_the_wall_clock_of_frontends_becomes_the_clock_of_workers() -> None:
