@@ -40,7 +40,7 @@ class CheckedDynaplan(Dynaplan):
         some_overdue = any(
             deadline_s(box.settings.models[name], each) <= box.now_s
             for name, each in statuses.items()
-            if each.state not in (ModelState.READY, ModelState.LOADING)
+            if not each.replica_of and each.state not in (ModelState.READY, ModelState.LOADING)
         )
         for action in planned.actions:
             if not isinstance(action, Unload | Sleep) or "makes room" not in action.why:

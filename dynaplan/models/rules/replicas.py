@@ -122,11 +122,9 @@ def _find_room(draft: Draft, model: ModelStatus, wanted: Need, why: str) -> None
 
 def _next_name(draft: Draft, model: ModelStatus) -> str:
     """Return the name of the further worker that has failed, else one that nobody has."""
-    for number in itertools.count(2):
-        status = draft.statuses.get(replica_name(model.name, number))
-        if status is None or status.state is ModelState.FAILED:
-            break
-    return replica_name(model.name, number)
+    names = (replica_name(model.name, number) for number in itertools.count(2))
+    known = draft.statuses
+    return next(each for each in names if each not in known or known[each].state is ModelState.FAILED)
 
 
 def _is_kept_apart(draft: Draft, model: str) -> bool:

@@ -97,3 +97,14 @@ def test_saved_kv_entries_are_not_foreign_and_the_oldest_go_for_a_load_its_own_l
     assert [each.model for each in saved_in(tmp_path)] == ["new", "own"]
     assert memory.make_room_on_host("own", 13 * GIB) == 2 * GIB
     assert saved_in(tmp_path) == []
+
+
+def test_what_two_workers_of_a_model_left_behind_is_counted_together_and_one_that_stays_is_not() -> None:
+    memory = SharedMemory(host)
+    small = replace(ALPHA, memory_bytes=20 * GIB)
+    workers = [replace(small, name=name) for name in ("ns_a", "ns_a_1", "ns_a_2")]
+    device(memory, workers, 60)
+    assert device(memory, workers[:1], 60).foreign_bytes == 0
+    assert memory.held(None, "a") == {0: 40 * GIB}
+    device(memory, workers[:1], 20)
+    assert memory.held(None, "a") == {}
