@@ -88,6 +88,8 @@ class ModelPolicy:
     - ``estimate_bytes``: the estimate for each device; 0 when there is none
     - ``estimate_load_s``: how long a load is expected to take before one was measured; 0 when nobody knows
     - ``sleep_levels``: how its engine can sleep, the quickest to wake first
+    - ``max_workers``: the most workers that it may have at once, and ``requests_per_worker`` the requests of
+      each above which a further one is started
     """
 
     ttl_s: float = 1800.0
@@ -103,6 +105,8 @@ class ModelPolicy:
     estimate_bytes: int = 0
     estimate_load_s: float = 0.0
     sleep_levels: tuple[SleepLevel, ...] = ()
+    max_workers: int = 1
+    requests_per_worker: int = 8
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,9 @@ class ModelPolicies:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One model at one moment.
+    """One model at one moment, by the worker that stays longest; or a further worker of it.
 
+    - ``replica_of``: the model whose further worker it is (``rules/replicas.py``); empty for a model
     - ``since_s``: when it came into its state
     - ``last_use_s``: when it last began or finished to answer
     - ``in_flight``: the requests that it answers now; ``waiting`` those that wait for it, loaded or
@@ -176,6 +181,7 @@ class ModelStatus:
     sleep_failure: str = ""
     retry_at_s: float = 0.0
     reason: str = ""
+    replica_of: str = ""
     history: tuple[str, ...] = field(default=(), compare=False)
 
     def moved(self, state: ModelState, now_s: float, why: str = "") -> ModelStatus:

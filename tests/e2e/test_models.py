@@ -186,3 +186,38 @@ async def test_an_idle_model_sleeps_and_a_request_wakes_it_without_a_load(tmp_pa
         assert loads(made) == {"ant": 1}
     finally:
         made.close()
+
+
+GROWING = """
+Common: {engine: sim, memory: 50GB, startup-time: 0.3, max-swap-wait: 0.5, ttl: 0}
+Frontend: {access-log: true}
+Models:
+  ant: {max-workers: 2, requests-per-worker: 4}
+  bee: {}
+"""
+
+
+async def test_a_model_grows_under_a_burst_and_gives_its_second_gpu_to_another_without_losing_a_request(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(GROWING)
+    made = Deployment(tmp_path, str(file), "", "--gpus", "2")
+    try:
+        deployment = await asyncio.to_thread(made.start)
+        burst = asyncio.create_task(mixed(deployment.url, ["ant"], requests=200, clients=20, tokens=200))
+        await eventually(lambda: _ready(deployment, "ant") == 2)
+        async with aiohttp.ClientSession() as session:
+            other = await ask(session, deployment.url, "bee", is_stream=True, tokens=4)
+        assert other.fault == ""
+        assert not burst.done(), "the burst was too short to show anything"
+        assert _ready(deployment, "ant") == 1
+        assert [each.fault for each in await burst if each.fault] == []
+        why = await asyncio.to_thread(deployment.run, "why")
+        assert "makes room for bee: other workers of ant go on" in why.stdout
+    finally:
+        made.close()
+
+
+def _ready(deployment: Deployment, name: str) -> int:
+    return sum(each.get("state") == "ready" for each in deployment.workers(name).values())

@@ -28,7 +28,8 @@ class CheckedDynaplan(Dynaplan):
     def act(self, box: Box) -> float:
         next_s = super().act(box)
         for device in box.devices:
-            held = sum(each.status.held_bytes.get(device.index, 0) for each in box.workers.values())
+            workers = [*box.workers.values(), *box.further.values()]
+            held = sum(each.status.held_bytes.get(device.index, 0) for each in workers)
             assert held <= device.total_bytes
         return next_s
 
@@ -39,12 +40,13 @@ class CheckedDynaplan(Dynaplan):
         some_overdue = any(
             deadline_s(box.settings.models[name], each) <= box.now_s
             for name, each in statuses.items()
-            if each.state not in (ModelState.READY, ModelState.LOADING)
+            if not each.replica_of and each.state not in (ModelState.READY, ModelState.LOADING)
         )
         for action in planned.actions:
             if not isinstance(action, Unload | Sleep) or "makes room" not in action.why:
                 continue
-            status, own = statuses[action.model], box.settings.models[action.model]
+            status = statuses[action.model]
+            own = box.settings.models[status.replica_of or action.model]
             tenure = tenure_of(own, status, box.now_s)
             assert tenure.leave <= (Leave.FOR_OVERDUE if some_overdue else Leave.AT_ONCE), action
         return planned
@@ -65,6 +67,8 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[Device, ...], dict[str, SimulatedModel
             claim_bytes=size,
             estimate_load_s=load_s,
             sleep_levels=draw(st.sampled_from([(), (SleepLevel("1", 0.5, min(1, size)),)])),
+            max_workers=draw(st.sampled_from([1, 1, 3])),
+            requests_per_worker=draw(st.integers(1, 3)),
         )
         models[name] = SimulatedModel(own, load_s, itl_s=1.0, slots=draw(st.integers(1, 3)))
     return devices, models

@@ -50,6 +50,10 @@ class OnDemandSettings(Settings):
         kind=Duration,
         default_text="three times the measured load time",
     )
+    max_workers: int = option(1, "The most workers that it may have at once", minimum=1)
+    requests_per_worker: int = option(
+        8, "Requests of each of its workers above which a further one is started, where memory is", minimum=1
+    )
     max_queue: int = option(
         256, "Requests that may wait for the model before further ones are answered 429", minimum=1
     )

@@ -41,7 +41,7 @@ from dynaplan.fleet.rules.models import (
     desired_models,
     learn_ready,
     model_status,
-    worker_of,
+    workers_of,
 )
 from dynaplan.fleet.rules.restarting import too_little_bytes
 from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
@@ -62,6 +62,7 @@ from dynaplan.models.model import (
 from dynaplan.models.rules.ladder import failed_sleep, idle_until_s
 from dynaplan.models.rules.memory import gb, level_of
 from dynaplan.models.rules.planning import plan
+from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
 from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class ModelManager:
         self._moment = Moment(0.0, 0.0)
         self._said: dict[str, str] = {}
         self._waits: dict[str, _Wait] = {}
+        self._wanted_s: dict[str, float] = {}
         self._preload_asked_s: dict[str, float] = {}
         self._failed_to_sleep: set[str] = set()
         self.sleepers = Sleepers()
@@ -168,6 +170,8 @@ class ModelManager:
             for name, each in self._settings.models.items()
         }
         self._settings_now = replace(self._settings, models=pinned)
+        for each in self._models:
+            self._statuses |= self._further_workers(each, fleet, orders)
         observation = Observation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
@@ -211,7 +215,7 @@ class ModelManager:
         demand: Mapping[str, ModelDemand],
         orders: ModelOrders,
     ) -> ModelStatus:
-        worker = worker_of(model.component, fleet)
+        worker = next(iter(workers_of(model.component, fleet)), None)
         learnt = self._learn_too_little(model, worker)
         used_unix_s = demand[model.name].last_use_unix_s if model.name in demand else 0.0
         if used_unix_s > learnt.last_use_unix_s + USE_KEPT_S:
@@ -237,14 +241,37 @@ class ModelManager:
         return replace(status, held_bytes=held) if held else status
 
     def _kept_bytes(self, fleet: Iterable[Worker]) -> dict[str, int]:
-        """Return what sleeping workers keep on each device, by component."""
+        """Return what sleeping workers keep on each device, by name."""
         kept = {}
         for model in self._models:
-            rest = self.sleepers.of(worker_of(model.component, fleet))
-            level = level_of(self._settings.models[model.name], rest.level) if rest else None
-            if rest and level and rest.state is ModelState.ASLEEP:
-                kept[model.component] = level.kept_bytes
+            for worker in workers_of(model.component, fleet):
+                rest = self.sleepers.of(worker)
+                level = level_of(self._settings.models[model.name], rest.level) if rest else None
+                if rest and level and rest.state is ModelState.ASLEEP:
+                    kept[worker.name] = level.kept_bytes
         return kept
+
+    def _further_workers(
+        self, model: ServedModel, fleet: Iterable[Worker], orders: ModelOrders
+    ) -> dict[str, ModelStatus]:
+        """Return the workers of the model beside the first, by name, and what others have left behind."""
+        first, rules = self._statuses[model.name], self._settings.models[model.name]
+        found: dict[str, ModelStatus] = {}
+        wanted = wanted_workers(rules, first.in_flight + first.waiting)
+        for number, worker in enumerate(workers_of(model.component, fleet)[1:], 2):
+            name, learnt = replica_name(model.name, number), self.learnt.get(model.name, NOTHING_LEARNT)
+            status = model_status(name, worker, None, orders.of(model.name), learnt, self._moment)
+            if number <= wanted:
+                self._wanted_s[name] = self._moment.now_s
+            last_use_s = self._wanted_s.get(name, status.since_s)
+            held = self._memory.held(worker, model.component)
+            status = replace(status, last_use_s=last_use_s, held_bytes=held)
+            found[name] = as_replica(status, name, first, number <= wanted)
+        left = self._memory.held(None, model.component)
+        if left and first.state is not ModelState.DRAINING:
+            gone = ModelStatus(f"{model.name} (gone)", ModelState.DRAINING, replica_of=model.name)
+            found[gone.name] = replace(gone, held_bytes=left, placed_on=tuple(left))
+        return found
 
     def _waiting_since_s(self, status: ModelStatus) -> float:
         """Return since when the model has been in demand without being ready; see ``turns``."""
@@ -287,6 +314,8 @@ class ModelManager:
             estimate_bytes=_estimate_bytes(options, gpus, devices, self._launch.gpus),
             estimate_load_s=self._usual_load_s(model.component, gpus),
             sleep_levels=_sleep_levels(options, gpus) if devices else (),
+            max_workers=own.max_workers,
+            requests_per_worker=own.requests_per_worker,
         )
 
     def _usual_load_s(self, component: str, gpus: float) -> float:
@@ -302,6 +331,7 @@ class ModelManager:
             (each for each in self._plan.actions if isinstance(each, Refuse) and each.model == model.name),
             None,
         )
+        workers = [each for each in self._statuses.values() if model.name in (each.name, each.replica_of)]
         loaded = status.state not in (ModelState.UNLOADED, ModelState.FAILED)
         return ModelReport(
             component=model.component,
@@ -311,7 +341,7 @@ class ModelManager:
             why=self._why(status),
             is_pinned=rules.is_pinned,
             memory_bytes=max(status.held_bytes.values(), default=0) or self._assumed_bytes(status),
-            gpus=tuple(index for index in status.placed_on if index != HOST),
+            gpus=tuple(sorted({index for each in workers for index in each.placed_on if index != HOST})),
             leaves_unix_s=self._leaves_unix_s(rules, status),
             refusal=Refusal(
                 refusal.status,
@@ -334,7 +364,7 @@ class ModelManager:
         return 0.0 if math.isinf(until_s) else round(self._moment.to_unix_s(until_s), 1)
 
     def _assumed_bytes(self, status: ModelStatus) -> int:
-        rules = self._settings_now.models[status.name]
+        rules = self._settings_now.models[status.replica_of or status.name]
         if status.state is ModelState.ASLEEP and (level := level_of(rules, status.sleep_level)):
             return level.kept_bytes
         return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes

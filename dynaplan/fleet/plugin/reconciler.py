@@ -288,9 +288,9 @@ class Reconciler:
         )
         for worker in fleet:
             if worker.state is WorkerState.READY and worker.instance_id:
-                if worker.component in desired.to_sleep:
-                    self._link.put_to_sleep(worker.instance_id, desired.to_sleep[worker.component])
-                elif worker.component in desired.to_wake:
+                if worker.name in desired.to_sleep:
+                    self._link.put_to_sleep(worker.instance_id, desired.to_sleep[worker.name])
+                elif worker.name in desired.to_wake:
                     self._models.sleepers.wakes(worker.instance_id)
                     self._link.wake_up(worker.instance_id)
         return desired

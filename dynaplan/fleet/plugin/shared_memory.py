@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from dynaplan.engines.llamacpp.saved_slots import remove_saved, saved_in
@@ -71,13 +72,14 @@ def is_in_memory(directory: Path) -> bool:
 class _Leftover:
     """What a worker that has gone at ``gone_s`` still holds, by GPU, and what was foreign there before."""
 
+    component: str
     bytes: dict[int, int]
     foreign_before: Mapping[int, int]
     gone_s: float
 
 
 class SharedMemory:
-    """Follows the memory from pass to pass; workers are named by their component.
+    """Follows the memory from pass to pass.
 
     Of each device ``budget_bytes`` may be taken; 0 is all of it. ``saved_directory`` is where models save KV
     entries, if that is in memory.
@@ -91,7 +93,7 @@ class SharedMemory:
         self._saved_directory = saved_directory
         self._host: HostMemory | None = None
         self._host_read_s = -math.inf
-        self._given: dict[str, dict[int, int]] = {}
+        self._given: dict[str, Worker] = {}
         self._foreign: dict[int, int] = {}
         self._left: dict[str, _Leftover] = {}
         self._devices: tuple[Device, ...] = ()
@@ -108,11 +110,11 @@ class SharedMemory:
         """Take over the workers and the use of GPUs as they are now; return the devices.
 
         ``has_host``: some models are in the host's memory. ``kept_bytes`` is what sleepers keep of a device,
-        by component.
+        by name.
         """
         found = list(workers)
         given = {
-            each.component: dict.fromkeys(each.gpus, kept_bytes.get(each.component, each.memory_bytes))
+            each.name: replace(each, memory_bytes=kept_bytes.get(each.name, each.memory_bytes))
             for each in found
             if each.gpus and each.memory_bytes
         }
@@ -129,12 +131,16 @@ class SharedMemory:
         return self._devices
 
     def held(self, worker: Worker | None, component: str) -> Mapping[int, int]:
-        """Return what the worker holds by device, or has left behind; empty where it is not seen."""
-        left = self._left.get(component)
+        """Return what the worker holds by device; without one, what those of the component left behind.
+
+        A sleeper holds what it keeps and what has not come back. Empty where it is not seen.
+        """
         if worker is None:
-            return left.bytes if left else {}
-        if left:
-            return {index: held + self._given[component].get(index, 0) for index, held in left.bytes.items()}
+            left = [each.bytes for each in self._left.values() if each.component == component]
+            return {index: sum(each.get(index, 0) for each in left) for index in {*chain(*left)}}
+        if worker.name in self._left:
+            kept = self._given[worker.name].memory_bytes
+            return {index: held + kept for index, held in self._left[worker.name].bytes.items()}
         if worker.gpus or not worker.pid or self._host is None:
             return {}
         held = self._host.held.get(worker.pid)
@@ -161,22 +167,24 @@ class SharedMemory:
 
     def _follow_leftovers(
         self,
-        given: dict[str, dict[int, int]],
+        given: dict[str, Worker],
         devices: SharedDevices,
         loading: Container[int],
         now_s: float,
         sleepers: Container[str],
     ) -> None:
-        for name in self._given.keys() & given.keys():
-            if name in sleepers and given[name] != self._given[name]:
-                freed = {index: held - given[name].get(index, 0) for index, held in self._given[name].items()}
-                self._left[name] = _Leftover(freed, dict(self._foreign), now_s)
-        for name in self._given.keys() - given.keys():
-            self._left[name] = _Leftover(self._given[name], dict(self._foreign), now_s)
+        for name, before in self._given.items():
+            now = given.get(name)
+            if now is None or (name in sleepers and now.memory_bytes != before.memory_bytes):
+                freed = dict.fromkeys(before.gpus, before.memory_bytes - (now.memory_bytes if now else 0))
+                self._left[name] = _Leftover(before.component, freed, dict(self._foreign), now_s)
         self._given = given
         unread = {gpu.index for gpu, _, why in devices if why == NOT_READ}
         excess = {
-            gpu.index: max(0, use.used_bytes - sum(each.get(gpu.index, 0) for each in given.values()))
+            gpu.index: max(
+                0,
+                use.used_bytes - sum(each.memory_bytes for each in given.values() if gpu.index in each.gpus),
+            )
             for gpu, use, _ in devices
         }
         for name, left in list(self._left.items()):

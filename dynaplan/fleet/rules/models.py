@@ -20,12 +20,13 @@ places for them, which are reconciled like all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelOrder
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
-from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Sleep, Unload, Wake
+from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Refuse, Sleep, Unload, Wake
+from dynaplan.models.rules.replicas import replica_name
 from dynaplan.store.instances import SLEEP_FAILED
 
 _STATES: Mapping[WorkerState, ModelState] = {
@@ -66,14 +67,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class DesiredModels:
-    """Numbers of workers by component, the places of those that are to start, and why others leave.
+    """Numbers of workers by component, places of those that start, and those that leave, with the reason.
 
-    ``to_sleep`` has the level of those that are put to sleep, ``to_wake`` those that are woken.
+    ``to_sleep`` has the level of the workers that are put to sleep, ``to_wake`` those that are woken.
     """
 
     workers: Mapping[str, int] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    leaving: Mapping[str, str] = field(default_factory=dict)
     to_sleep: Mapping[str, str] = field(default_factory=dict)
     to_wake: frozenset[str] = frozenset()
 
@@ -148,10 +149,20 @@ class Sleepers:
         self._waking.add(instance_id)
 
 
-def worker_of(component: str, fleet: Iterable[Worker]) -> Worker | None:
-    """Return the worker that decides the model's state: one that stays comes before one that leaves."""
-    own = [each for each in fleet if each.component == component and each.state is not WorkerState.STOPPED]
-    return min(own, key=lambda each: (each.state not in COUNTS, each.index), default=None)
+_ORDER = (
+    WorkerState.READY,
+    WorkerState.STARTING,
+    WorkerState.BACKOFF,
+    WorkerState.FAILED,
+    WorkerState.DRAINING,
+)
+"""Of a model's workers the first in this order decides its state; the others are further ones."""
+
+
+def workers_of(component: str, fleet: Iterable[Worker]) -> list[Worker]:
+    """Return the workers of the model, the one that decides its state first."""
+    own = [each for each in fleet if each.component == component and each.state in _ORDER]
+    return sorted(own, key=lambda each: (_ORDER.index(each.state), each.index))
 
 
 def model_status(
@@ -222,30 +233,34 @@ def _is_unload_asked(order: ModelOrder, worker: Worker | None, moment: Moment) -
     return worker.since_s <= moment.mono_s(order.unload_unix_s)
 
 
-def desired_models(plan: Plan, components: Mapping[str, str], fleet: Iterable[Worker]) -> DesiredModels:
-    """Return the numbers of workers that carry out the plan; without an action a model's number stays."""
-    workers = dict.fromkeys(components.values(), 0)
-    for worker in fleet:
-        if worker.component in workers and worker.state in COUNTS:
-            workers[worker.component] = 1
+def desired_models(plan: Plan, components: Mapping[str, str], fleet: Sequence[Worker]) -> DesiredModels:
+    """Return the workers that carry out the plan; without an action a model's number stays."""
+    workers: dict[str, int] = {}
     placements: dict[str, Placement] = {}
-    reasons: dict[str, str] = {}
+    leaving: dict[str, str] = {}
     to_sleep: dict[str, str] = {}
     to_wake: set[str] = set()
-    for action in plan.actions:
-        component = components.get(action.model, "")
-        if isinstance(action, Load):
-            workers[component] = 1
-            gpus = tuple(device for device in action.devices if device != HOST)
-            placements[component] = Placement(gpus, action.bytes_each, action.why)
-        elif isinstance(action, Unload):
-            workers[component] = 0
-            reasons[component] = action.why
-        elif isinstance(action, Sleep):
-            to_sleep[component] = action.level
-        elif isinstance(action, Wake):
-            to_wake.add(component)
-    return DesiredModels(workers, placements, reasons, to_sleep, frozenset(to_wake))
+    actions = {each.model: each for each in plan.actions if not isinstance(each, Refuse)}
+    for model, component in components.items():
+        own = workers_of(component, fleet)
+        workers[component] = sum(each.state in COUNTS for each in own)
+        for number in range(1, len(own) + 2):
+            action = actions.get(replica_name(model, number))
+            worker = own[number - 1] if number <= len(own) else None
+            if isinstance(action, Load):
+                workers[component] += worker is None or worker.state not in COUNTS
+                gpus = tuple(device for device in action.devices if device != HOST)
+                placements[component] = Placement(gpus, action.bytes_each, action.why)
+            elif worker is None or worker.state not in COUNTS:
+                continue
+            elif isinstance(action, Unload):
+                workers[component] -= 1
+                leaving[worker.name] = action.why
+            elif isinstance(action, Sleep):
+                to_sleep[worker.name] = action.level
+            elif isinstance(action, Wake):
+                to_wake.add(worker.name)
+    return DesiredModels(workers, placements, leaving, to_sleep, frozenset(to_wake))
 
 
 def learn_ready(learnt: Learnt, held_bytes: int, load_s: float, unix_s: float) -> Learnt:

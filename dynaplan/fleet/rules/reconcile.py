@@ -107,7 +107,7 @@ def reconcile(
     wanted = {service.name: _wanted(service, desired) for service in own_process}
     vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, OPERATOR_RESTART)
     due = _due(fleet, models, now_s, retry_failed)
-    leaving = _leaving(fleet, wanted, due, worth, leave_first, vacating, models.reasons)
+    leaving = _leaving(fleet, wanted, due, worth, leave_first, vacating, models.leaving)
     leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
@@ -203,7 +203,7 @@ def _leaving(
     worth: Mapping[str, int],
     leave_first: str,
     vacating: Collection[str],
-    reasons: Mapping[str, str],
+    chosen: Mapping[str, str],
 ) -> dict[str, tuple[Worker, str]]:
     """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
     leaving = {
@@ -212,6 +212,11 @@ def _leaving(
         if worker.state is WorkerState.STOPPED
     }
     leaving |= {worker.name: (worker, "failed, tried again") for worker in due}
+    leaving |= {
+        worker.name: (worker, chosen[worker.name])
+        for worker in fleet
+        if worker.name in chosen and worker.state in COUNTS
+    }
     gone = leaving.keys() | set(vacating)
     counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in gone]
     for component in dict.fromkeys(worker.component for worker in counted):
@@ -226,7 +231,7 @@ def _leaving(
         )
         number = wanted.get(component, 0)
         surplus = workers[: max(0, len(workers) - number)]
-        why = reasons.get(component) or f"{number} of {len(workers)} {component} wanted"
+        why = f"{number} of {len(workers)} {component} wanted"
         is_by_worth = any(_worth_of(worker, worth) for worker in workers) and workers[0].name != leave_first
         leaving |= {
             worker.name: (worker, why + (_least_served(worker, worth) if is_by_worth and number else ""))
@@ -305,9 +310,10 @@ def _starts(
 def _placed(
     graph: GraphSpec, service: ServiceSpec, fleet: Fleet, models: DesiredModels, now_s: float
 ) -> Fleet:
-    """A new worker of a model that is loaded on request, where it has a place and no worker yet."""
+    """A new worker of a model that is loaded on request, where it has a place and a worker too few."""
     place = models.placements.get(service.name)
-    if place is None or any(each.component == service.name and each.state in COUNTS for each in fleet):
+    existing = sum(each.component == service.name and each.state in COUNTS for each in fleet)
+    if place is None or existing >= models.workers[service.name]:
         return ()
     name = _free_name(graph, service.name, fleet)
     return (

@@ -102,6 +102,8 @@ def models_of(config: Sections) -> dict[str, SimulatedModel]:
             is_exclusive=not own.share,
             claim_bytes=size,
             estimate_load_s=float(options.get("startup-time") or 0),
+            max_workers=own.max_workers,
+            requests_per_worker=own.requests_per_worker,
         )
         models[served.name] = SimulatedModel(settings, load_s(settings, ModelStatus(served.name)))
     return models

@@ -90,9 +90,11 @@ class Demands:
 
     def _forced(self, name: str, loaded: Iterable[str]) -> frozenset[str]:
         """Return those who must leave for the model by the owner's constraints."""
-        others = [each for each in loaded if each != name]
-        priorities = {each: self._draft.settings(each).priority for each in others}
-        return must_leave(self._draft.constraints, name, others, priorities)
+        draft, others = self._draft, [each for each in loaded if each != name]
+        models = list(dict.fromkeys(map(draft.model_of, others)))
+        priorities = {each: draft.settings(each).priority for each in models}
+        leaving = must_leave(draft.constraints, name, models, priorities)
+        return frozenset(each for each in others if draft.model_of(each) in leaving)
 
     # a, c: there is room
 
@@ -191,6 +193,8 @@ class Demands:
             since_s = demand_since_s(self._draft.settings(other), self._draft.statuses[other])
             waited_s = self._now_s - (self._now_s if since_s is None else since_s)
             return f"{tenure.why}, but {other} has waited for {waited_s:.0f} s (max-swap-wait)"
+        if status.replica_of:
+            return tenure.why
         rests = f"idle for {seconds(idle)}" if status.state is ModelState.READY else tenure.why
         return f"{rests}; a load takes {seconds(load_s(settings, status))}, priority {settings.priority:g}"
 

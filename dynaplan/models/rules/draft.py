@@ -8,6 +8,7 @@ held for each demand that was gone through. A model may be loaded where there is
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from math import inf
 
 from dynaplan.models.model import (
@@ -27,6 +28,9 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.memory import Need, holding, holding_after_drain, need, promise
 
+SHRINK_AFTER_S = 60.0
+"""A further worker that requests have not wanted for so long leaves."""
+
 DEFAULTS = ModelPolicy()
 """The settings of a model that has left the configuration and is still loaded."""
 
@@ -40,7 +44,7 @@ class Draft:
         self._next_at_s = inf
         observed = {each.name: each for each in observation.models}
         self.statuses = {name: observed.get(name, ModelStatus(name)) for name in settings.models}
-        self.statuses |= {name: each for name, each in observed.items() if each.is_loaded}
+        self.statuses |= {name: each for name, each in observed.items() if each.is_loaded or each.replica_of}
         self.needs = {
             name: need(self.settings(name), status, observation.devices)
             for name, status in self.statuses.items()
@@ -57,11 +61,19 @@ class Draft:
                 self._expect_drained(name, status.sleep_level)
 
     def settings(self, name: str) -> ModelPolicy:
-        """Return the model's settings, or the defaults."""
-        return self._settings.get(name, DEFAULTS)
+        """Return the model's settings, or the defaults; a further worker is put away sooner, and whole."""
+        own = self._settings.get(self.model_of(name), DEFAULTS)
+        if self.model_of(name) == name:
+            return own
+        return replace(own, is_pinned=False, ttl_s=min(own.ttl_s or inf, SHRINK_AFTER_S), sleep_levels=())
 
     def is_configured(self, name: str) -> bool:
-        return name in self._settings
+        return self.model_of(name) in self._settings
+
+    def model_of(self, name: str) -> str:
+        """Return the model that a worker serves: of a further one it is another name."""
+        status = self.statuses.get(name)
+        return (status.replica_of if status else "") or name
 
     @property
     def drainers(self) -> list[str]:
@@ -70,6 +82,11 @@ class Draft:
 
     def plan(self) -> Plan:
         return Plan(tuple(self._actions), tuple(self._trail), self._next_at_s)
+
+    def add(self, status: ModelStatus) -> None:
+        """Take up a further worker that does not exist yet."""
+        self.statuses[status.name] = status
+        self.needs[status.name] = need(self.settings(status.name), status, self.devices)
 
     # what may be decided about a model
 

@@ -5,7 +5,7 @@ its owner asked for it). The demand lasts while anybody waits, also when the fir
 that are refused and ask again within ``DEMAND_PAUSE_S`` go on with it. The model takes its turn in one of
 three ways, and which one is open to it depends on who would have to leave:
 
-1. Nobody, or only models with nothing to do: at once.
+1. Nobody, or only models with nothing to do, or further workers of a model (``replicas``): at once.
 2. A model that answers or has requests of its own, or loads for longer than its ``load_timeout_s``: when the
    demand is *overdue*. Until then the loaded model serves everybody who asks for it, so that requests for one
    model are served together; from then on it admits nobody, finishes what it answers, and leaves.
@@ -98,6 +98,8 @@ class Tenure:
 
 def tenure_of(settings: ModelPolicy, status: ModelStatus, now_s: float) -> Tenure:
     """Return when the loaded model may leave for another; the cases are those of the module's head."""
+    if status.replica_of:
+        return Tenure(Leave.AT_ONCE, f"other workers of {status.replica_of} go on")
     if settings.is_pinned:
         return Tenure(Leave.NEVER, "is pinned")
     if status.state is ModelState.LOADING:

@@ -1,6 +1,7 @@
 """The mechanics of a box of several models in virtual time; what is loaded when is a policy's.
 
-A model has a worker or none. A load takes the model's ``load_s``; a worker that has drained gives its memory
+A model has a worker or none, and further ones where the policy starts them; a request goes to the one that
+has the fewest. A load takes the model's ``load_s``; a worker that has drained gives its memory
 back ``FREE_S`` later, and waking takes its level's time. A worker answers ``slots`` requests at once, the
 others queue in it; an answer takes ``prompt_tokens / prefill_tokens_per_s + output_tokens x itl_s``, whatever
 else it answers. That is coarser than the simulation of one model (``simulation.service``): waits for models
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -20,6 +21,7 @@ from typing import Protocol
 
 from dynaplan.models.model import Device, ModelPolicies, ModelPolicy, ModelState, ModelStatus, Observation
 from dynaplan.models.rules.memory import level_of
+from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
 from dynaplan.simulation.many_models.workloads import Chain, ChainCall
 
 FREE_S = 0.5
@@ -102,6 +104,11 @@ class Box:
         self.workers = {
             name: SimulatedModelWorker(model, ModelStatus(name)) for name, model in models.items()
         }
+        self.further = {
+            (name, number): SimulatedModelWorker(model, ModelStatus(replica_name(name, number)))
+            for name, model in models.items()
+            for number in range(2, model.settings.max_workers + 1)
+        }
         self.settings = ModelPolicies({name: model.settings for name, model in models.items()})
         self.requests: list[SimulatedCall] = []
         self.loads = 0
@@ -148,7 +155,8 @@ class Box:
 
     def _advance(self, at_s: float) -> None:
         if self._is_counting:
-            held = sum(sum(each.status.held_bytes.values()) for each in self.workers.values())
+            workers = [*self.workers.values(), *self.further.values()]
+            held = sum(sum(each.status.held_bytes.values()) for each in workers)
             self.byte_seconds += held * (at_s - self.now_s)
         self.now_s = at_s
 
@@ -186,16 +194,45 @@ class Box:
     # what a policy sees
 
     def observation(self) -> Observation:
-        return Observation(tuple(map(self._seen, self.workers.values())), self.devices)
+        models = [self._seen(name) for name in self.workers]
+        return Observation((*models, *self._seen_further(models)), self.devices)
 
-    def _seen(self, worker: SimulatedModelWorker) -> ModelStatus:
+    def _seen(self, name: str) -> ModelStatus:
+        worker = self.workers[name]
         oldest = worker.waiting[0].arrival_s if worker.waiting else inf
         return replace(
             worker.status,
             waiting=len(worker.waiting),
             oldest_arrival_s=oldest,
-            in_flight=worker.in_flight,
+            in_flight=sum(each.in_flight for each in self._of(name)),
         )
+
+    def _seen_further(self, models: Iterable[ModelStatus]) -> Iterator[ModelStatus]:
+        for model in models:
+            wanted = wanted_workers(self.settings.models[model.name], model.in_flight + model.waiting)
+            for (name, number), worker in self.further.items():
+                if name == model.name and worker.status.is_loaded:
+                    if number <= wanted:
+                        worker.status = replace(worker.status, last_use_s=self.now_s)
+                    yield as_replica(worker.status, replica_name(name, number), model, number <= wanted)
+
+    def _of(self, name: str) -> list[SimulatedModelWorker]:
+        return [self.workers[name], *(each for (model, _), each in self.further.items() if model == name)]
+
+    def _find(self, name: str) -> SimulatedModelWorker:
+        """Return the worker that a plan names."""
+        if name in self.workers:
+            return self.workers[name]
+        return next(each for key, each in self.further.items() if replica_name(*key) == name)
+
+    def promote(self) -> None:
+        """Have a further worker that is ready be the first one of a model whose first is not."""
+        for (name, number), worker in self.further.items():
+            first = self.workers[name]
+            if first.status.state is not ModelState.READY and worker.status.state is ModelState.READY:
+                worker.waiting, first.waiting = first.waiting, worker.waiting
+                worker.status = replace(worker.status, name=name)
+                self.workers[name], self.further[name, number] = worker, first
 
     # what a policy does
 
@@ -205,13 +242,15 @@ class Box:
         while worker.waiting and (most is None or most > 0):
             request = worker.waiting.popleft()
             request.admitted_s = self.now_s
-            worker.queued.append(request)
+            ready = [each for each in self._of(name) if each.status.state is ModelState.READY]
+            least = min(ready, key=lambda each: each.in_flight)
+            least.queued.append(request)
+            self._fill(least)
             most = None if most is None else most - 1
-        self._fill(worker)
 
     def load(self, name: str, devices: tuple[int, ...]) -> None:
-        worker = self.workers[name]
-        self.loads += 1
+        worker = self._find(name)
+        self.loads += name in self.workers
         held = dict.fromkeys(devices, worker.model.settings.claim_bytes)
         self._move(worker, ModelState.LOADING, placed_on=devices, held_bytes=held, load_asked_s=None)
         self._become_ready(worker, worker.model.load_s)
@@ -234,7 +273,7 @@ class Box:
 
     def drain(self, name: str, level: str = "") -> None:
         """Let the model finish what it answers, and then sleep or be gone; a loading one is gone at once."""
-        worker = self.workers[name]
+        worker = self._find(name)
         worker.generation += 1
         self._move(worker, ModelState.DRAINING, sleep_level=level)
         self._leave_when_empty(worker)

@@ -31,6 +31,7 @@ class Dynaplan:
     name = "dynaplan"
 
     def act(self, box: Box) -> float:
+        box.promote()
         _admit_ready(box)
         while (planned := self.plan(box)).actions:
             for action in planned.actions:

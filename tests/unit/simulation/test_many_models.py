@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.models.model import Device, ModelPolicy, ModelState, SleepLevel
+from dynaplan.models.model import Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
 from dynaplan.simulation.many_models.box import FREE_S, Box, Policy, SimulatedModel
 from dynaplan.simulation.many_models.comparison import Outcome, compare, simulate
 from dynaplan.simulation.many_models.policies import (
@@ -57,6 +57,23 @@ def test_a_swap_takes_the_drain_the_memory_and_the_load() -> None:
 def test_a_worker_answers_as_many_as_it_has_slots() -> None:
     box = run(Dynaplan(), *[asks("a", 20, answer_s=3)] * 4, a=model(slots=2))
     assert [request.begun_s for request in box.requests] == [30, 30, 33, 33]
+
+
+def test_a_burst_gets_a_second_worker_which_takes_its_share_and_leaves_for_another_model() -> None:
+    asked = [asks("a", at_s, answer_s=30) for at_s in (20, 21, 22, 33)]
+    grows = model(max_workers=2, requests_per_worker=2, slots=3)
+    box = run(Dynaplan(), asks("a"), *asked, asks("b", 45), gpus=2, a=grows, b=model())
+    assert [request.begun_s for request in box.requests[1:5]] == [20, 21, 22, 33]
+    assert waits(box)[5] == 33 + 30 + FREE_S + LOAD_S - 45
+    assert not any(request.is_cut or request.refused for request in box.requests)
+
+
+def test_a_second_worker_goes_on_as_the_first_when_that_has_left() -> None:
+    box = Box((Device(0, 16),), {"a": model(max_workers=2)}, Dynaplan())
+    box.further["a", 2].status = ModelStatus("a (worker 2)", ModelState.READY, placed_on=(0,))
+    box.run([asks("a")], 10.0)
+    assert waits(box) == [0.0]
+    assert box.workers["a"].status.name == "a"
 
 
 def test_a_sleeper_wakes_sooner_than_a_model_loads() -> None:

@@ -18,6 +18,7 @@ from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.rules.draft import SHRINK_AFTER_S
 from dynaplan.process.memory import BoxMemory
 from tests.unit.fleet.plugin.box import Box
 
@@ -350,3 +351,72 @@ async def test_a_model_that_cannot_sleep_or_wake_is_stopped_and_unloaded_the_nex
     box.now += 100
     await box.settle()
     assert (box.link.sleep_orders, box.states()["ns_ant"]) == ({}, "draining")
+
+
+def growing_box(directory: Path) -> Box:
+    """Two GPUs; ant may have two workers, one for each two requests."""
+    box = models_box(directory)
+    models = {**MODELS, "ant": {**MODELS["ant"], "max-workers": 2, "requests-per-worker": 2}}
+    gpus = tuple(Gpu(index, f"GPU-SIM-{index}", memory_bytes=80 * GB) for index in range(2))
+    box.launch = replace(box.launch, gpus=gpus, config={**box.launch.config, "Models": models})
+    box.new_reconciler()
+    return box
+
+
+def answering(box: Box, **in_flight: int) -> None:
+    """So many requests are being answered by each of these models."""
+    wall_s = box.reconciler._ports.wall_clock()
+    box.link.model_demand = {name: ModelDemand(0, 0.0, each, wall_s) for name, each in in_flight.items()}
+
+
+async def grown(directory: Path) -> Box:
+    box = growing_box(directory)
+    waiting(box, "ant")
+    await box.settle()
+    answering(box, ant=5)
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("ready", "ready")
+    assert box.link.fleet["models"]["ant"]["gpus"] == (0, 1)
+    return box
+
+
+async def test_a_model_with_many_requests_gets_a_second_worker_that_leaves_when_they_are_fewer(
+    tmp_path: Path,
+) -> None:
+    box = await grown(tmp_path)
+    answering(box, ant=1)
+    await box.settle()
+    assert box.states()["ns_ant_1"] == "ready", "not at the first pause"
+    box.now += SHRINK_AFTER_S
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("ready", "draining")
+
+
+async def test_the_second_worker_makes_room_for_another_model_and_the_first_goes_on(tmp_path: Path) -> None:
+    box = await grown(tmp_path)
+    answering(box, ant=5)
+    box.link.model_demand["bee"] = ModelDemand(1, box.reconciler._ports.wall_clock(), 0, 0.0)
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("ready", "draining")
+    assert "ns_bee" not in box.states()
+    box.reconciler.record_exit(box.circus.end("ns_ant_1"), 0)
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_bee"]) == ("ready", "ready")
+    assert box.link.fleet["models"]["ant"]["state"] == "ready"
+
+
+async def test_a_model_whose_first_worker_dies_stays_ready_by_its_second(tmp_path: Path) -> None:
+    box = await grown(tmp_path)
+    box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
+    box.register()
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_ant"] == "starting"
+    assert box.link.fleet["models"]["ant"]["state"] == "ready"
+
+
+async def test_who_is_put_away_by_a_person_leaves_with_all_workers(tmp_path: Path) -> None:
+    box = await grown(tmp_path)
+    orders = ModelOrders({}).changed("ant", unload_unix_s=box.reconciler._ports.wall_clock() + 60)
+    box.link.model_orders = orders.to_text()
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("draining", "draining")

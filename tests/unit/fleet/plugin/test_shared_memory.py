@@ -102,7 +102,7 @@ def test_saved_kv_entries_are_not_foreign_and_the_oldest_go_for_a_load_its_own_l
 def test_a_sleeper_holds_what_it_keeps_and_what_has_not_come_back() -> None:
     memory = SharedMemory(host)
     device(memory, [ALPHA], 60)
-    kept = {"a": 2 * GIB}
+    kept = {ALPHA.name: 2 * GIB}
 
     def asleep(used: int) -> int:
         (found,) = memory.follow(
@@ -117,3 +117,14 @@ def test_a_sleeper_holds_what_it_keeps_and_what_has_not_come_back() -> None:
     assert asleep(12) == 10
     assert memory.held(ALPHA, "a") == {}
     assert device(memory, [ALPHA], 60).foreign_bytes == 10 * GIB, "it is awake"
+
+
+def test_what_two_workers_of_a_model_left_behind_is_counted_together_and_one_that_stays_is_not() -> None:
+    memory = SharedMemory(host)
+    small = replace(ALPHA, memory_bytes=20 * GIB)
+    workers = [replace(small, name=name) for name in ("ns_a", "ns_a_1", "ns_a_2")]
+    device(memory, workers, 60)
+    assert device(memory, workers[:1], 60).foreign_bytes == 0
+    assert memory.held(None, "a") == {0: 40 * GIB}
+    device(memory, workers[:1], 20)
+    assert memory.held(None, "a") == {}

@@ -14,7 +14,7 @@ from dynaplan.fleet.rules.models import (
     Placement,
     desired_models,
     model_status,
-    worker_of,
+    workers_of,
 )
 from dynaplan.fleet.rules.reconcile import reconcile
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -53,9 +53,8 @@ def test_a_model_is_in_the_state_of_its_worker(state: WorkerState, model: ModelS
 
 def test_a_worker_that_stays_decides_before_one_that_leaves() -> None:
     fleet = [worker("a", WorkerState.DRAINING), worker("a", WorkerState.STARTING, name="ns_a_1")]
-    found = worker_of("a", fleet)
-    assert found and found.name == "ns_a_1"
-    assert worker_of("b", fleet) is None
+    assert [each.name for each in workers_of("a", fleet)] == ["ns_a_1", "ns_a"]
+    assert workers_of("b", fleet) == []
 
 
 def test_the_wall_clock_of_frontends_becomes_the_clock_of_workers() -> None:
@@ -122,3 +121,26 @@ def test_a_failed_model_is_tried_again_where_it_is_placed_and_not_by_itself() ->
     again = desired_models(Plan((Load("a", (0,), 5, "tried again"),)), COMPONENTS, (failed,))
     (tried,) = reconcile(GRAPH, (failed,), {}, box(1), {}, 1000.0, models=again).fleet
     assert (tried.state, tried.gpus) == (WorkerState.STARTING, (0,))
+
+
+def test_a_further_worker_is_started_beside_the_first_and_the_one_that_the_plan_names_leaves() -> None:
+    first, second = worker("a", WorkerState.READY), worker("a", WorkerState.READY, name="ns_a_1", gpus=(1,))
+    models = desired_models(Plan((Load("a (worker 2)", (1,), 5, "busy"),)), COMPONENTS, (first,))
+    assert models.workers["a"] == 2
+    after = reconcile(GRAPH, (first,), {}, box(2), {}, 1.0, models=models)
+    assert [(each.name, each.gpus, each.memory_bytes) for each in after.fleet] == [
+        ("ns_a", (0,), 5),
+        ("ns_a_1", (1,), 5),
+    ]
+    assert reconcile(GRAPH, after.fleet, {}, box(2), {}, 1.0, models=models).fleet == after.fleet
+    gone = desired_models(Plan((Unload("a (worker 2)", "not needed"),)), COMPONENTS, (first, second))
+    left = reconcile(GRAPH, (first, second), {}, box(2), {}, 1.0, models=gone).fleet
+    assert [each.state for each in left] == [WorkerState.READY, WorkerState.DRAINING]
+    assert left[1].reason == "not needed"
+    both = (Unload("a", "makes room"),)
+    assert desired_models(Plan(both), COMPONENTS, (first, second)).leaving == {"ns_a": "makes room"}
+
+
+def test_a_ready_worker_decides_the_models_state_before_one_that_is_started_again() -> None:
+    fleet = [worker("a", WorkerState.BACKOFF), worker("a", WorkerState.READY, name="ns_a_1")]
+    assert [each.name for each in workers_of("a", fleet)] == ["ns_a_1", "ns_a"]
