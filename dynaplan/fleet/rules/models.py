@@ -108,7 +108,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Rest:
-    """What a registered worker does that sleeps, falls asleep or wakes, since when, and what went wrong."""
+    """What a registered worker does that sleeps, falls asleep, wakes or has been woken, and since when.
+
+    ``failure`` is what went wrong.
+    """
 
     state: ModelState
     since_s: float
@@ -123,11 +126,15 @@ class Sleepers:
         self._since_s: dict[tuple[int, ModelState], float] = {}
         self._rests: dict[int, Rest] = {}
         self._waking: set[int] = set()
+        self._asleep: frozenset[int] = frozenset()
 
     def follow(self, asleep: Mapping[int, str], to_sleep: Mapping[int, str], now_s: float) -> None:
         """Take over the values of the keys ``ASLEEP`` and ``SLEEP``, by instance."""
         self._waking &= asleep.keys()
-        self._rests = {}
+        woken = self._asleep - asleep.keys()
+        self._asleep = frozenset(asleep)
+        awake = {each: rest for each, rest in self._rests.items() if rest.state is ModelState.READY}
+        self._rests = awake | {each: Rest(ModelState.READY, now_s) for each in woken}
         for instance_id in asleep.keys() | to_sleep.keys():
             reason, order = asleep.get(instance_id, ""), to_sleep.get(instance_id, "")
             state = ModelState.ASLEEP if instance_id in asleep else ModelState.DRAINING

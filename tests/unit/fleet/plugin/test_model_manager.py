@@ -297,6 +297,8 @@ async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(tmp_path: Pa
     box.link.sleep_reasons = {}
     await box.settle()
     assert state_of(box, "ant") == "ready"
+    report = box.link.fleet["models"]["ant"]
+    assert report["since_unix_s"] == pytest.approx(box.reconciler._ports.wall_clock(), abs=5), "since it woke"
 
 
 async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stopped(tmp_path: Path) -> None:
