@@ -18,14 +18,14 @@ def manager() -> Iterator[socket.socket]:
         yield made
 
 
-def test_a_state_and_its_words_reach_the_managers_socket(manager: socket.socket, tmp_path: Path) -> None:
-    manager.bind(str(tmp_path / "notify"))
-    ServiceManager(str(tmp_path / "notify")).notify(READY, "serves at http://x")
+def test_a_state_and_its_words_reach_the_managers_socket(manager: socket.socket, runtime_dir: Path) -> None:
+    manager.bind(str(runtime_dir / "notify"))
+    ServiceManager(str(runtime_dir / "notify")).notify(READY, "serves at http://x")
     assert manager.recv(4096) == b"READY=1\nSTATUS=serves at http://x"
 
 
-async def test_an_abstract_socket_is_reached_too(manager: socket.socket, tmp_path: Path) -> None:
-    name = f"dynaplan-test-{tmp_path}"
+async def test_an_abstract_socket_is_reached_too(manager: socket.socket, runtime_dir: Path) -> None:
+    name = f"dynaplan-test-{runtime_dir}"
     manager.bind(f"\0{name}")
     await ServiceManager(f"@{name}").notify_alive()
     assert manager.recv(4096) == b"WATCHDOG=1"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.rules.statefile import (
     Deployment,
     arbiter_of,
@@ -21,12 +22,14 @@ from dynaplan.fleet.rules.statefile import (
     from_json,
     initial,
     inventory_of,
+    learnt_of,
     live_settings_of,
     planner_keys_of,
     to_json,
     with_commands,
     with_config,
     with_fleet,
+    with_learnt,
     with_live_settings,
     with_planner_keys,
 )
@@ -165,9 +168,9 @@ def test_everything_about_a_worker_survives_the_file() -> None:
     waiting = replace(
         FIRST, state=BACKOFF, pid=0, started_at=0, retry_at_s=12.25, restarts_s=(3.5, 4.75), reason="x"
     )
-    half = replace(SECOND, state=STARTING, gpu_share=0.5)
-    document = from_json(to_json(with_fleet(new_document(), (FRONTEND, waiting, half))))
-    assert fleet_of(document) == (FRONTEND, waiting, half)
+    part = replace(SECOND, state=STARTING, gpu_share=0.5, memory_bytes=7)
+    document = from_json(to_json(with_fleet(new_document(), (FRONTEND, waiting, part))))
+    assert fleet_of(document) == (FRONTEND, waiting, part)
     assert inventory_of(document) == box(4)
     assert arbiter_of(document) == ProcessIdentity(4711, 123456, "00000000-0000-0000-0000-000000000000")
 
@@ -413,6 +416,14 @@ def test_live_settings_are_kept_with_the_workers() -> None:
     known = with_fleet(from_json(to_json(document)), [])
     assert live_settings_of(known) == {"max_prefill_queue_size": "3"}
     assert list(violations(document, SCHEMA, SCHEMA)) == []
+
+
+def test_what_was_learnt_of_models_is_kept_and_another_form_ignored() -> None:
+    learnt = {"qwen": Learnt(memory_bytes=5, load_s=1.5)}
+    document = from_json(to_json(with_learnt(new_document(), learnt)))
+    assert learnt_of(document) == learnt
+    assert learnt_of({**document, "models": {"a": 1, "b": {"load_s": "x"}}}) == {"b": Learnt()}
+    assert learnt_of({**document, "models": []}) == {}
 
 
 @pytest.mark.parametrize("keys", [None, [], "x", 7, {"holds": 7}])
