@@ -313,7 +313,7 @@ class ModelManager:
             claim_bytes=own.memory_bytes or 0,
             estimate_bytes=_estimate_bytes(options, gpus, devices, self._launch.gpus),
             estimate_load_s=self._usual_load_s(model.component, gpus),
-            sleep_levels=_sleep_levels(options, gpus) if devices else (),
+            sleep_levels=_sleep_levels(options, gpus) if devices and own.max_workers == 1 else (),
             max_workers=own.max_workers,
             requests_per_worker=own.requests_per_worker,
         )
