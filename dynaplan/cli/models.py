@@ -247,7 +247,7 @@ def no_models(namespace: str) -> DeploymentError:
 
 async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, timeout_s: float) -> None:
     """Return when the model has that state; TemporaryError when it failed, is refused or takes too long."""
-    begun_s = time.time()
+    begun_s = time.monotonic()
     with ProgressLine() as line:
         while True:
             reports, _ = await _read(store, namespace)
@@ -256,14 +256,14 @@ async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, t
                 break
             if wanted == READY and report.refusal:
                 raise TemporaryError(f"{model} is not loaded: {report.refusal.why}")
-            if time.time() - begun_s > timeout_s:
+            if time.monotonic() - begun_s > timeout_s:
                 raise TemporaryError(
                     f"{model} is {report.state} after {timeout_s:g} s: {report.why or 'no reason is known'}",
                     hint="It goes on; `dynaplan models` shows how far it is.",
                 )
             line.show(f"{model} is {_state(report, time.time())}", report.state)
             await asyncio.sleep(WORKERS_POLL_S)
-    click.echo(f"{model} is {wanted} after {time.time() - begun_s:.1f} s")
+    click.echo(f"{model} is {wanted} after {time.monotonic() - begun_s:.1f} s")
 
 
 async def _read(

@@ -340,7 +340,7 @@ def is_complete(call: Call, partial: PartialAnswer) -> bool:
 
 def find_obstacle(call: Call, partial: PartialAnswer, tokens: int, api: EngineApi) -> str:
     """Return why no other worker can go on with the answer of ``tokens`` so far, empty when one can."""
-    partial.text()
+    text = partial.text()
     if partial.oddity:
         return f"the answer {partial.oddity}"
     if partial.finish_reason:
@@ -348,6 +348,9 @@ def find_obstacle(call: Call, partial: PartialAnswer, tokens: int, api: EngineAp
     document = parse_whole(call)
     if any(isinstance(document.get(name), int) and document[name] <= tokens for name in _LIMITS):
         return "the answer has all its tokens"
+    if document.get("logprobs") and text[-1:].isspace():
+        # What is cut at the seam is text; the probabilities are of whole tokens.
+        return "its log probabilities cannot be put together at white space"
     return _find_obstacle_in_request(call, document, api)
 
 

@@ -63,7 +63,7 @@ class ModelQueue(FleetStatus):
         self._numbers = 0
         self._uses = 0
         self._seen_uses = 0
-        self._last_use_unix_s = 0.0
+        self._last_use_s = -math.inf
         self._was_reported = False
         self._is_removed = False
         self._keep_alive_s: float | None = None
@@ -94,9 +94,20 @@ class ModelQueue(FleetStatus):
     def demand(self, in_flight: int) -> ModelDemand:
         """Return what this frontend has of the model's requests, given those that are answered now."""
         if in_flight or self._uses != self._seen_uses:
-            self._seen_uses, self._last_use_unix_s = self._uses, round(self._unix_s(), 1)
-        oldest = next(iter(self._waiting.values()), 0.0)
-        return ModelDemand(len(self._waiting), oldest, in_flight, self._last_use_unix_s, self._keep_alive_s)
+            self._seen_uses, self._last_use_s = self._uses, asyncio.get_running_loop().time()
+        oldest_s = next(iter(self._waiting.values()), -math.inf)
+        oldest, last_use = (self._to_unix_s(each_s) for each_s in (oldest_s, self._last_use_s))
+        # Rounded, or each look would find another demand.
+        return ModelDemand(
+            len(self._waiting), round(oldest, 1), in_flight, round(last_use, 1), self._keep_alive_s
+        )
+
+    def _to_unix_s(self, loop_s: float) -> float:
+        """Return a time of the event loop by the wall clock as it is set now; 0 for the infinite past.
+
+        Times are kept on the loop's clock: when the wall clock is set, nobody has waited for longer.
+        """
+        return max(0.0, self._unix_s() - (asyncio.get_running_loop().time() - loop_s))
 
     def keep_alive(self, asked_s: float) -> None:
         """Have the model leave so long after its last use as a request asks, if its ``ttl`` is longer."""
@@ -123,7 +134,7 @@ class ModelQueue(FleetStatus):
 
     @contextmanager
     def _waits(self) -> Iterator[float]:
-        """Count a request as waiting; yields its arrival by the wall clock. Raises ApiError (429)."""
+        """Count a request as waiting; yields its arrival on the loop's clock. Raises ApiError (429)."""
         if len(self._waiting) >= self._settings.max_queue:
             raise ApiError(
                 429,
@@ -134,7 +145,7 @@ class ModelQueue(FleetStatus):
                 headers={"Retry-After": str(math.ceil(max(1.0, self.remaining_s() or 1.0)))},
             )
         number = self._numbers = self._numbers + 1
-        arrived_s = self._waiting[number] = self._unix_s()
+        arrived_s = self._waiting[number] = asyncio.get_running_loop().time()
         self.changed()
         try:
             yield arrived_s
@@ -142,14 +153,17 @@ class ModelQueue(FleetStatus):
             del self._waiting[number]
             self.changed()
 
-    def check_refused(self, arrived_unix_s: float) -> None:
-        """Raise ApiError when requests that came then are refused, or have waited for too long."""
+    def check_refused(self, arrived_s: float) -> None:
+        """Raise ApiError when requests that came then are refused, or have waited for too long.
+
+        The time is of the loop's clock.
+        """
         if self._is_removed:
             raise refused(404, f"{self._model.name} is not in the configuration any more", 0.0)
         refusal = self.report.refusal if self.report else None
-        if refusal and arrived_unix_s <= refusal.until_unix_s:
+        if refusal and self._to_unix_s(arrived_s) <= refusal.until_unix_s:
             raise refused(refusal.status, f"{self._model.name}: {refusal.why}", refusal.retry_after_s)
-        if self._unix_s() - arrived_unix_s >= self._settings.load_timeout_s:
+        if asyncio.get_running_loop().time() - arrived_s >= self._settings.load_timeout_s:
             raise refused(
                 503,
                 f"{self._model.name} was not loaded within {self._settings.load_timeout_s:g} s. Try again.",
@@ -176,15 +190,15 @@ class ModelQueue(FleetStatus):
 class LoadProgress:
     """One request's wait: refused in time, and told of the load."""
 
-    def __init__(self, queue: ModelQueue, arrived_unix_s: float, comment: Comment | None) -> None:
+    def __init__(self, queue: ModelQueue, arrived_s: float, comment: Comment | None) -> None:
         self._queue = queue
-        self._arrived_unix_s = arrived_unix_s
+        self._arrived_s = arrived_s
         self._comment = comment
         self._next_s = asyncio.get_running_loop().time() + timing.FIRST_COMMENT_S
 
     async def check(self) -> None:
         """Raise ApiError when the request is refused; send a comment when one is due."""
-        self._queue.check_refused(self._arrived_unix_s)
+        self._queue.check_refused(self._arrived_s)
         now_s = asyncio.get_running_loop().time()
         if self._comment and now_s >= self._next_s:
             self._next_s = now_s + timing.COMMENTS_S

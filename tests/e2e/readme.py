@@ -56,7 +56,8 @@ REAL_MODEL = "smollm2"
 
 
 def _whole(command: str, waiting: list[str]) -> str:
-    """The command with the lines that go on with it: after a backslash, or inside quotes."""
+    """The command without its comment, with the lines that go on with it: after a backslash, in quotes."""
+    command = re.sub(r"\s{2,}# .*", "", command)
     while command.endswith("\\") or command.count("'") % 2:
         command += "\n" + waiting.pop(0)
     return command

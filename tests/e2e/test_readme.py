@@ -27,6 +27,7 @@ NOT_RUN = {
     "dynaplan worker --namespace dynamo": "tests/e2e/test_components.py runs it, with serve and without",
     "dynaplan export kubernetes": "needs an image's name; tests/e2e/test_exported.py runs it",
     "dynaplan serve models.yaml": "names models of the user's; tests/e2e/test_models.py serves such a file",
+    "dynaplan models": "shows what that file serves; tests/e2e/test_models.py runs it",
     "dynaplan top": "needs a keyboard; tests/integration/test_cli.py has one",
     "dynaplan frontend --namespace dynamo --port 8001": "tests/integration/test_components.py runs it",
 }

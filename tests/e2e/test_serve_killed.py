@@ -15,7 +15,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.e2e.deployment import EXECUTED, MODEL, REPOSITORY, Deployment
+from tests.e2e.deployment import EXECUTED, MODEL, REPOSITORY, Deployment, dynaplan
 from tests.e2e.held import environment_of, serve_of
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
@@ -153,6 +153,55 @@ def test_a_file_that_is_broken_or_changed_meanwhile_counts_at_the_next_reload(
     assert reloaded.returncode == 0, reloaded.stdout + reloaded.stderr
     assert "dynamo_VllmWorker -> dynamo_VllmWorker_1" in reloaded.stdout
     assert starts(deployment)["dynamo_Frontend"] == before["dynamo_Frontend"]
+
+
+@pytest.mark.parametrize("replaced", [0, 1, 2])
+async def test_a_reload_that_is_killed_in_any_phase_loses_nothing_and_the_next_one_ends_it(
+    deploy: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory, replaced: int
+) -> None:
+    """It is killed when the first worker is about to be replaced (0), or that many have been."""
+    file = tmp_path_factory.mktemp("config") / "agg.yaml"
+    given = (REPOSITORY / "graphs" / "agg.yaml").read_text()
+    file.write_text(given)
+    options = (*QUIET, "--VllmWorker.ServiceArgs.workers=3")
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", str(file), *options)
+
+    def decode_starts() -> set[tuple[int, int]]:
+        """Without names: a worker may take that of one that has left."""
+        return {at for name, at in starts(deployment).items() if "VllmWorker" in name}
+
+    before = decode_starts()
+
+    def is_in_phase() -> bool:
+        now = decode_starts()
+        return bool(now - before) and len(before - now) >= replaced
+
+    async with Load(deployment.url, MODEL, clients=8, tokens=100) as load:
+        await eventually(load.streams)
+        file.write_text(given.replace("VllmWorker:", "VllmWorker:\n  max-num-seqs: 7"))
+        reload = await asyncio.create_subprocess_exec(
+            dynaplan(), "reload", "-y", env=deployment.environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            await eventually(is_in_phase, 60, 0.01)
+        finally:
+            reload.kill()
+            await reload.wait()
+        await eventually(lambda: is_whole(deployment))
+        ended = await asyncio.to_thread(deployment.run, "reload", "-y")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        nothing = await asyncio.to_thread(deployment.run, "reload", "-y")
+        assert "nothing has changed" in nothing.stdout, nothing.stdout + nothing.stderr
+        await load.stop()
+    assert load.incomplete == []
+    # The worker that was started beside an old one may stay, for an hour at most, and a person can end that.
+    if len(decode_starts()) == 4:
+        status = await asyncio.to_thread(deployment.run, "status")
+        assert "decode is held at 4" in status.stdout, status.stdout
+        await asyncio.to_thread(deployment.run, "release", "decode")
+        await asyncio.to_thread(deployment.scale, decode=3)
+    await eventually(lambda: is_whole(deployment) and len(decode_starts()) == 3)
+    assert before.isdisjoint(decode_starts())
 
 
 def test_a_program_that_has_the_pid_of_a_worker_by_now_is_left_alone(

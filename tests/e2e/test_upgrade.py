@@ -42,10 +42,13 @@ class Environment:
         others = [each for each in sys.path if each.endswith("site-packages")]
         (packages / "others.pth").write_text("\n".join(others) + "\n")
 
+    def command(self, *arguments: str) -> list[str]:
+        return [str(self.python), "-P", "-m", "dynaplan", *arguments]
+
     def run(self, deployment: Deployment, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of this version against the deployment."""
         return subprocess.run(
-            [str(self.python), "-P", "-m", "dynaplan", *arguments],
+            self.command(*arguments),
             env=deployment.environment,
             capture_output=True,
             text=True,
@@ -137,6 +140,40 @@ async def test_the_old_version_goes_on_when_the_new_one_does_not_come_up(
     assert load.incomplete == []
     await eventually(lambda: is_whole(deployment))
     assert starts(deployment) == before
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("replaced", [0, 1, 2, 3])
+async def test_an_upgrade_that_is_killed_in_any_phase_loses_nothing_and_the_next_one_ends_it(
+    deploy: Callable[..., Deployment], environment: Environment, place: str, replaced: int
+) -> None:
+    """It is killed when ``serve`` (0) or that many workers have been replaced."""
+    arguments = ("graphs.disagg:Frontend", "disagg.yaml", *QUIET, "--working-dir", place)
+    deployment = await asyncio.to_thread(deploy, *arguments)
+    before, old = starts(deployment), serve_of(deployment)
+
+    def is_in_phase() -> bool:
+        serve = serve_of(deployment)
+        gone = len(set(before.values()) - set(starts(deployment).values()))
+        return serve is not None and serve != old and gone >= replaced
+
+    async with Load(deployment.url, MODEL, clients=8, tokens=200) as load:
+        await eventually(load.streams)
+        upgrade = await asyncio.create_subprocess_exec(
+            *environment.command("upgrade"), env=deployment.environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            await eventually(is_in_phase, 60, 0.01)
+        finally:
+            upgrade.kill()
+            await upgrade.wait()
+        await eventually(lambda: is_whole(deployment))
+        ended = await asyncio.to_thread(environment.run, deployment, "upgrade")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert of_another(deployment, environment) == []
+        await load.stop()
+    assert load.incomplete == []
+    assert is_whole(deployment)
 
 
 def test_what_cannot_be_upgraded_says_why(

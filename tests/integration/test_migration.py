@@ -96,7 +96,12 @@ async def test_a_stream_migrates_more_than_once_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("options", "fields", "words"),
-    [({"migration_limit": 0}, {}, "does not migrate"), ({}, {"seed": 5}, "does not migrate")],
+    [
+        ({"migration_limit": 0}, {}, "does not migrate"),
+        ({}, {"seed": 5}, "does not migrate"),
+        ({}, {"n": 2}, "does not migrate"),
+        ({}, {"logprobs": True}, "log probabilities cannot be put together at white space"),
+    ],
 )
 async def test_a_stream_that_may_not_migrate_is_cut_with_the_reason(
     options: dict[str, Any], fields: dict[str, Any], words: str

@@ -112,13 +112,31 @@ class LateRouter:
     def __init__(self) -> None:
         self.is_changed = asyncio.Event()
         self.is_free = False
+        self.check: Any = None
 
     def book_at_once(self) -> Any:
         return "at once" if self.is_free else None
 
     async def book(self, call: Call, deadline_s: float, check: Any) -> Any:
+        self.check = check
         await self.is_changed.wait()
         return "waited"
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+async def test_a_wall_clock_that_is_set_makes_no_wait_longer_and_no_use_older(step_s: float) -> None:
+    unix_s = 1e9
+    queue, router = ModelQueue(ServedModel("ant", "VllmWorker"), lambda: unix_s), LateRouter()
+    asked = asyncio.create_task(queue.book(cast(Any, router), None, None))
+    await asyncio.sleep(0)
+    assert queue.demand(0).waiting == 1
+    unix_s += step_s
+    await router.check()
+    demand = queue.demand(0)
+    assert demand.oldest_unix_s == pytest.approx(unix_s, abs=600)
+    assert demand.last_use_unix_s == pytest.approx(unix_s, abs=600)
+    router.is_changed.set()
+    assert "waited" in str(await asked)
 
 
 async def test_who_comes_while_others_wait_does_not_overtake_them() -> None:

@@ -119,6 +119,13 @@ def test_a_request_whose_rest_follows_from_its_text_migrates(fields: dict[str, A
     assert find_obstacle(chat(**fields), partial("a"), 1, API) == ""
 
 
+def test_with_log_probabilities_the_rest_begins_at_a_whole_token() -> None:
+    asked = chat(logprobs=True, top_logprobs=2)
+    assert find_obstacle(asked, partial("Once"), 1, API) == ""
+    assert "log probabilities" in find_obstacle(asked, partial("Once "), 1, API)
+    assert find_obstacle(chat(logprobs=False), partial("Once "), 1, API) == ""
+
+
 @pytest.mark.parametrize(
     "fields", [{"prompt": [1, 2]}, {"echo": True}, {"logprobs": 1}, {"prompt": ["Once"]}]
 )

@@ -47,6 +47,14 @@ def test_a_role_beside_a_text_is_cut_out() -> None:
     assert document["choices"][0]["delta"] == {"content": "b"}
 
 
+def test_log_probabilities_stay_with_their_token() -> None:
+    logprobs = {"content": [{"token": "b", "logprob": -0.5, "top_logprobs": []}]}
+    events = choice(delta={"role": "assistant", "content": ""}, logprobs=None)
+    events += choice(delta={"content": "b"}, logprobs=logprobs)
+    (document,) = read(splice().splice(events))
+    assert document["choices"][0]["logprobs"] == logprobs
+
+
 def test_white_space_that_the_client_has_is_cut_from_the_beginning() -> None:
     spliced = splice(" \n")
     texts = [" ", "\n", "\n", " b"]
