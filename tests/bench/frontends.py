@@ -18,8 +18,12 @@ from tests.bench.table import Row
 from tests.e2e.deployment import MODEL
 
 FRONTENDS = (1, 2, 4)
+OPTIONS = ("--VllmWorker.ServiceArgs.workers=2", "--Planner.no-operation=true")
 STREAMS = 64
-REQUESTS = 1280
+STREAMS_OF_EACH = 16
+"""A frontend with fewer streams finds fewer chunks when it wakes up: each costs more, alone or not."""
+
+REQUESTS_OF_A_STREAM = 20
 TOKENS = 32
 STEADY_S = 2.0
 """Time after which every stream has its connection."""
@@ -28,28 +32,34 @@ STEADY_S = 2.0
 def rows(repeats: int) -> Iterator[Row]:
     """CPU of all frontends per request, and the largest distance of one from an equal part."""
     for number in FRONTENDS:
-        options = (f"--Frontend.ServiceArgs.workers={number}", "--VllmWorker.ServiceArgs.workers=2")
-        with serving(
-            "graphs.agg:Frontend", "agg.yaml", *options, "--Planner.no-operation=true"
-        ) as deployment:
+        wanted = f"--Frontend.ServiceArgs.workers={number}"
+        with serving("graphs.agg:Frontend", "agg.yaml", *OPTIONS, wanted) as deployment:
             pids = [worker["pid"] for worker in deployment.workers("Frontend").values()]
             uvloop.run(generate(deployment.url, MODEL, STREAMS, STREAMS, 2))
-            costs_ms, distances_percent = [], []
-            for _ in range(repeats):
-                before_s = sum(map(run_s, pids))
-                counts, failures = uvloop.run(_load(deployment.url, pids))
-                assert not failures, f"{failures} of {REQUESTS} failed"
-                costs_ms.append(1000 * (sum(map(run_s, pids)) - before_s) / REQUESTS)
-                even = sum(counts) / number
-                distances_percent.append(100 * max(abs(each - even) for each in counts) / even)
-            yield Row(f"CPU per request of {number} frontends together", "ms", costs_ms)
-            yield Row(f"{number} frontends: distance from an equal part", "%", distances_percent, 10)
+            for streams in dict.fromkeys((number * STREAMS_OF_EACH, STREAMS)):
+                yield from _rows_of(deployment.url, pids, streams, repeats)
 
 
-async def _load(url: str, pids: list[int]) -> tuple[list[int], int]:
+def _rows_of(url: str, pids: list[int], streams: int, repeats: int) -> Iterator[Row]:
+    requests, number = streams * REQUESTS_OF_A_STREAM, len(pids)
+    costs_ms, distances_percent = [], []
+    for _ in range(repeats):
+        before_s = sum(map(run_s, pids))
+        counts, failures = uvloop.run(_load(url, pids, streams, requests))
+        assert not failures, f"{failures} of {requests} failed"
+        costs_ms.append(1000 * (sum(map(run_s, pids)) - before_s) / requests)
+        even = sum(counts) / number
+        distances_percent.append(100 * max(abs(each - even) for each in counts) / even)
+    yield Row(f"CPU per request, {number} frontends, {streams} streams", "ms", costs_ms)
+    yield Row(
+        f"distance from an equal part, {number} frontends, {streams} streams", "%", distances_percent, 10
+    )
+
+
+async def _load(url: str, pids: list[int], streams: int, requests: int) -> tuple[list[int], int]:
     """Send the requests; return each frontend's connections while they run, and the failures."""
     port = urlsplit(url).port or 0
-    load = asyncio.create_task(generate(url, MODEL, REQUESTS, STREAMS, TOKENS))
+    load = asyncio.create_task(generate(url, MODEL, requests, streams, TOKENS))
     await asyncio.sleep(STEADY_S)
     counts = [await asyncio.to_thread(_connections, pid, port) for pid in pids]
     return counts, (await load).failures
