@@ -75,7 +75,8 @@ def read_settings(
     """The settings from these sections, the first the strongest, and the environment; ConfigError.
 
     ``planner`` is the Planner's section, which may know the deadline of queued prompts; without it the
-    deadline is as a section says, or None.
+    deadline is as a section says, or None. The limits of waiting requests and of bodies are those of all
+    ``frontends`` on the port together: each has an equal part, rounded up, and room for one body at least.
     """
     options: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -96,6 +97,11 @@ def read_settings(
         port=int(environment.get("DYNAMO_PORT") or settings.port),
         api_key=environment.get("DYNAPLAN_API_KEY") or settings.api_key,
         model=next((str(options[key]) for key in NAMES if options.get(key)), ""),
+        max_waiting_requests=-(-settings.max_waiting_requests // frontends),
+        max_bodies_bytes=max(
+            -(-settings.max_bodies_bytes // frontends),
+            min(settings.max_bodies_bytes, settings.max_body_bytes),
+        ),
         shared_metrics=f"{runtime_dir}/frontend-metrics" if runtime_dir and frontends > 1 else None,
     )
 

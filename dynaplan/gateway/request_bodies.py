@@ -44,8 +44,8 @@ class BodyBudget:
         if self.held_bytes + more_bytes > self._max_bytes:
             raise ApiError(
                 503,
-                f"The bodies of other requests take {self.held_bytes} bytes, and all together may take "
-                f"{self._max_bytes} (Frontend.max-bodies-bytes). Try again.",
+                f"The bodies of other requests take {self.held_bytes} bytes, and those at one frontend may "
+                f"take {self._max_bytes} (Frontend.max-bodies-bytes). Try again.",
                 kind="service_unavailable",
                 code="bodies_full",
                 metric="overload",

@@ -145,13 +145,15 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     port: int = option(8000, "The public port; `--port` and `DYNAMO_PORT` come first", minimum=0)
     api_key: str = option("", "Key that clients must bear; better as `DYNAPLAN_API_KEY`")
     max_waiting_requests: int = option(
-        1024, "Requests that may wait for their first token before new ones are answered 429", minimum=1
+        1024,
+        "Requests at all frontends that may wait for their first token before new ones are answered 429",
+        minimum=1,
     )
     max_body_bytes: int = option(16 * 1024 * 1024, "Largest request body, in bytes", minimum=1)
     max_bodies_bytes: int = option(
         256 * 1024 * 1024,
-        "Memory for all request bodies of more than 64 kB together, in bytes; beyond it such requests are "
-        "answered 503",
+        "Memory for all request bodies of more than 64 kB at all frontends, in bytes; beyond it such "
+        "requests are answered 503",
         minimum=1,
     )
     body_timeout_s: float = option(
@@ -170,7 +172,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     )
     max_connections: int = option(
         0,
-        "Connections that are held at most; 0 is half of the files that the process may open, up to 8192",
+        "Connections of each frontend at most; 0 is half of the files that the process may open, up to 8192",
         minimum=0,
     )
     worker_wait_s: float = option(

@@ -99,7 +99,7 @@ class SimulatedGraph:
             "routing": SimulatedRouting.of(settings),
             "disaggregation": settings.disaggregation,
             "prefill_wait_s": settings.prefill_wait_s if gives_up else None,
-            "max_waiting_requests": settings.max_waiting_requests * self.workers("Frontend"),
+            "max_waiting_requests": settings.max_waiting_requests,
         }
 
     def _engine(self, name: str) -> dict[str, Any]:

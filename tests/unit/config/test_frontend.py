@@ -116,6 +116,20 @@ def test_several_frontends_share_their_metrics() -> None:
     assert read_settings([], environment, frontends=2).shared_metrics == "/run/x/frontend-metrics"
 
 
+@pytest.mark.parametrize(("frontends", "waiting", "bodies_bytes"), [(1, 10, 900), (2, 5, 450), (4, 3, 300)])
+def test_frontends_on_one_port_divide_the_limits_and_each_takes_one_body_at_least(
+    frontends: int, waiting: int, bodies_bytes: int
+) -> None:
+    limits = {"max-waiting-requests": 10, "max-bodies-bytes": 900, "max-body-bytes": 300}
+    settings = read_settings([("Frontend", limits)], {}, frontends)
+    assert (settings.max_waiting_requests, settings.max_bodies_bytes) == (waiting, bodies_bytes)
+
+
+def test_room_for_one_body_does_not_exceed_what_all_bodies_may_take() -> None:
+    limits = {"max-bodies-bytes": 100, "max-body-bytes": 300}
+    assert read_settings([("Frontend", limits)], {}, frontends=2).max_bodies_bytes == 100
+
+
 @pytest.mark.parametrize(
     ("config", "own", "is_wanted"),
     [

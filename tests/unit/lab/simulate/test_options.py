@@ -53,7 +53,7 @@ def test_the_sections_that_the_frontends_read_are_read_in_their_order(graph):
 
     assert routing["routing"] == SimulatedRouting("kv", 2.0)
     assert routing["disaggregation"] == DisaggregationSettings(True, True, 700, 5)
-    assert routing["max_waiting_requests"] == 100
+    assert routing["max_waiting_requests"] == 50, "of both frontends together"
 
 
 def test_without_a_file_every_prompt_is_computed_remotely_unless_an_option_says_otherwise():
