@@ -31,6 +31,7 @@ from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.node_directory import HINT, NODE_VARIABLE, node_dir, open_node_directory
 from dynaplan.process.port_holders import user_name
 from dynaplan.process.process_table import environment_of, is_alive
+from dynaplan.process.signals import signals_held
 from dynaplan.util.documents import parse_object, text_field, whole_field
 from dynaplan.util.errors import DeploymentError
 
@@ -169,12 +170,15 @@ class NodeClaims:
         document = {"uuid": uuid, "namespace": self._namespace, "uid": os.getuid(), **asdict(self._arbiter)}
         if self._worker:
             document["worker"] = self._worker
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory)
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
-        with open(fd, "w") as file:
-            os.fchmod(fd, 0o644)
-            file.write(json.dumps(document))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        # A file that a signal left without its text would be nobody's, and stay.
+        with signals_held():
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+            fd = os.open(name, flags, 0o644, dir_fd=directory)
+            with open(fd, "w") as file:
+                os.fchmod(fd, 0o644)
+                file.write(json.dumps(document))
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

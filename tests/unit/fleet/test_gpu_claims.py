@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,18 @@ def test_a_gpu_given_back_can_be_claimed_and_only_its_owner_gives_it_back(node: 
     assert theirs.claim(["GPU-0"]) == set()
     ours.release(["GPU-0"])
     assert theirs.claim(["GPU-0", "GPU-1"]) == {"GPU-0"}
+
+
+def test_a_claim_that_a_signal_interrupts_can_be_given_back(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = NodeClaims(OURS, "a", node)
+    ours.claim([])
+    monkeypatch.setattr(os, "fchmod", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        ours.claim(["GPU-0"])
+    ours.release(["GPU-0"])
+    assert list(node.iterdir()) == []
 
 
 @pytest.mark.parametrize("gone", [DEAD, replace(THEIRS, boot_id="another boot"), ProcessIdentity(0, 0, "")])
