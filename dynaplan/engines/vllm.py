@@ -263,7 +263,8 @@ class VllmKind(EngineKind):
         argv += guard
         environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
         if options.get("enable-sleep-mode"):
-            argv.append("--enable-sleep-mode")
+            # On a CPU vLLM ends with an error of it, and in development mode ignores the order to sleep.
+            argv += ["--enable-sleep-mode"] if real_gpus(os.environ) else []
             environment[DEV_MODE_VARIABLE] = os.environ.get(DEV_MODE_VARIABLE, "1")
         if transfer is not None:
             argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())

@@ -245,9 +245,9 @@ class ModelManager:
         kept = {}
         for model in self._models:
             for worker in workers_of(model.component, fleet):
-                rest = self.sleepers.of(worker)
-                level = level_of(self._settings.models[model.name], rest.level) if rest else None
-                if rest and level and rest.state is ModelState.ASLEEP:
+                progress = self.sleepers.of(worker)
+                level = level_of(self._settings.models[model.name], progress.level) if progress else None
+                if progress and level and progress.state is ModelState.ASLEEP:
                     kept[worker.name] = level.kept_bytes
         return kept
 

@@ -136,11 +136,15 @@ class SharedMemory:
         A sleeper holds what it keeps and what has not come back. Empty where it is not seen.
         """
         if worker is None:
-            left = [each.bytes for each in self._left.values() if each.component == component]
+            left = [
+                each.bytes
+                for name, each in self._left.items()
+                if each.component == component and name not in self._given
+            ]
             return {index: sum(each.get(index, 0) for each in left) for index in {*chain(*left)}}
-        if worker.name in self._left:
-            kept = self._given[worker.name].memory_bytes
-            return {index: held + kept for index, held in self._left[worker.name].bytes.items()}
+        left_by_sleep, given = self._left.get(worker.name), self._given.get(worker.name)
+        if left_by_sleep and given:
+            return {index: held + given.memory_bytes for index, held in left_by_sleep.bytes.items()}
         if worker.gpus or not worker.pid or self._host is None:
             return {}
         held = self._host.held.get(worker.pid)

@@ -107,7 +107,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Rest:
+class SleepProgress:
     """What a registered worker does that sleeps, falls asleep, wakes or has been woken, and since when.
 
     ``failure`` is what went wrong.
@@ -124,7 +124,7 @@ class Sleepers:
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[int, ModelState], float] = {}
-        self._rests: dict[int, Rest] = {}
+        self._progress: dict[int, SleepProgress] = {}
         self._waking: set[int] = set()
         self._asleep: frozenset[int] = frozenset()
 
@@ -133,8 +133,10 @@ class Sleepers:
         self._waking &= asleep.keys()
         woken = self._asleep - asleep.keys()
         self._asleep = frozenset(asleep)
-        awake = {each: rest for each, rest in self._rests.items() if rest.state is ModelState.READY}
-        self._rests = awake | {each: Rest(ModelState.READY, now_s) for each in woken}
+        awake = {
+            each: progress for each, progress in self._progress.items() if progress.state is ModelState.READY
+        }
+        self._progress = awake | {each: SleepProgress(ModelState.READY, now_s) for each in woken}
         for instance_id in asleep.keys() | to_sleep.keys():
             reason, order = asleep.get(instance_id, ""), to_sleep.get(instance_id, "")
             state = ModelState.ASLEEP if instance_id in asleep else ModelState.DRAINING
@@ -144,12 +146,12 @@ class Sleepers:
             elif instance_id in self._waking and not failure:
                 state = ModelState.LOADING
             since_s = self._since_s.setdefault((instance_id, state), now_s)
-            self._rests[instance_id] = Rest(state, since_s, order, failure)
-        current = {(instance_id, rest.state) for instance_id, rest in self._rests.items()}
+            self._progress[instance_id] = SleepProgress(state, since_s, order, failure)
+        current = {(instance_id, progress.state) for instance_id, progress in self._progress.items()}
         self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in current}
 
-    def of(self, worker: Worker | None) -> Rest | None:
-        return self._rests.get(worker.instance_id) if worker and worker.instance_id else None
+    def of(self, worker: Worker | None) -> SleepProgress | None:
+        return self._progress.get(worker.instance_id) if worker and worker.instance_id else None
 
     def wakes(self, instance_id: int) -> None:
         """Note that the instance was asked to wake."""
@@ -179,14 +181,14 @@ def model_status(
     order: ModelOrder,
     learnt: Learnt,
     moment: Moment,
-    rest: Rest | None = None,
+    progress: SleepProgress | None = None,
 ) -> ModelStatus:
     """Return the model at that moment."""
     demand = demand or NO_DEMAND
     state = _STATES[worker.state] if worker else ModelState.UNLOADED
     since_s = worker.since_s if worker else 0.0
-    if rest and state is ModelState.READY:
-        state, since_s = rest.state, max(since_s, rest.since_s)
+    if progress and state is ModelState.READY:
+        state, since_s = progress.state, max(since_s, progress.since_s)
     used_unix_s = max(demand.last_use_unix_s, learnt.last_use_unix_s)
     last_use_s = max(
         moment.mono_s(used_unix_s) if used_unix_s else 0.0, since_s if state is ModelState.READY else 0.0
@@ -207,8 +209,8 @@ def model_status(
         measured_bytes=learnt.memory_bytes,
         measured_load_s=learnt.load_s,
         too_little_bytes=learnt.too_little_bytes,
-        sleep_level=rest.level if rest else "",
-        sleep_failure=rest.failure if rest else "",
+        sleep_level=progress.level if progress else "",
+        sleep_failure=progress.failure if progress else "",
         retry_at_s=_retry_at_s(worker),
         reason=worker.reason.partition("\n")[0] if worker else "",
     )

@@ -242,8 +242,12 @@ def test_every_dropped_flag_is_told_what_came_of_it() -> None:
     assert not set(vllm.FLAGS.removed) & vllm.FLAGS.handled
 
 
-def test_a_vllm_that_may_be_put_to_sleep_has_the_paths_for_it() -> None:
+@pytest.mark.parametrize(("gpus", "has_flag"), [("GPU-1", True), ("GPU-SIM-1", False), ("", False)])
+def test_a_vllm_that_may_sleep_has_the_paths_for_it_and_the_flag_where_its_platform_takes_it(
+    monkeypatch: pytest.MonkeyPatch, gpus: str, has_flag: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     assert "VLLM_SERVER_DEV_MODE" not in launch().environment
     made = launch({"enable-sleep-mode": True})
     assert made.environment["VLLM_SERVER_DEV_MODE"] == "1"
-    assert "--enable-sleep-mode" in made.argv
+    assert ("--enable-sleep-mode" in made.argv) is has_flag

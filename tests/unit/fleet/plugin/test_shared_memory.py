@@ -114,6 +114,7 @@ def test_a_sleeper_holds_what_it_keeps_and_what_has_not_come_back() -> None:
     assert memory.held(ALPHA, "a") == {0: 50 * GIB}
     assert asleep(32) == 10
     assert memory.held(ALPHA, "a") == {0: 22 * GIB}
+    assert memory.held(None, "a") == {}, "it is the sleeper's, and counted once"
     assert asleep(12) == 10
     assert memory.held(ALPHA, "a") == {}
     assert device(memory, [ALPHA], 60).foreign_bytes == 10 * GIB, "it is awake"
@@ -128,3 +129,12 @@ def test_what_two_workers_of_a_model_left_behind_is_counted_together_and_one_tha
     assert memory.held(None, "a") == {0: 40 * GIB}
     device(memory, workers[:1], 20)
     assert memory.held(None, "a") == {}
+
+
+def test_a_worker_that_failed_holds_nothing_and_what_it_left_behind_is_its_models() -> None:
+    memory = SharedMemory(host)
+    device(memory, [ALPHA], 60)
+    failed = replace(ALPHA, state=WorkerState.FAILED, gpus=(), memory_bytes=0, pid=0)
+    device(memory, [failed], 60)
+    assert memory.held(failed, "a") == {}
+    assert memory.held(None, "a") == {0: 50 * GIB}
