@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +195,9 @@ def command(
 
         graph, config_file = _graph_of(graphs, config_file, ctx)
         directory = _enter(working_dir or default_working_dir(graph))
-        loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
+        loaded, config, spec, warnings = load_deployment(
+            graph, config_file, directory, namespace, ctx.obj, lambda: usable_gpus(served["gpus"])
+        )
         from dynaplan.fleet.serve import ServeOptions, serve
 
         spec = only_service(spec, service_name) if service_name else spec
@@ -294,15 +296,36 @@ def _enter(directory: Path) -> Path:
     return directory
 
 
+def usable_gpus(number: int | None) -> int:
+    """Return how many GPUs a deployment may use that was given this number, or None."""
+    from dynaplan.fleet.gpu_devices import available_gpus
+
+    return len(available_gpus(number)[0])
+
+
 def load_deployment(
-    graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
+    graph: str,
+    config_file: str | None,
+    directory: Path,
+    namespace: str | None,
+    overrides: Sequence[str],
+    count_gpus: Callable[[], int],
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
-    """Return the graph, its configuration, its services with their settings, and warnings."""
+    """Return the graph, its configuration, its services with their settings, and warnings.
+
+    ``count_gpus`` counts the GPUs of the deployment, for ``workers: auto``.
+    """
     from dynaplan.cli.imported_models import read_config_file
     from dynaplan.cli.serve_checks import locate_models
+    from dynaplan.config.frontend import frontends_for
     from dynaplan.config.models import components_of, with_worker_sections
     from dynaplan.config.overrides import MODELS
-    from dynaplan.graph.config import resolve_graph, unused_common_overrides, validate_config
+    from dynaplan.graph.config import (
+        resolve_graph,
+        unused_common_overrides,
+        validate_config,
+        with_frontend_count,
+    )
     from dynaplan.graph.loading import load_graph
     from dynaplan.util.errors import GraphError
 
@@ -317,6 +340,8 @@ def load_deployment(
     loaded = loaded.with_models(components_of(config.get(MODELS) or {}))
     warnings = notes + validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
+    cores = len(os.sched_getaffinity(0))
+    config = with_frontend_count(loaded, config, lambda: frontends_for(count_gpus(), cores))
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
 
 

@@ -70,6 +70,16 @@ def test_port_0_of_the_file_asks_the_kernel_for_one_as_on_the_command_line(
     assert [each.port for each in served] == [port]
 
 
+@pytest.mark.parametrize(("gpus", "frontends"), [(2, 1), (8, 4)])
+def test_automatic_frontends_are_a_number_before_anything_starts(
+    gpus: int, frontends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    text = dry_run("--Frontend.ServiceArgs.workers=auto", "--gpus", str(gpus), "--show-env")
+    assert f'"ServiceArgs": {{"workers": {frontends}}}' in text
+    assert '"auto"' not in text
+
+
 @pytest.mark.parametrize(
     ("options", "is_program", "is_held"),
     [
