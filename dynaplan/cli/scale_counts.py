@@ -141,7 +141,7 @@ async def change_entries(
 def current_entries(read: Callable[[str], E], text: str) -> E:
     """Return the entries that last, of a key's value; none when it cannot be read."""
     try:
-        return read(text).lasting(time.time())
+        return read(text).without_expired(time.time())
     except ValueError:
         return read("")
 
