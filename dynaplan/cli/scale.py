@@ -167,7 +167,7 @@ def _roles(found: RunningDeployment | None) -> dict[str, Role]:
 
 
 async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
-    """Scale a deployment of this host, and print what the planner may do about it."""
+    """Scale a deployment on this host, and print when the planner may change the counts again."""
     from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
     from dynaplan.store import connections
 
