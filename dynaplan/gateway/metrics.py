@@ -51,7 +51,10 @@ TARGET = ("model", "target_ms")
 """The labels of the counters of missed promises: the promised time belongs to them, since it may change."""
 
 WRITE_INTERVAL_S = 0.5
-"""Time for which observations of tokens are gathered at most, where other frontends render them, too."""
+"""Time for which observations are gathered at most, where other frontends render them, too.
+
+To write them for each request costs as much as all else that is counted of it.
+"""
 
 NO_USAGE = Usage()
 """The usage of an answer that states none."""
@@ -100,7 +103,6 @@ class _ModelMetrics:
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
-        self.written_s = metrics.now_s() if metrics.is_shared else math.inf
         self.ttft_over_s = self.itl_over_s = math.inf
         if promised := metrics.promised_ms:
             # A child is exported from its making on: no miss is seen as 0, not as unknown.
@@ -138,7 +140,7 @@ class RequestRecord:
         self._of_model.inflight += 1
         self._of_model.queued += 1
         if metrics.is_shared:
-            self._of_model.write()
+            metrics.write_soon()
 
     def begin_answer(self) -> None:
         """Count the request as answering instead of queued: the first token has arrived."""
@@ -164,9 +166,6 @@ class RequestRecord:
             if self.ttft_s > of_model.ttft_over_s:
                 of_model.over_ttft.inc()
             of_model.itl_s.observe(0.0, tokens - 1)
-        if now_s - of_model.written_s > WRITE_INTERVAL_S:
-            of_model.write()
-            of_model.written_s = now_s
         self._last_s = now_s
         self.output_tokens += tokens
 
@@ -194,7 +193,7 @@ class RequestRecord:
         self._of_model.output_tokens_total.inc(output_tokens)
         self._metrics.count_ended(self._labels, error_type)
         if self._metrics.is_shared:
-            self._of_model.write()
+            self._metrics.write_soon()
 
     def _mean_itl_s(self) -> float:
         """Return the seconds between two of the tokens that have arrived, on average."""
@@ -205,6 +204,8 @@ class RequestRecord:
 class FrontendMetrics:
     """Every metric of one frontend process. ``now_s`` is monotonic.
 
+    ``shared`` is the directory of the frontends on one port, for which ``call_later``, the event loop's, has
+    the counts written; None for one that is alone.
     ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any. ``promised_ms``
     are the TTFT and the mean ITL that are promised to a request, of which the misses are counted; None where
     nothing is.
@@ -217,12 +218,15 @@ class FrontendMetrics:
         shared: Path | None = None,
         routed_by_prefix: str = "",
         promised_ms: tuple[float, float] | None = None,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self.namespace = namespace
         self.promised_ms = promised_ms
         self.now_s = now_s
         self._shared = shared
         self.is_shared = shared is not None
+        self._call_later = call_later
+        self._is_write_due = False
         if shared:
             _share_files(shared)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # Dynamo has no such samples
@@ -270,10 +274,26 @@ class FrontendMetrics:
             if isinstance(value, int):
                 gauge.labels(self.namespace, model).set(value)
 
-    def render(self) -> bytes:
-        """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
+    def write_soon(self) -> None:
+        """Write what is gathered in a moment, for the other frontends, and again while there are requests."""
+        if self._call_later and not self._is_write_due:
+            self._is_write_due = True
+            self._call_later(WRITE_INTERVAL_S, self._write_due)
+
+    def _write_due(self) -> None:
+        self._is_write_due = False
+        self.write()
+        if any(each.inflight for each in self._models.values()):
+            self.write_soon()
+
+    def write(self) -> None:
+        """Write what is only counted between two renderings."""
         for each in self._models.values():
             each.write()
+
+    def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
+        self.write()
         collect = self._registry.collect
         if self._shared:
             _forget_dead_gauges(self._shared)
@@ -288,8 +308,7 @@ class FrontendMetrics:
         return msgspec.json.encode(document)
 
     def _read_load(self) -> LoadCounts:
-        for each in self._models.values():
-            each.write()
+        self.write()
         if self._shared:
             return _load_in(_DescribedFiles(self._shared, self._about).collect())
         own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)

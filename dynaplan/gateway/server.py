@@ -111,7 +111,8 @@ class FrontendServer:
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
         by_prefix = settings.decode_component if settings.router == KV_MODE else ""
         self._metrics = FrontendMetrics(
-            runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms
+            *(runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms),
+            asyncio.get_running_loop().call_later if shared else None,
         )
         endpoint = settings.otlp_traces_endpoint
         self._tracer = open_tracer(endpoint) if endpoint else None
@@ -263,6 +264,7 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
+        self._metrics.write()
         if self._tracer:
             await asyncio.to_thread(self._tracer.close)
         await self._deployment_metrics.close()
