@@ -11,7 +11,7 @@ import math
 import os
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,15 +23,14 @@ from prometheus_client import (
     Histogram,
     Metric,
     disable_created_metrics,
-    generate_latest,
     values,
 )
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-from prometheus_client.registry import Collector
+from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.utils import floatToGoString
 
 from dynaplan.gateway.engine_answers import Usage, count_tokens
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
+from dynaplan.gateway.metrics_text import SharedFiles, text_of
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
@@ -223,7 +222,6 @@ class FrontendMetrics:
         self.namespace = namespace
         self.promised_ms = promised_ms
         self.now_s = now_s
-        self._shared = shared
         self.is_shared = shared is not None
         self._call_later = call_later
         self._is_write_due = False
@@ -235,7 +233,8 @@ class FrontendMetrics:
         self._define_histograms()
         self._define_models()
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
-        self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        self._files = SharedFiles(shared, about) if shared else None
         self._models: dict[str, _ModelMetrics] = {}
         self._placed: dict[tuple[str, str], Counter] = {}
         self._started: dict[tuple[str, ...], Counter] = {}
@@ -295,12 +294,10 @@ class FrontendMetrics:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
         self.write()
         collect = self._registry.collect
-        if self._shared:
-            _forget_dead_gauges(self._shared)
-            collect = _DescribedFiles(self._shared, self._about).collect
-        registry = CollectorRegistry()
-        registry.register(RouterNames(collect, _prefix()))
-        return generate_latest(registry)
+        if self._files:
+            _forget_dead_gauges(self._files.directory)
+            collect = self._files.collect
+        return text_of(RouterNames(collect, _prefix()).collect())
 
     def render_history(self) -> bytes:
         """Return the load of the last hours as JSON; that of all frontends that share the directory."""
@@ -309,8 +306,8 @@ class FrontendMetrics:
 
     def _read_load(self) -> LoadCounts:
         self.write()
-        if self._shared:
-            return _load_in(_DescribedFiles(self._shared, self._about).collect())
+        if self._files:
+            return _load_in(self._files.collect())
         own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)
         return _load_in(metric for each in own for metric in each.collect())
 
@@ -434,20 +431,6 @@ def _load_in(metrics: Iterable[Metric]) -> LoadCounts:
         latency(_name("time_to_first_token_seconds"), TTFT_S),
         latency(_name("inter_token_latency_seconds"), ITL_S),
     )
-
-
-class _DescribedFiles(Collector):
-    """The metrics in the shared files, with their help texts, which the files do not have."""
-
-    def __init__(self, directory: Path, about: Mapping[str, str]) -> None:
-        self._files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
-        self._about = about
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the sums over the files of all frontends, with the help texts of this one."""
-        for metric in self._files.collect():  # type: ignore[no-untyped-call]
-            metric.documentation = self._about.get(metric.name, metric.documentation)
-            yield metric
 
 
 def _name(name: str) -> str:

@@ -26,7 +26,7 @@ from tests.e2e.deployment import MODEL
 FRONTENDS = (1, 2, 4)
 OPTIONS = (
     *("--VllmWorker.ServiceArgs.workers=2", "--VllmWorker.speedup-ratio=0.25"),
-    *("--Planner.no-operation=true", "--store=file"),
+    *("--Planner.no-operation=true", "--Planner.metric-pulling-interval=30", "--store=file"),
 )
 STREAMS = 64
 STREAMS_OF_EACH = (16, 32)
