@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.config.frontend import NAMES, SECTIONS
 from dynaplan.config.service_config import COMMON, section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
-from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
 from dynaplan.config.stock import matching_options
 from dynaplan.engines import registry
 from dynaplan.engines.model_memory import MemoryNeed, longest_context
+from dynaplan.engines.server.options import lora_names
 from dynaplan.graph.lifecycle import Role
 from dynaplan.process.memory import BoxMemory
 from dynaplan.util.errors import ConfigError
@@ -37,6 +39,7 @@ def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]
     Raises ConfigError, naming service, key and value.
     """
     _check_both_sides(spec, config)
+    _check_planned_model(graph, spec, config)
     warnings: list[str] = []
     for each in spec.services:
         check = CHECKS.get(each.role)
@@ -101,6 +104,38 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
                 hint=f"Expected the same. --Common.{key}=... is for all services that list {key} in their "
                 "common-configs.",
             )
+
+
+def _check_planned_model(graph: Graph, spec: GraphSpec, config: Sections) -> None:
+    """Raise ConfigError for a planner that would count the traffic of a model that no frontend serves.
+
+    Without a Frontend, and for workers whose options are not known, the names are not known either.
+    """
+    planner, decode = spec.of_role(Role.PLANNER), spec.of_role(Role.DECODE)
+    if not (planner and decode and spec.of_role(Role.FRONTEND) and graph.service(decode.name).options):
+        return
+    options = section_options(config, planner.name)
+    name = options.get(NAMES[0])
+    if not name or options.get("policy", "load") == "load":
+        return
+    served = _served_names(config, section_options(config, decode.name))
+    if str(name).lower() not in {each.lower() for each in served}:
+        raise ConfigError(
+            f"{planner.name}.{NAMES[0]} is {name!r}, and no frontend serves that: no traffic would count",
+            hint=f"Leave it out, or write one of: {', '.join(served)}.",
+        )
+
+
+def _served_names(config: Sections, decode: Options) -> list[str]:
+    """Return every name that clients may call the model of these decode workers, or an adapter of it."""
+    sections = (*(section_options(config, name) for name in (*SECTIONS, COMMON)), decode)
+    given = (section.get(key) for section in sections for key in NAMES)
+    names = [
+        str(each) for value in given if value for each in (value if isinstance(value, list) else [value])
+    ]
+    if engine_of(decode) == SIMULATED and not decode.get("model"):
+        names.append(SimOptions.model)
+    return list(dict.fromkeys([*names, *lora_names(decode.get("lora-modules"))]))
 
 
 def _check_model_arrives(service: ServiceSpec, options: Options, config: Sections) -> None:
