@@ -45,10 +45,9 @@ def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]
         check = CHECKS.get(each.role)
         if check is None or not graph.service(each.name).options:
             continue
-        options = section_options(config, each.name)
         try:
-            _check_model_arrives(each, options, config)
-            found = check(options, each, spec)
+            _check_model_arrives(each, section_options(config, each.name), config)
+            found = check(each, spec, config)
         except ConfigError as error:
             raise ConfigError(f"{each.name}: {error.args[0]}", hint=error.hint) from error
         warnings += (f"{each.name}: {warning}" for warning in found)
@@ -150,22 +149,24 @@ def _check_model_arrives(service: ServiceSpec, options: Options, config: Section
         )
 
 
-def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> list[str]:
+def _check_engine(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> list[str]:
+    options = section_options(config, service.name)
     return registry.check_engine(engine_of(options), options, service.gpus)
 
 
-def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
-    from dynaplan.config.planner import in_namespace, settings_of
+def _check_planner(service: ServiceSpec, graph: GraphSpec, config: Sections) -> list[str]:
+    from dynaplan.config.planner import in_namespace, settings_of, with_worker_sizes
     from dynaplan.planner.inputs import check_sources
 
-    check_sources(settings_of(in_namespace(options, graph.namespace)))
+    options = section_options(config, service.name)
+    check_sources(settings_of(in_namespace(with_worker_sizes(options, config), graph.namespace)))
     if options.get("environment") != "kubernetes":
         return []
     return ["environment = kubernetes means local here: it scales this box"]
 
 
-def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) -> list[str]:
-    recording = options.get("record-traffic")
+def _check_frontend(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> list[str]:
+    recording = section_options(config, service.name).get("record-traffic")
     if recording and (Path(recording).is_dir() or not Path(recording).parent.is_dir()):
         raise ConfigError(
             f"record-traffic is {recording!r}",
@@ -174,7 +175,7 @@ def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) 
     return []
 
 
-CHECKS: Mapping[Role, Callable[[Options, ServiceSpec, GraphSpec], list[str]]] = {
+CHECKS: Mapping[Role, Callable[[ServiceSpec, GraphSpec, Sections], list[str]]] = {
     Role.DECODE: _check_engine,
     Role.PREFILL: _check_engine,
     Role.PLANNER: _check_planner,

@@ -118,8 +118,7 @@ WALKS = {
     ),
     "replay": Walk(
         before=(
-            f"{SERVING.replace('=5', '=2')} --Planner.policy=sla"
-            " --Planner.profile-results-dir=h200_sxm-Llama-3.1-8B-Instruct-FP8",
+            f"{SERVING.replace('=5', '=2')} --Planner.policy=sla",
             LOAD,
             "cp ~/.dynamo/logs/dynamo/planner/*/decisions.jsonl .",
         ),
@@ -128,8 +127,6 @@ WALKS = {
         given={"other.yaml": OTHER},
         before=(SERVING,),
         instead={
-            "--Planner.profile-results-dir=profiling_results": "--Planner.profile-results-dir="
-            "h200_sxm-Llama-3.1-8B-Instruct-FP8",
             "dynaplan reload": "dynaplan reload -y",
         },
     ),

@@ -21,7 +21,7 @@ from dynaplan.config.service_config import kebab_keys
 from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
-from dynaplan.engines.sim.profiles import profile_name, profile_tp_size, timing_for
+from dynaplan.engines.sim.profiles import profile_tp_size, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
@@ -275,7 +275,7 @@ def warnings(options: SimulateOptions) -> list[str]:
         size = checked.tensor_parallel_size
         measured = profile_tp_size(checked)
         if size != measured:
-            name = profile_name(checked)
+            name = checked.profile_name
             found[name, size] = (
                 f"the profile {name} was measured with tensor-parallel-size {measured}: a worker of "
                 f"{size} GPUs is timed as one of {measured}"
@@ -394,7 +394,7 @@ def _planner_settings(
 ) -> PlannerSettings:
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
     slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
-    profile = {"profile-results-dir": profile_name(SimOptions.from_options(options.engine))}
+    profile = {"profile-results-dir": SimOptions.from_options(options.engine).profile_name}
     deadline = {DEADLINE: settings.disaggregation.prefill_deadline_ms}
     known = kebab_keys(given)
     return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo, **deadline})

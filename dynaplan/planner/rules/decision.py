@@ -71,13 +71,11 @@ def decide(
     for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
     thresholds only add.
 
-    Whatever the policy, the minimum of decode workers is asked for where there are none: nobody answers, and
-    so nothing would ever be measured. Holds of persons always come last (``apply_holds``).
+    Holds of persons always come last (``apply_holds``).
     """
     noted = state.note_pending(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, current_targets(observation))
-    targets = situation.current
-    prediction = None
+    targets, prediction = situation.current, None
     is_known, why = _is_known(situation)
     steps = [Step("known", targets, targets, why)]
     if is_known and settings.waits_with_targets:
@@ -172,7 +170,10 @@ def _apply_thresholds(situation: Situation, targets: Targets) -> list[Step]:
 
 
 def _restore_minimum(situation: Situation, targets: Targets) -> list[Step]:
-    """Return the step to the least decode workers from none, where the GPUs and what is held allow it."""
+    """Return the step to the least decode workers from none, where the GPUs and what is held allow it.
+
+    Whatever the policy: without one nobody answers, and so nothing would ever be measured.
+    """
     settings, observation = situation.settings, situation.observation
     if targets.decode or observation.fleet.decode.unmanaged:
         return []

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from dynaplan.cli import simulate as simulate_command
 from dynaplan.cli.simulate import command
-from dynaplan.engines.sim.profiles import DEFAULT_PROFILE, SHIPPED_DIR
+from dynaplan.config.settings.worker import DEFAULT_PROFILE
+from dynaplan.engines.sim.profiles import SHIPPED_DIR
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.simulation import recommend_policy, run_simulations
 from dynaplan.util.errors import ConfigError
