@@ -28,7 +28,9 @@ def simulate(*arguments: str) -> str:
 def test_policies_are_compared_side_by_side_on_the_same_trace(tmp_path):
     path = tmp_path / "results.json"
 
-    text = simulate("--policy", "load", "--policy", "static:1,2", "--policy", "static:2,2", "--json", str(path))
+    text = simulate(
+        "--policy", "load", "--policy", "static:1,2", "--policy", "static:2,2", "--json", str(path)
+    )
 
     assert [line.split()[0] for line in text.splitlines()] == ["POLICY", "load", "static:1,2", "static:2,2"]
     rows = json.loads(path.read_text())
