@@ -179,7 +179,7 @@ def _read_config(launch: Launch, config_file: str | None, overrides: Sequence[st
     os.chdir(directory)
     all_overrides = (*launch.overrides, *overrides)
     graph, config, spec, warnings = load_deployment(
-        launch.graph.identifier, name, directory, launch.namespace, all_overrides
+        launch.graph.identifier, name, directory, launch.namespace, all_overrides, lambda: len(launch.gpus)
     )
     warn(warnings + check_settings(graph, spec, config))
     file = find_config(name, directory, graph)

@@ -64,7 +64,7 @@ def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
         )
     if running.pid == found.arbiter.pid:
         raise DeploymentError(
-            f"{found.namespace} has no holder, which starts the next serve: it runs with --no-supervise",
+            f"{found.namespace} has no supervisor, which starts the next serve: it runs with --no-supervise",
             hint=STOP_AND_SERVE,
         )
     if own_version() == running.version and not force and not running.not_renewed(found.workers):

@@ -41,7 +41,7 @@ class Registrations(Protocol):
 
 
 class Connector(Protocol):
-    """Carries the planner's decisions to the supervisor, or to another system that starts and stops workers.
+    """Carries the planner's decisions to ``serve``, or to another system that starts and stops workers.
 
     Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now.
     """

@@ -265,7 +265,9 @@ class Resources(Settings):
 class ServiceArgs(Settings):
     """The section ``ServiceArgs`` of a service."""
 
-    workers: int = option(1, "Worker processes at the start", minimum=1)
+    workers: int = option(
+        1, "Worker processes at the start; of the Frontend also `auto`, one for every two GPUs", minimum=1
+    )
     resources: Mapping[str, Any] | None = option(None, "What one worker gets: gpu, cpu, memory")
     envs: Mapping[str, str] | None = option(None, "Environment variables of the workers")
     dynamo: Mapping[str, Any] | None = option(None, f"{NO_EFFECT}: use `--namespace`")

@@ -1,8 +1,8 @@
 """The version of dynaplan that a deployment's ``serve`` is of, and how another one takes over.
 
 ``serve`` writes its version into a private file beside its sockets. For another version to take over, its
-command is left in another file there, and ``serve`` is killed (SIGKILL): the holder starts that command,
-which adopts what runs, as after any kill. It is on trial until it has; if it fails, the holder starts the
+command is left in another file there, and ``serve`` is killed (SIGKILL): the supervisor starts that command,
+which adopts what runs, as after any kill. It is on trial until it has; if it fails, the supervisor starts the
 version before again.
 """
 

@@ -95,6 +95,12 @@ def test_an_unchanged_file_changes_nothing(served: Served) -> None:
     assert served.applied == []
 
 
+def test_automatic_frontends_are_as_many_as_before(served: Served) -> None:
+    served.write(YAML.replace("{api-key: secret}", "{ServiceArgs: {workers: auto}}"))
+    served.serve()
+    assert served.typed("-y").output == f"nothing has changed in {served.file}\n"
+
+
 def test_the_difference_is_shown_with_what_it_takes_and_secrets_are_not(served: Served) -> None:
     served.write(YAML.replace("8", "16").replace("secret", "other") + "  max-prefill-queue-size: 5\n")
     shown = served.typed("--dry-run").output

@@ -51,7 +51,7 @@ OWN, BEFORE = own_version(), Version("0.0.1", "/old/python", "/old")
 OLD = RunningServe(11, 100, BEFORE)
 NEW = RunningServe(12, 200, OWN, since=200)
 ALWAYS_OWN = RunningServe(11, 100, OWN)
-HOLDER = ProcessIdentity(10, 90, "boot")
+SUPERVISOR = ProcessIdentity(10, 90, "boot")
 
 
 class Box:
@@ -79,7 +79,7 @@ class Box:
     @property
     def found(self) -> Any:
         facts = {"namespace": "ns", "workers": self.workers, "runtime_dir": self.directory}
-        return SimpleNamespace(**facts, arbiter=HOLDER, document={"environment": {}})
+        return SimpleNamespace(**facts, arbiter=SUPERVISOR, document={"environment": {}})
 
     def take_over(self, runtime_dir: Path, running: RunningServe, program: Any, path: str | None) -> None:
         assert runtime_dir == self.directory
@@ -214,11 +214,11 @@ def test_what_runs_is_replaced_unless_nothing_would_change(box: Box) -> None:
     assert check_version(box.found, force=False) == NEW
 
 
-def test_without_a_holder_or_a_known_version_or_as_another_user_it_is_refused(
+def test_without_a_supervisor_or_a_known_version_or_as_another_user_it_is_refused(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box.write(replace(OLD, pid=HOLDER.pid))
-    with pytest.raises(DeploymentError, match="no holder"):
+    box.write(replace(OLD, pid=SUPERVISOR.pid))
+    with pytest.raises(DeploymentError, match="no supervisor"):
         check_version(box.found, force=False)
     (box.directory / VERSION_FILE).unlink()
     with pytest.raises(DeploymentError, match="a version that cannot be upgraded"):
