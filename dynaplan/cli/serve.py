@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
     from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec
-    from dynaplan.process.holder_link import HolderLink
+    from dynaplan.process.supervisor_link import SupervisorLink
 
 FORK_VARIABLE = "DYNAPLAN_FORK_WORKERS"
 
@@ -187,7 +187,9 @@ def command(
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
     if supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS and not (dry_run or detach):
-        link, code = run_below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace)
+        link, code = run_under_supervisor(
+            ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace
+        )
         if code is not None:
             return code
     with ended_by_sigint():
@@ -235,22 +237,22 @@ def memory_size(text: str) -> int:
     return size
 
 
-def run_below_holder(
+def run_under_supervisor(
     arguments: Sequence[str], grace_s: float, drain_timeout_s: float, namespace: str | None
-) -> tuple[HolderLink, int | None]:
-    """Go on in a process below a holder; return the link to it.
+) -> tuple[SupervisorLink, int | None]:
+    """Continue in a child process of a supervisor; return the link to it, and an exit code or None.
 
-    Of a process that the holder has started again also its exit code: by then it has adopted what the one
-    before had started, and that has ended. None where nothing was to be adopted.
+    The code is that of a deployment which this process, restarted after a crash, has adopted and served to
+    its end. It is None on a first start, and when nothing could be adopted.
     """
     from dynaplan.cli.detach import PROGRAM
-    from dynaplan.process.holder_link import fork_below_holder, inherited_link
+    from dynaplan.process.supervisor_link import fork_under_supervisor, inherited_link
     from dynaplan.util.descriptors import raise_descriptor_limit
 
     link = inherited_link(os.environ)
     if link is None:
-        raise_descriptor_limit()  # the holder's children have its limit
-        link = fork_below_holder([*PROGRAM, *arguments], grace_s, drain_timeout_s)
+        raise_descriptor_limit()  # the supervisor's children have its limit
+        link = fork_under_supervisor([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
         _use_fork_server(link, namespace)
         return link, None
@@ -261,7 +263,7 @@ def run_below_holder(
     return link, serve_on(link)
 
 
-def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
+def _use_fork_server(link: SupervisorLink, namespace: str | None) -> None:
     """Start workers from the fork server from now on, unless the user has switched that off.
 
     It imports while this process prepares the rest. ``/proc/PID/environ`` shows for each worker what
@@ -269,7 +271,7 @@ def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
     """
     if os.environ.get(FORK_VARIABLE) == "0":
         return
-    own = {"DYNAPLAN_PARENT_PID": str(link.holder_pid), "DYNAPLAN_WORKER_NAME": ""}
+    own = {"DYNAPLAN_PARENT_PID": str(link.supervisor_pid), "DYNAPLAN_WORKER_NAME": ""}
     if namespace:
         own["DYN_NAMESPACE"] = namespace
     from dynaplan.fleet import WORKER_PROGRAM

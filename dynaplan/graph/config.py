@@ -1,7 +1,7 @@
 """The configuration of a graph: defaults < decorator < YAML < ``--Service.key=value``.
 
 ``read_config`` parses and merges; ``validate_config`` checks sections, names and types; ``resolve_graph``
-turns graph and configuration into the services that the supervisor starts. After these every value is valid,
+turns graph and configuration into the services that ``serve`` starts. After these every value is valid,
 and no other code checks it again.
 """
 

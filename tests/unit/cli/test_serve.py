@@ -90,13 +90,13 @@ def test_automatic_frontends_are_a_number_before_anything_starts(
         ([], False, False),
     ],
 )
-def test_serve_gets_a_holder_where_the_command_line_is_all_that_the_process_does(
+def test_serve_gets_a_supervisor_where_the_command_line_is_all_that_the_process_does(
     options: list[str], is_program: bool, is_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grace_s: list[float] = []
     monkeypatch.setattr("dynaplan.fleet.serve.serve", lambda spec, config, options, link: 0)
     monkeypatch.setattr(
-        "dynaplan.cli.serve.run_below_holder",
+        "dynaplan.cli.serve.run_under_supervisor",
         lambda arguments, grace, drain, namespace: grace_s.append(grace) or (None, None),
     )
     words = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *options]
