@@ -259,38 +259,11 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
         must_match_keys={*matching_options(engine), "engine", "model"} if engine else (),
         gpus={service.name: service.gpus for service in resolved.services},
         frontend_and_planner_keys=DEADLINE_OPTIONS if _deadline(before) != _deadline(new.config) else (),
+        plans_for_targets=section_options(new.config, PLANNER).get("policy", "load") != "load",
     )
-    old, changed = effective_sections(graph, before), effective_sections(graph, new.config)
-    rules = replace(rules, planner_input_keys=_planner_input_keys(old, changed))
-    return setting_changes(graph, old, changed, rules)
-
-
-def _planner_input_keys(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
-    """Return the service and key of each setting of another service that changes the Planner's options.
-
-    A key counts if changing it alone, or changing all the others but it, changes what is derived.
-    """
-    derived = {id(sections): _derived_planner_options(sections) for sections in (old, new)}
-    found = set()
-    for name in (old.keys() | new.keys()) - {PLANNER}:
-        for key in old.get(name, {}).keys() | new.get(name, {}).keys():
-            for sections, others in ((old, new), (new, old)):
-                value = others.get(name, {}).get(key)
-                if sections.get(name, {}).get(key) != value:
-                    swapped = {**sections, name: {**sections.get(name, {}), key: value}}
-                    if _derived_planner_options(swapped) != derived[id(sections)]:
-                        found.add((name, key))
-    return frozenset(found)
-
-
-def _derived_planner_options(sections: Sections) -> dict[str, Any]:
-    """Return the Planner's options with those derived from other services; {} for the ``load`` policy."""
-    from dynaplan.config.planner import with_worker_sizes
-
-    planner = sections.get(PLANNER, {})
-    if planner.get("policy", "load") == "load":
-        return {}
-    return with_worker_sizes(planner, sections)
+    return setting_changes(
+        graph, effective_sections(graph, before), effective_sections(graph, new.config), rules
+    )
 
 
 def _deadline(config: Sections) -> PrefillDeadline:

@@ -81,7 +81,7 @@ class ReloadRules:
     - ``frontend_and_planner_keys``: of the Planner's section, read by the frontends and the Planner
     - ``must_match_keys``: must be equal in prefill and decode workers
     - ``gpus``: service -> the GPUs of one worker with the new settings
-    - ``planner_input_keys``: (service, key) of other sections, from which Planner options are derived
+    - ``plans_for_targets``: the Planner derives a model of workers and frontends from their settings
     """
 
     live_keys: Collection[str] = ()
@@ -90,7 +90,7 @@ class ReloadRules:
     must_match_keys: Collection[str] = ()
     gpus: Mapping[str, float] | None = None
     frontend_and_planner_keys: Collection[str] = ()
-    planner_input_keys: Collection[tuple[str, str]] = ()
+    plans_for_targets: bool = False
 
 
 def setting_changes(
@@ -134,6 +134,9 @@ def _apply_mode(
     frontends = {each.name for each in graph.services if each.role is Role.FRONTEND}
     if key in rules.live_keys and readers and readers <= frontends:
         return ApplyMode.LIVE, nobody, ""
+    served = {each.name for each in graph.services if each.role in SCALED_ROLES} | frontends
+    if rules.plans_for_targets and readers & served:
+        readers |= {each.name for each in graph.services if each.role is Role.PLANNER}
     return ApplyMode.REPLACE_WORKERS, readers, ""
 
 
@@ -161,5 +164,3 @@ def _readers(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRule
     is_shared = service.role is Role.DECODE and key in rules.frontend_and_decode_keys
     if is_frontends or is_shared or (service.role is Role.PLANNER and key in rules.frontend_and_planner_keys):
         yield from frontends
-    if (service.name, key) in rules.planner_input_keys:
-        yield from (each.name for each in graph.services if each.role is Role.PLANNER)
