@@ -171,7 +171,7 @@ def test_claims_that_a_cleaner_took_away_are_made_again_at_the_next_look(
     assert other.claim(["GPU-2"]) == {"GPU-2"}
     assert list(mine.held_by_others(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-2"]
     assert "our claim file for GPU-1" in caplog.text
-    assert "GPU-2 had vanished, and meanwhile it is claimed by deployment" in caplog.text
+    assert "GPU-2 was deleted, and the GPU is now claimed by deployment" in caplog.text
     assert list(other.held_by_others(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-1"]
 
 
