@@ -34,7 +34,6 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "ui": ("ui", "Print the address of the web page that shows it."),
         "why": ("why", "Explain the last scaling decisions."),
         "logs": ("logs", "Print or follow the logs."),
-        "report": ("report", "Write one masked file for a bug report."),
     },
     "Change": {
         "scale": ("scale", "Set the number of workers by hand."),

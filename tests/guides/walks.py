@@ -83,8 +83,6 @@ WALKS = {
     "kubernetes": Walk(
         skipped={
             "dynaplan planner": "needs a cluster; tox -e k8s has one",
-            "dynaplan scale": "likewise",
-            "dynaplan release": "likewise",
         }
     ),
     "llamacpp": Walk(instead={"/path/to/model.gguf": "model.gguf"}),

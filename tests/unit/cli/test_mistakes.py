@@ -75,7 +75,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("status --namespace tow", ["no deployment tow"]),  # 24
     ("status", ["no deployment is running", "dynaplan serve", "DYN_LOCAL_STATE_DIR"]),  # 25
     ("why mine", ["no deployment mine"]),
-    ("report mine --output /nonexistent/x", ["/nonexistent/x"]),
     ("bench mine", ["no deployment mine"]),
     ("reload mine", ["no deployment mine"]),
     ("orchestrate mine --exec true", ["no deployment mine"]),
