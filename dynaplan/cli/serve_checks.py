@@ -42,6 +42,9 @@ def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]
         check = CHECKS.get(each.role)
         if check is None or not graph.service(each.name).options:
             continue
+        if each.role is Role.PLANNER and spec.on_demand:
+            _check_model_planners(spec, config)
+            continue
         options = section_options(config, each.name)
         try:
             _check_model_arrives(each, options, config)
@@ -127,6 +130,17 @@ def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) ->
     if options.get("environment") != "kubernetes":
         return []
     return ["environment = kubernetes means local here: it scales this box"]
+
+
+def _check_model_planners(spec: GraphSpec, config: Sections) -> None:
+    from dynaplan.config.planner import settings_of_models
+    from dynaplan.planner.inputs import check_sources
+
+    for name, settings in settings_of_models(config, spec.namespace).items():
+        try:
+            check_sources(settings)
+        except ConfigError as error:
+            raise ConfigError(f"Models.{name}: {error.args[0]}", hint=error.hint) from error
 
 
 def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) -> list[str]:

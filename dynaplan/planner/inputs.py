@@ -41,8 +41,13 @@ def check_sources(settings: PlannerSettings) -> None:
     _warm_up(settings)
 
 
-def traffic_observer(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficObserver:
-    """Return the observer of the traffic: of a Prometheus server, where one is named, else of frontends."""
+def traffic_observer(
+    settings: PlannerSettings, discovery: Discovery, clock: Clock, *, is_one_of_several: bool = False
+) -> TrafficObserver:
+    """Return the observer of the traffic: of a Prometheus server, where one is named, else of frontends.
+
+    ``is_one_of_several``: of the models that the frontends serve, the settings are about one.
+    """
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
         source: TrafficSource = _prometheus(settings)
@@ -54,6 +59,7 @@ def traffic_observer(settings: PlannerSettings, discovery: Discovery, clock: Clo
             settings.namespace,
             clock,
             model=settings.served_model_name or "",
+            is_one_of_several=is_one_of_several,
             prefix=metrics_prefix(),
             tls=certificates.authorities(os.environ),
         )

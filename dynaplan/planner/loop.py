@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Observation
+from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.timing import READY_POLL_S, WAITING_LOG_S
 from dynaplan.util.errors import DynaplanError
@@ -40,7 +41,8 @@ class PlannerLoop:
     """One planner. ``run`` never returns, and only a cancellation leaves it. ``state`` is remembered.
 
     It is the ``PlannedDeployment`` of its ``PlanningCycle``, which says when to pull and when to decide.
-    ``beat`` is called at every pull, with the seconds until the next one is due.
+    ``beat`` is called at every pull, with the seconds until the next one is due. Without
+    ``waits_for_workers`` it plans from the beginning on: of a model that is loaded on request.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class PlannerLoop:
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
         state: PlannerState | None = None,
+        waits_for_workers: bool = True,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -69,11 +72,14 @@ class PlannerLoop:
         self._backtester = backtester
         self._cycle = PlanningCycle(settings, model, state)
         self._failure = ""
+        self._unknown = ""
         self._is_warned = False
+        self._waits_for_workers = waits_for_workers
 
     async def run(self) -> None:
         """Wait until a decode worker is ready, then plan for ever."""
-        await self._wait_ready()
+        if self._waits_for_workers:
+            await self._wait_ready()
         log.info("planning for namespace %s%s", self._settings.namespace, self._mode())
         self._cycle.begin(self._clock.now_s())
         next_s = self._clock.now_s()
@@ -137,16 +143,28 @@ class PlannerLoop:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
             holds = await self._connector.holds()
         except DynaplanError as error:
-            log.warning("the fleet is not known: %s", error)
-            unknown = str(error.args[0]) or type(error).__name__
-            return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
-        self._warn_of_short_interval(fleet)
-        observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
+            observation = Observation(
+                self._clock.now_s(), load=load, unknown=self._why_unknown(error), failure=failure
+            )
+        else:
+            self._unknown = ""
+            self._warn_of_short_interval(fleet)
+            observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
         if self._traffic:
             observation = await self._with_traffic(observation, self._traffic)
         if self._backtester:
             observation = replace(observation, backtest=self._backtester.observe(observation, state))
         return observation
+
+    def _why_unknown(self, error: DynaplanError) -> str:
+        """Return why the fleet is not known, and say so in the log when that is new."""
+        unknown = str(error.args[0]) or type(error).__name__
+        if not isinstance(error, NothingToPlan):
+            log.warning("the fleet is not known: %s", error)
+        elif unknown != self._unknown:
+            log.info("nothing to plan: %s", unknown)
+        self._unknown = unknown
+        return unknown
 
     def _warn_of_short_interval(self, fleet: FleetCounts) -> None:
         """Say once, where decisions wait for each other, that the interval is shorter than a start."""
@@ -199,4 +217,6 @@ class PlannerLoop:
         return True
 
     def _mode(self) -> str:
-        return "; no-operation: nothing will be changed" if self._settings.no_operation else ""
+        settings = self._settings
+        model = f", model {settings.served_model_name}" if settings.served_model_name else ""
+        return model + ("; no-operation: nothing will be changed" if settings.no_operation else "")

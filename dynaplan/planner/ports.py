@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet.counts import Sample
 from dynaplan.util.connection import Closable
+from dynaplan.util.errors import TemporaryError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import Forecast
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from dynaplan.planner.model import Decision, DecisionRecord
 
     CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
+
+
+class NothingToPlan(TemporaryError):
+    """There are no workers to plan for now, by the owner of the deployment's will."""
 
 
 class WorkerLoadSource(Closable, Protocol):
@@ -45,7 +50,8 @@ class Registrations(Protocol):
 class Connector(Protocol):
     """Carries the planner's decisions to the supervisor, or to another system that starts and stops workers.
 
-    Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now.
+    Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now, and NothingToPlan
+    where there are no workers because nobody wants any.
     """
 
     async def fleet(self) -> FleetCounts:
