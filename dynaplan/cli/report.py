@@ -154,10 +154,10 @@ def _status(found: RunningDeployment) -> Iterable[str]:
 
 
 def _decisions(found: RunningDeployment) -> Iterable[str]:
-    from dynaplan.planner.recorders.decision_log import recent_records
+    from dynaplan.planner.recorders.decision_log import all_recent_records
     from dynaplan.planner.rules.explain import explain
 
-    records = recent_records(found.log_dir / "planner", DECISIONS)
+    records = all_recent_records(found.log_dir / "planner", DECISIONS)
     return [line for record in records for line in (*explain(record).splitlines(), "")] or ["none yet"]
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from dynaplan.events.port import Messenger
     from dynaplan.planner.backtesting.backtester import BacktestProcess, LiveBacktester
     from dynaplan.planner.ports import Connector, Recorder
+    from dynaplan.planner.rules.sla_policy import SlaModel
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock, SystemClock
@@ -282,11 +283,8 @@ def make_planner(
     sla_model, traffic, backtester = None, None, None
     if settings.is_by_targets:
         from dynaplan.planner.inputs import traffic_observer
-        from dynaplan.planner.sla_model import build_sla_model
 
-        sla_model = build_sla_model(settings)
-        if sla_model.origin:
-            log.warning("the profile %s is %s", settings.profile_results_dir, sla_model.origin)
+        sla_model = _sla_model(settings)
         traffic = traffic_observer(settings, discovery, clock, is_one_of_several=model is not None)
         if settings.sizing != "formula":
             evidence = restore_evidence(records, settings, now)
@@ -305,6 +303,15 @@ def make_planner(
         waits_for_workers=model is None,
     )
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
+
+
+def _sla_model(settings: PlannerSettings) -> SlaModel:
+    from dynaplan.planner.sla_model import build_sla_model
+
+    model = build_sla_model(settings)
+    if model.origin:
+        log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
+    return model
 
 
 def _backtester(

@@ -117,7 +117,7 @@ class ModelManager:
         self._failed_to_sleep: set[str] = set()
         self._planner_seen_s: float | None = None
         self._planned: frozenset[str] = frozenset()
-        self._workers_by_state: dict[str, Counter[str]] = {}
+        self._workers_by_state: dict[str, Mapping[str, int]] = {}
         self.sleepers = Sleepers()
         self.learnt = dict(learnt or {})
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
@@ -278,7 +278,7 @@ class ModelManager:
         """
         status = self._statuses[model.name]
         own = [each for each in fleet if each.component == model.component]
-        self._workers_by_state[model.name] = Counter(each.state.value for each in own)
+        self._workers_by_state[model.name] = dict(Counter(each.state.value for each in own))
         seen_s = self._planner_seen_s
         if model.name not in self._planned or seen_s is None or self._moment.now_s - seen_s > PLANNER_GRACE_S:
             return status

@@ -45,7 +45,7 @@ class ModelConnector:
         document = _document(item)
         report = reports_in(document).get(self._model)
         if report is None:
-            raise TemporaryError(f"nothing is known of the model {self._model} yet")
+            raise NothingToPlan(f"nothing is known of the model {self._model} yet")
         counts = {**report.workers, "gpus": report.gpus_each, "startup_s": report.load_s}
         fleet = FleetCounts(decode=WorkerCounts.from_json(counts))
         if not fleet.decode.present:
