@@ -156,6 +156,7 @@ def scale_up(role: Role) -> Stage:
         obstacle = (
             _against_trend(signal)
             or guards.against_failures(fleet, role)
+            or guards.against_missing(fleet, situation.current, role)
             or guards.against_budget(situation.settings, fleet, situation.current, targets, role)
         )
         if obstacle:

@@ -2,8 +2,8 @@
 
 The fleet plugin loads models, puts them away, and divides the memory of the box among them
 (``dynaplan.models.rules.replicas``). So a decision here says how many workers its model wants while it is
-loaded, and counts as carried out when none of them is starting any more: what memory was not there for is
-decided anew. Where the keys are: ``dynaplan.fleet.model_keys``.
+loaded, and counts as carried out when none of them is starting any more: more of them may come whenever
+there is memory. Where the keys are: ``dynaplan.fleet.model_keys``.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class ModelConnector:
         return FleetCounts(decode=fleet.decode, gpus_total=on_box)
 
     async def desired(self) -> DesiredCounts:
-        """The workers that the model wants, as far as it has them or they start."""
+        """The workers that the model wants; nothing is pending once none of those it has starts any more."""
         decode = (await self.fleet()).decode
         wanted = _planned(await self._store.get(self._key)).get(self._model)
         is_pending = decode.starting + decode.backoff > 0
         return DesiredCounts(
-            num_decode_workers=-1 if wanted is None else min(wanted, decode.present),
+            num_decode_workers=-1 if wanted is None else wanted,
             decision_id=self._decision_id,
             scaled_decision_id=self._decision_id - is_pending,
         )
