@@ -300,7 +300,6 @@ def make_planner(
         backtester=backtester,
         beat=beat,
         state=state,
-        waits_for_workers=model is None,
     )
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
 

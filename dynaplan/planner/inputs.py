@@ -50,7 +50,7 @@ def traffic_observer(
     """
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
-        source: TrafficSource = _prometheus(settings)
+        source: TrafficSource = _prometheus(settings, is_one_of_several=is_one_of_several)
     else:
         from dynaplan.planner.metrics.frontends import FrontendsTraffic
 
@@ -66,13 +66,17 @@ def traffic_observer(
     return TrafficObserver(settings, source, make_forecaster(settings, interval_s), clock, before)
 
 
-def _prometheus(settings: PlannerSettings) -> TrafficSource:
+def _prometheus(settings: PlannerSettings, *, is_one_of_several: bool = False) -> TrafficSource:
     """Return the traffic as a Prometheus server has it; raises ConfigError for an address that is none."""
     from dynaplan.planner.metrics.prometheus import PrometheusTraffic
 
     model = settings.served_model_name or ""
     return PrometheusTraffic(
-        settings.prometheus_endpoint or "", settings.namespace, model=model, prefix=metrics_prefix()
+        settings.prometheus_endpoint or "",
+        settings.namespace,
+        model=model,
+        is_one_of_several=is_one_of_several,
+        prefix=metrics_prefix(),
     )
 
 

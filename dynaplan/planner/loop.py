@@ -12,6 +12,7 @@ from dynaplan.fleet.counts import FleetCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Observation
 from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
+from dynaplan.planner.rules.decision import has_data
 from dynaplan.planner.timing import READY_POLL_S, WAITING_LOG_S
 from dynaplan.util.errors import DynaplanError
 
@@ -41,8 +42,7 @@ class PlannerLoop:
     """One planner. ``run`` never returns, and only a cancellation leaves it. ``state`` is remembered.
 
     It is the ``PlannedDeployment`` of its ``PlanningCycle``, which says when to pull and when to decide.
-    ``beat`` is called at every pull, with the seconds until the next one is due. Without
-    ``waits_for_workers`` it plans from the beginning on: of a model that is loaded on request.
+    ``beat`` is called at every pull, with the seconds until the next one is due.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class PlannerLoop:
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
         state: PlannerState | None = None,
-        waits_for_workers: bool = True,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -74,12 +73,10 @@ class PlannerLoop:
         self._failure = ""
         self._unknown = ""
         self._is_warned = False
-        self._waits_for_workers = waits_for_workers
 
     async def run(self) -> None:
-        """Wait until a decode worker is ready, then plan for ever."""
-        if self._waits_for_workers:
-            await self._wait_ready()
+        """Wait until a decode worker is ready, unless none was asked for, then plan for ever."""
+        await self._wait_ready()
         log.info("planning for namespace %s%s", self._settings.namespace, self._mode())
         self._cycle.begin(self._clock.now_s())
         next_s = self._clock.now_s()
@@ -104,12 +101,15 @@ class PlannerLoop:
             await self._clock.sleep(READY_POLL_S)
 
     async def _missing(self) -> str:
-        """The reason why no decode worker is known to be ready; empty when one is."""
+        """The reason why no decode worker is known to be ready; empty when one is, or none was asked for."""
         try:
             decode = (await self._connector.fleet()).decode
+            is_wanted = (await self._connector.desired()).num_decode_workers != 0
+        except NothingToPlan:
+            return ""
         except Exception as error:  # whatever the store raises: it is asked again
             return f"the fleet is not known: {str(error) or type(error).__name__}"
-        if decode.ready or decode.asleep:
+        if decode.ready or decode.asleep or not is_wanted:
             return ""
         if decode.present:
             return f"{decode.starting} starting, {decode.backoff} before a restart, {decode.failed} failed"
@@ -195,7 +195,7 @@ class PlannerLoop:
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
         if decision.is_withheld:
             log.info("scaling is needed, and not possible now: %s", decision.reason)
-        elif not decision.is_change and not observation.unknown:
+        elif not decision.is_change and has_data(observation):
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:

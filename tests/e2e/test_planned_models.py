@@ -85,7 +85,10 @@ async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner
             await eventually(lambda: _is_backtested(deployment, "ant") and _is_backtested(deployment, "bee"))
             wanted = deployment.statefile()["planner_keys"]["model_workers"]
             os.kill(deployment.pid_of("dynamo_Planner"), signal.SIGKILL)
-            serve, adoptions = await eventually(lambda: serve_of(deployment)), deployment.text.count("Adopted")
+            serve, adoptions = (
+                await eventually(lambda: serve_of(deployment)),
+                deployment.text.count("Adopted"),
+            )
             serve.kill()
             await eventually(lambda: deployment.text.count("Adopted") > adoptions)
             assert deployment.statefile()["planner_keys"]["model_workers"] == wanted

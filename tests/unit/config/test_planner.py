@@ -196,3 +196,20 @@ def test_what_is_wrong_with_the_planner_of_a_model_is_said_with_its_name(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         of_models(**planner)
+
+
+@pytest.mark.parametrize(
+    ("engine", "profile"),
+    [
+        ({}, H200),
+        ({"model": "some/70B"}, "h100_sxm-Llama-3.3-70B-Instruct-FP8"),
+        ({"model": "some/70B", "profile": "mocker"}, "mocker"),
+        ({"engine": "vllm", "model": "some/70B"}, PlannerSettings.profile_results_dir),
+    ],
+)
+def test_a_simulated_engine_is_planned_for_by_its_own_profile_unless_another_is_named(
+    monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any], profile: str
+) -> None:
+    section = {"VllmWorker": engine, "Planner": {}}
+    assert served(monkeypatch, {"profile-results-dir": None}, **section).profile_results_dir == profile
+    assert served(monkeypatch, **section).profile_results_dir == H200

@@ -149,20 +149,23 @@ async def test_a_model_that_is_not_loaded_is_not_planned_for_and_that_is_said_on
         raise NothingToPlan("the model a is unloaded")
 
     monkeypatch.setattr(world.connector, "fleet", unloaded)
-    world.loop = PlannerLoop(
-        world.settings,
-        world.observer,
-        world.connector,
-        [world.notes],
-        world.clock,
-        waits_for_workers=False,
-    )
     with caplog.at_level(logging.INFO):
         await world.passing(35)
     assert [record.decision.is_change for record in world.notes.records] == [False] * 3
     assert "the model a is unloaded" in world.notes.records[-1].decision.reason
     said = [record.levelname for record in caplog.records if "is unloaded" in record.getMessage()]
     assert said == ["INFO"]
+
+
+async def test_a_worker_that_is_needed_and_not_allowed_is_said_in_place_of_no_scaling_needed(caplog):
+    world = World(prefill=1, decode=2, **{"max-gpu-budget": 3})
+    world.usage = 0.95
+    with caplog.at_level(logging.INFO):
+        await world.passing(11)
+    said = [record.getMessage() for record in caplog.records]
+    (withheld,) = [each for each in said if each.startswith("scaling is needed, and not possible now: ")]
+    assert "4 GPUs would be over the budget of 3" in withheld
+    assert not [each for each in said if "No scaling needed" in each]
 
 
 async def test_nothing_is_said_of_scaling_where_the_fleet_is_not_known(caplog, monkeypatch):
@@ -368,8 +371,9 @@ async def test_a_decision_that_cannot_be_carried_out_is_told_in_the_next_record_
 
 def waiting() -> World:
     """A world in which planning cannot begin yet."""
-    world = World(decode=0)
+    world = World()
     world.is_obedient = False
+    world.connector.set_fleet(FleetCounts(WorkerCounts(ready=1)))
     return world
 
 
@@ -381,6 +385,12 @@ async def test_it_waits_for_the_first_decode_worker_and_prefill_workers_alone_wi
     world.connector.set_fleet(FleetCounts(decode=WorkerCounts(ready=1)))
     await world.passing(5)
     assert world.notes.samples
+
+
+async def test_where_no_decode_worker_was_asked_for_it_asks_for_the_least_and_waits_for_none():
+    world = World(decode=0)
+    await world.passing(11)
+    assert await world.decode_workers() == 1
 
 
 async def test_waiting_outlives_an_absence_of_the_store():
