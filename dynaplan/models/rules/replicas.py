@@ -125,8 +125,8 @@ def _add(draft: Draft, model: ModelStatus) -> None:
     )
     if status.retry_at_s > draft.now_s:
         return
-    has = _workers(len(_serving(draft, model.name)))
-    why = f"{count(model.in_flight + model.waiting)} for {has}"
+    has = len(_serving(draft, model.name))
+    why = f"{count(model.in_flight + model.waiting)} for {_workers(has)}"
     if model.planned_workers is not None:
         why = f"its planner wants {_workers(_wanted(draft, model))}, and it has {has}"
     draft.add(status)

@@ -152,7 +152,7 @@ def test_a_planner_says_how_many_workers_its_model_wants_whatever_its_requests_a
     box = Box(gpus(16, 16), a=model(10, **MANY))
     plan = box.plan(ready("a", in_flight=1, planned_workers=2))
     assert said(plan.actions) == [f"Load {SECOND}"]
-    assert plan.actions[0].why == "its planner wants 2 workers, and it has 1 worker; there is room"
+    assert plan.actions[0].why == "its planner wants 2 workers, and it has 1; there is room"
     assert box.actions(ready("a", in_flight=90, planned_workers=1)) == []
 
 

@@ -242,9 +242,9 @@ def test_of_several_models_one_without_a_request_has_none_and_refusals_of_unknow
     alone = Exposition(DEFAULT_PREFIX, "ns", "b")
     several = Exposition(DEFAULT_PREFIX, "ns", "b", is_one_of_several=True)
     assert alone.read(metrics.render()) != {}
-    assert alone.unserved == "served-model-name is 'b', and the frontends have served 'a' only"
+    assert alone.served.unserved == "served-model-name is 'b', and the frontends have served 'a' only"
     assert several.read(metrics.render()).get((REQUESTS, ""), 0.0) == 0.0
-    assert several.unserved == ""
+    assert several.served.unserved == ""
 
 
 def test_a_model_with_a_promise_of_its_own_has_its_misses_counted_by_that() -> None:
