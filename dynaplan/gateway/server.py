@@ -254,6 +254,7 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
+        self._metrics.write()
         if self._tracer:
             await asyncio.to_thread(self._tracer.close)
         await self._deployment_metrics.close()
@@ -302,13 +303,12 @@ class FrontendServer:
 
 
 def _new_metrics(runtime: WorkerRuntime, settings: FrontendSettings) -> FrontendMetrics:
+    # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
+    shared = Path(settings.shared_metrics) if settings.shared_metrics else None
+    by_prefix = settings.decode_component if settings.router == KV_MODE else ""
     return FrontendMetrics(
-        runtime.namespace,
-        # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
-        runtime.clock.now_s,
-        Path(settings.shared_metrics) if settings.shared_metrics else None,
-        settings.decode_component if settings.router == KV_MODE else "",
-        settings.promised_ms,
+        *(runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms),
+        asyncio.get_running_loop().call_later if shared else None,
         settings.promised_ms_by_model,
     )
 
