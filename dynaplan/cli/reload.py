@@ -352,7 +352,7 @@ class ReloadRun:
         """
         from dynaplan.store import connections
 
-        with reload_lock(self._found, "reload or upgrade"):
+        with reload_lock(self._found):
             store = connections.connect_store()
             try:
                 await self._run(store, live, services, once_written)
@@ -479,7 +479,7 @@ class ReloadRun:
 
 
 @contextmanager
-def reload_lock(found: RunningDeployment, what: str) -> Iterator[None]:
+def reload_lock(found: RunningDeployment) -> Iterator[None]:
     """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs."""
     descriptor = os.open(found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -487,7 +487,7 @@ def reload_lock(found: RunningDeployment, what: str) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise DeploymentError(
-            f"another {what} of {found.namespace} goes on", hint="Wait for its end."
+            f"another reload or upgrade of {found.namespace} goes on", hint="Wait for its end."
         ) from None
     finally:
         os.close(descriptor)

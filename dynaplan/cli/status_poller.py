@@ -180,6 +180,9 @@ def _session(pid: int) -> int:
 WINDOW_S = 60.0
 """The longest time between the two readings that are compared, in seconds."""
 
+PERCENTILE = 95.0
+"""Of TTFT and ITL, as they are shown."""
+
 
 @dataclass(frozen=True)
 class LoadSummary:
@@ -198,10 +201,9 @@ class LoadSummary:
 
 
 class LoadWindow:
-    """The readings of the last minute; ``percentiles`` are those of TTFT and ITL, from 0 to 100."""
+    """The readings of the last minute."""
 
-    def __init__(self, percentiles: tuple[float, float] = (95.0, 95.0)) -> None:
-        self._percentiles = percentiles
+    def __init__(self) -> None:
         self._readings: deque[tuple[float, Counts]] = deque()
 
     def add(self, at_s: float, counts: Counts) -> None:
@@ -217,12 +219,10 @@ class LoadWindow:
         if len(self._readings) < 2:
             return None
         (first_s, first), (last_s, last) = self._readings[0], self._readings[-1]
-        return summarize_load(increase(first, last), max(last_s - first_s, 1e-9), self._percentiles)
+        return summarize_load(increase(first, last), max(last_s - first_s, 1e-9))
 
 
-def summarize_load(
-    seen: Mapping[Key, float], window_s: float, percentiles: tuple[float, float] = (95.0, 95.0)
-) -> LoadSummary:
+def summarize_load(seen: Mapping[Key, float], window_s: float) -> LoadSummary:
     """Return the load of what was counted in that time."""
     # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
     tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
@@ -231,9 +231,9 @@ def summarize_load(
         seen.get((REQUESTS, ""), 0.0) / window_s,
         tokens / window_s,
         _mean_ms(seen, TTFT),
-        percentile_ms(seen, TTFT, percentiles[0]),
+        percentile_ms(seen, TTFT, PERCENTILE),
         _mean_ms(seen, ITL),
-        percentile_ms(seen, ITL, percentiles[1]),
+        percentile_ms(seen, ITL, PERCENTILE),
     )
 
 

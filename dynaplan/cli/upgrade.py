@@ -124,7 +124,7 @@ class Upgrade:
         from dynaplan.fleet.reattach.versions import own_version
 
         begun_s = time.monotonic()
-        with reload_lock(self._found, "reload or upgrade"):
+        with reload_lock(self._found):
             if is_forced or own_version() != self._running.version:
                 self._running = await self._take_over()
                 click.echo(f"serve: {self._running.version} after {time.monotonic() - begun_s:.1f} s")
