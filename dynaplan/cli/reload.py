@@ -21,10 +21,7 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import config_file_option, namespace_argument, step_timeout_option
-from dynaplan.cli.restart import (
-    replace_worker,
-    request_replacement,
-)
+from dynaplan.cli.restart import replace_worker, replace_workers, request_replacement
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
@@ -372,7 +369,7 @@ class ReloadRun:
         """
         from dynaplan.store import connections
 
-        with reload_lock(self._deployment, "reload or upgrade"):
+        with reload_lock(self._deployment):
             store = connections.connect_store()
             try:
                 await self._run(store, live, services, after_written)
@@ -387,7 +384,7 @@ class ReloadRun:
         after_written: Callable[[KeyValueStore], Awaitable[None]],
     ) -> None:
         begun_s = time.monotonic()
-        self._not_replaced = {(each.name, each.pid) for each in self._workers()}
+        self._not_replaced = {each.process for each in self._workers()}
         before = await self._read_live_settings(store, live)
         self._write_settings_file(self._new_settings)
         try:
@@ -411,17 +408,10 @@ class ReloadRun:
 
     async def _replace_workers(self, store: KeyValueStore, service: ServiceSpec) -> None:
         """Replace the workers of a service that still have the previous settings."""
-        workers = [each for each in self._workers_of(service) if (each.name, each.pid) in self._not_replaced]
-        gpu_wait_s = 0.0
-        for number, worker in enumerate(workers, 1):
-            if not self._is_running(worker):
-                continue  # it has crashed or was drained meanwhile: its replacement has the new settings
-            begun_s = time.monotonic()
-            new, gpu_wait_s = await replace_worker(
-                store, self._deployment, worker, self._timeout_s, gpu_wait_s
-            )
-            which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
-            click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+        workers = [each for each in self._workers_of(service) if each.process in self._not_replaced]
+        # One that has crashed or was drained meanwhile is left out: its replacement has the new settings.
+        still_there = (each for each in workers if each.process in {now.process for now in self._workers()})
+        await replace_workers(store, self._deployment, still_there, self._timeout_s, len(workers))
 
     async def _roll_back(
         self,
@@ -434,11 +424,11 @@ class ReloadRun:
         click.echo(f"{error.args[0]}\nRestoring the previous settings.", err=True)
         self._write_settings_file(self._old_settings)
         await self._write_live_settings(store, live)
-        replaced = {(each.name, each.pid) for each in self._workers()} - self._not_replaced
+        replaced = {each.process for each in self._workers()} - self._not_replaced
         try:
             for service in reversed(services):
                 for worker in self._workers_of(service):
-                    if (worker.name, worker.pid) not in replaced:
+                    if worker.process not in replaced:
                         continue
                     if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
                         await replace_worker(
@@ -506,23 +496,17 @@ class ReloadRun:
     def _workers_of(self, service: ServiceSpec) -> list[Worker]:
         return [each for each in self._workers() if each.component == service.name]
 
-    def _is_running(self, worker: Worker) -> bool:
-        return any((each.name, each.pid) == (worker.name, worker.pid) for each in self._workers())
-
 
 @contextmanager
-def reload_lock(deployment: RunningDeployment, operation: str) -> Iterator[None]:
-    """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs.
-
-    ``operation`` is what the error says of the other one: ``reload or upgrade``.
-    """
+def reload_lock(deployment: RunningDeployment) -> Iterator[None]:
+    """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs."""
     descriptor = os.open(deployment.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
         raise DeploymentError(
-            f"another {operation} of {deployment.namespace} is in progress",
+            f"another reload or upgrade of {deployment.namespace} is in progress",
             hint="Wait until it has finished.",
         ) from None
     finally:

@@ -32,7 +32,7 @@ from dynaplan.process.node_directory import HINT, NODE_VARIABLE, node_dir, open_
 from dynaplan.process.port_holders import user_name
 from dynaplan.process.process_table import environment_of, is_alive
 from dynaplan.process.signals import signals_blocked
-from dynaplan.util.documents import parse_object, text_field, whole_field
+from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import DeploymentError
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class NodeClaims:
         with self._locked() as directory:
             for name in map(self._claim_key, uuids):
                 document = _read(directory, _claim_file_name(name, os.getuid()))
-                if document is not None and not self._is_live_other(_arbiter(document)):
+                if document is not None and not self._is_live_other(ProcessIdentity.from_record(document)):
                     os.unlink(_claim_file_name(name, os.getuid()), dir_fd=directory)
                 self._claimed.discard(name)
 
@@ -131,7 +131,7 @@ class NodeClaims:
             document = _read(directory, name)
             if document is None or document["uid"] != os.getuid():
                 continue
-            arbiter = _arbiter(document)
+            arbiter = ProcessIdentity.from_record(document)
             if arbiter != self._arbiter and not is_alive(arbiter):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=directory)
@@ -152,7 +152,7 @@ class NodeClaims:
             log.warning("our claim file for %s in %s was deleted: written again", uuid, self._directory)
 
     def _is_ours(self, document: Mapping[str, Any] | None) -> bool:
-        return document is not None and _arbiter(document) == self._arbiter
+        return document is not None and ProcessIdentity.from_record(document) == self._arbiter
 
     def _claims_of_others(self, directory: int) -> dict[str, str]:
         """Claim key -> description of the owner, for every claim that counts and is not ours."""
@@ -161,7 +161,7 @@ class NodeClaims:
             document = _read(directory, name)
             if document is None:
                 continue
-            arbiter = _arbiter(document)
+            arbiter = ProcessIdentity.from_record(document)
             if self._is_live_other(arbiter):
                 of_others[document["uuid"]] = _describe_owner(document, arbiter.pid)
         return of_others
@@ -232,7 +232,7 @@ def live_claim_owners(directory: Path | None = None) -> dict[int, tuple[str, Pat
             if (
                 document is not None
                 and not document.get("worker")
-                and is_alive(arbiter := _arbiter(document))
+                and is_alive(arbiter := ProcessIdentity.from_record(document))
             ):
                 namespace = str(document["namespace"])[:MAX_SHOWN_NAMESPACE_CHARS]
                 where = _state_dir_of(arbiter.pid)
@@ -263,7 +263,7 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
     text, uid = _text_of(directory, name)
     try:
         document = parse_object(text)
-        _arbiter(document)
+        ProcessIdentity.from_record(document)
         owner_matches = name == _claim_file_name(document["uuid"], uid) and "namespace" in document
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -290,10 +290,3 @@ def _describe_owner(document: Mapping[str, Any], pid: int) -> str:
         return f"claimed by worker {worker!r} (pid {pid}, {user_name(document['uid'])})"
     namespace = str(document["namespace"])[:MAX_SHOWN_NAMESPACE_CHARS]
     return f"claimed by deployment {namespace!r} (serve pid {pid}, {user_name(document['uid'])})"
-
-
-def _arbiter(document: Mapping[str, Any]) -> ProcessIdentity:
-    """Read the claim's arbiter; raises ValueError for an invalid one."""
-    return ProcessIdentity(
-        whole_field(document, "pid"), whole_field(document, "started_at"), text_field(document, "boot_id")
-    )

@@ -22,7 +22,7 @@ from dynaplan.engines.server.client import ServerClient
 from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.options import Options, lora_names, physical_gpus
-from dynaplan.engines.server.sleep import Sleep
+from dynaplan.engines.server.sleep import EngineSleep
 from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
 from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.engines.worker_load import WorkerLoad
@@ -61,7 +61,7 @@ class ServerEngine:
         self._blocks: BlockEvents | None = None
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
-        self._sleep = Sleep(kind.sleep_paths, self._client)
+        self._sleep = EngineSleep(kind.sleep_paths, self._client)
         hang_timeout_s = WorkerSettings.from_options(options).hang_timeout_s
         self._watch = EngineWatchdog(
             self._read,

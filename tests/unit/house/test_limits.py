@@ -26,7 +26,7 @@ from tests.unit.house.source import REPOSITORY
 PAGE = Path(REPOSITORY) / "docs" / "security.md"
 
 FIXED = {
-    "body that is read in the event loop; larger ones in a process with bounded memory": MAX_INLINE_PARSE_BYTES,
+    "body that is parsed in the event loop; larger ones in a process": MAX_INLINE_PARSE_BYTES,
     "time to read a large body": BODY_READER_TIMEOUT_S,
     "fields of a large body without prompt": DOCUMENT_BYTES,
     "texts in a list of prompts, inputs or documents": MAX_TEXTS,
