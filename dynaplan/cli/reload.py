@@ -21,10 +21,7 @@ import click
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import config_file_option, namespace_argument, step_timeout_option
-from dynaplan.cli.restart import (
-    replace_worker,
-    request_replacement,
-)
+from dynaplan.cli.restart import replace_worker, replace_workers, request_replacement
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
@@ -357,7 +354,7 @@ class ReloadRun:
         """
         from dynaplan.store import connections
 
-        with reload_lock(self._found, "reload or upgrade"):
+        with reload_lock(self._found):
             store = connections.connect_store()
             try:
                 await self._run(store, live, services, once_written)
@@ -372,7 +369,7 @@ class ReloadRun:
         once_written: Callable[[KeyValueStore], Awaitable[None]],
     ) -> None:
         begun_s = time.monotonic()
-        self._untouched = {(each.name, each.pid) for each in self._workers()}
+        self._untouched = {each.process for each in self._workers()}
         before = await self._live(store, live)
         self._write(self._new)
         try:
@@ -396,15 +393,10 @@ class ReloadRun:
 
     async def _roll(self, store: KeyValueStore, service: ServiceSpec) -> None:
         """Replace the workers of a service that still have the previous settings."""
-        workers = [each for each in self._present(service) if (each.name, each.pid) in self._untouched]
-        gpu_wait_s = 0.0
-        for number, worker in enumerate(workers, 1):
-            if not self._is_there(worker):
-                continue  # it has crashed or left meanwhile: what came in its place has the new settings
-            begun_s = time.monotonic()
-            new, gpu_wait_s = await replace_worker(store, self._found, worker, self._timeout_s, gpu_wait_s)
-            which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
-            click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+        workers = [each for each in self._present(service) if each.process in self._untouched]
+        # One that has crashed or left meanwhile is left out: what came in its place has the new settings.
+        still_there = (each for each in workers if each.process in {now.process for now in self._workers()})
+        await replace_workers(store, self._found, still_there, self._timeout_s, len(workers))
 
     async def _roll_back(
         self,
@@ -417,11 +409,11 @@ class ReloadRun:
         click.echo(f"{error.args[0]}\nGoing back to the settings of before.", err=True)
         self._write(self._old)
         await self._put(store, live)
-        replaced = {(each.name, each.pid) for each in self._workers()} - self._untouched
+        replaced = {each.process for each in self._workers()} - self._untouched
         try:
             for service in reversed(services):
                 for worker in self._present(service):
-                    if (worker.name, worker.pid) not in replaced:
+                    if worker.process not in replaced:
                         continue
                     if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
                         await replace_worker(store, self._found, worker, self._timeout_s, GPU_FREE_TIMEOUT_S)
@@ -487,12 +479,9 @@ class ReloadRun:
     def _present(self, service: ServiceSpec) -> list[Worker]:
         return [each for each in self._workers() if each.component == service.name]
 
-    def _is_there(self, worker: Worker) -> bool:
-        return any((each.name, each.pid) == (worker.name, worker.pid) for each in self._workers())
-
 
 @contextmanager
-def reload_lock(found: RunningDeployment, what: str) -> Iterator[None]:
+def reload_lock(found: RunningDeployment) -> Iterator[None]:
     """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs."""
     descriptor = os.open(found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -500,7 +489,7 @@ def reload_lock(found: RunningDeployment, what: str) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise DeploymentError(
-            f"another {what} of {found.namespace} goes on", hint="Wait for its end."
+            f"another reload or upgrade of {found.namespace} goes on", hint="Wait for its end."
         ) from None
     finally:
         os.close(descriptor)

@@ -32,7 +32,7 @@ from dynaplan.process.node_directory import HINT, NODE_VARIABLE, node_dir, open_
 from dynaplan.process.port_holders import user_name
 from dynaplan.process.process_table import environment_of, is_alive
 from dynaplan.process.signals import signals_held
-from dynaplan.util.documents import parse_object, text_field, whole_field
+from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import DeploymentError
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class NodeClaims:
         with self._locked() as directory:
             for name in map(self._name, uuids):
                 document = _read(directory, _file_name(name, os.getuid()))
-                if document is not None and not self._is_foreign(_arbiter(document)):
+                if document is not None and not self._is_foreign(ProcessIdentity.from_record(document)):
                     os.unlink(_file_name(name, os.getuid()), dir_fd=directory)
                 self._claimed.discard(name)
 
@@ -128,7 +128,7 @@ class NodeClaims:
             document = _read(directory, name)
             if document is None or document["uid"] != os.getuid():
                 continue
-            arbiter = _arbiter(document)
+            arbiter = ProcessIdentity.from_record(document)
             if arbiter != self._arbiter and not is_alive(arbiter):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=directory)
@@ -147,7 +147,7 @@ class NodeClaims:
             log.warning("the claim on %s in %s had vanished: it is made again", uuid, self._directory)
 
     def _is_own(self, document: Mapping[str, Any] | None) -> bool:
-        return document is not None and _arbiter(document) == self._arbiter
+        return document is not None and ProcessIdentity.from_record(document) == self._arbiter
 
     def _held(self, directory: int) -> dict[str, str]:
         """UUID -> holder of every claim that counts and is not ours."""
@@ -156,7 +156,7 @@ class NodeClaims:
             document = _read(directory, name)
             if document is None:
                 continue
-            arbiter = _arbiter(document)
+            arbiter = ProcessIdentity.from_record(document)
             if self._is_foreign(arbiter):
                 held[document["uuid"]] = _holder(document, arbiter.pid)
         return held
@@ -227,7 +227,7 @@ def claimants(directory: Path | None = None) -> dict[int, tuple[str, Path | None
             if (
                 document is not None
                 and not document.get("worker")
-                and is_alive(arbiter := _arbiter(document))
+                and is_alive(arbiter := ProcessIdentity.from_record(document))
             ):
                 namespace = str(document["namespace"])[:MAX_NAMESPACE]
                 where = _state_dir_of(arbiter.pid)
@@ -258,7 +258,7 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
     text, uid = _text_of(directory, name)
     try:
         document = parse_object(text)
-        _arbiter(document)
+        ProcessIdentity.from_record(document)
         is_own = name == _file_name(document["uuid"], uid) and "namespace" in document
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -285,10 +285,3 @@ def _holder(document: Mapping[str, Any], pid: int) -> str:
         return f"claimed by worker {worker!r} (pid {pid}, {user_name(document['uid'])})"
     namespace = str(document["namespace"])[:MAX_NAMESPACE]
     return f"claimed by deployment {namespace!r} (serve pid {pid}, {user_name(document['uid'])})"
-
-
-def _arbiter(document: Mapping[str, Any]) -> ProcessIdentity:
-    """Read the claim's arbiter; raises ValueError for what is none."""
-    return ProcessIdentity(
-        whole_field(document, "pid"), whole_field(document, "started_at"), text_field(document, "boot_id")
-    )

@@ -101,6 +101,11 @@ class Worker:
     reason: str = ""
     history: tuple[str, ...] = field(default=(), compare=False)
 
+    @property
+    def process(self) -> tuple[str, int]:
+        """The worker's process: the next one under that name has another pid."""
+        return self.name, self.pid
+
     def moved(self, state: WorkerState, now_s: float, why: str = "") -> Worker:
         """Return the worker in its next state.
 

@@ -225,9 +225,9 @@ class JetStreamBucket:
     server does not answer, JetStreamRefusal when a retry is useless.
     """
 
-    def __init__(self, options: Mapping[str, Any], name: str = BUCKET) -> None:
-        self.stream = f"KV_{name}"
-        self.prefix = f"$KV.{name}."
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.stream = f"KV_{BUCKET}"
+        self.prefix = f"$KV.{BUCKET}."
         self.connection = NatsConnection(options)
         self._connected = OnFirstUse(self._connect)
         self._is_created = False

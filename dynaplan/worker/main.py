@@ -248,7 +248,6 @@ async def _runtime(
         worker_token=environment.worker_token,
         url=url,
         store=store,
-        leases=store,
         clock=SystemClock(),
         discovery=discovery,
         settings=settings,

@@ -46,8 +46,7 @@ class PrefillPuller:
 
     With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
     queue, of which it takes no more while it holds as many directed prompts as it may. The shared queue is
-    taken from by deadline, where its prompts have one (``events/dispatched_queue.py``); ``wall_s`` is the
-    wall clock.
+    taken from by deadline, where its prompts have one (``events/dispatched_queue.py``).
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class PrefillPuller:
         max_concurrent: int = WorkerSettings.max_concurrent_prefills,
         is_asleep: Callable[[], bool] = lambda: False,
         lane: str = "",
-        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._messenger = messenger
         self._engine = engine
@@ -69,7 +67,6 @@ class PrefillPuller:
         self._worker_name = worker_name
         self._release_to = release_subject(namespace, worker_name) if engine.waits_for_release else ""
         self._is_subscribed = False
-        self._wall_s = wall_s
         self._slots = asyncio.Semaphore(max_concurrent)
         self._lane = lane
         self._lane_slots = asyncio.Semaphore(max_concurrent)
@@ -132,7 +129,7 @@ class PrefillPuller:
         async def open_late() -> WorkQueue:
             return await messenger.queue(self._stream, LATE_LANE)
 
-        dispatched = DispatchedQueue(shared, open_late, self._clock, self._wall_s)
+        dispatched = DispatchedQueue(shared, open_late, self._clock, time.time)
         self._note_computed = dispatched.computed
         pulls = [asyncio.ensure_future(self._pull(dispatched, self._slots, messenger))]
         if self._lane:

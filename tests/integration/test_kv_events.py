@@ -63,7 +63,6 @@ class Deployment:
             worker_token=TOKEN,
             url=url,
             store=self.store,
-            leases=self.store,
             clock=SystemClock(),
             discovery=discovery,
             settings=settings,

@@ -367,7 +367,7 @@ async def test_an_interrupted_reload_leaves_the_settings_of_before(
 
 async def test_two_reloads_do_not_go_on_at_once(box: Box) -> None:
     with (
-        reload_lock(box.found, "upgrade"),
+        reload_lock(box.found),
         pytest.raises(DeploymentError, match="another reload or upgrade of ns goes on"),
     ):
         await reload_of(box).run({}, [])

@@ -96,7 +96,7 @@ async def scene(
     await discovery.start()
 
     background = BackgroundTasks()
-    sleeping = SleepingWorkers(store, store, "ns", background, clock.now_s)
+    sleeping = SleepingWorkers(store, "ns", background, clock.now_s)
     prefill = RemotePrefill(
         Runtime(discovery, messenger),
         FrontendSettings(disaggregation=settings, prefill_wait_s=wait_s, prefill_component="PrefillWorker"),
