@@ -18,15 +18,15 @@ import math
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.backtesting.evidence import Evidence, Interval, load_change, missed_lately
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
 from dynaplan.planner.model import (
     Backtest,
     Corrections,
-    Foresight,
     Observation,
     PlannerState,
+    TrafficForecast,
     WorkerLimits,
 )
 
@@ -51,8 +51,8 @@ class Question:
     """One backtest: the traffic, the splits that may be tried, and where the search begins."""
 
     intervals: tuple[Interval, ...]
-    present: Targets
-    begin: Targets
+    present: PoolSizes
+    begin: PoolSizes
     limits: WorkerLimits
     corrections: Corrections
     may_miss: float
@@ -81,7 +81,7 @@ class BacktestSchedule:
             self._dropped_since_asked += dropped
 
     def question(
-        self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: Targets
+        self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: PoolSizes
     ) -> Question | None:
         """Return what to ask now; None while no backtest is due, or too little is known.
 
@@ -143,6 +143,6 @@ class BacktestSchedule:
         return max(MIN_MISS_FRACTION * rest, rest - owed / max(1.0, self._evidence.requests))
 
 
-def _coming(foresight: Foresight | None) -> float:
+def _coming(foresight: TrafficForecast | None) -> float:
     """Return the requests that are forecast for the next interval, 0 where nobody knows."""
     return (foresight.expected[0].requests if foresight and foresight.expected else None) or 0.0
