@@ -49,6 +49,8 @@ _NAMED_END = re.compile(
     re.MULTILINE,
 )
 _DONE = b"[DONE]"
+_ABORT_MARK, _ERROR_MARK = b'"abort"', b'"error"'
+"""One of them stands in every failure that an engine reports in a stream."""
 _END_BYTES = 16
 """Bytes at the end of a stream in which ``[DONE]`` stands: the mark itself and some white space."""
 _TIMINGS = re.compile(rb'"cache_n":(\d{1,15}),"prompt_n":(\d{1,15}),.*?"predicted_n":(\d{1,15})(?!\d)')
@@ -72,10 +74,18 @@ def count_tokens(endpoint: ApiPath, events: bytes) -> int:
     Responses and messages name their events; what brings text or a thought ends in ``delta``. A line of its
     own cannot be part of a JSON text.
     """
-    if endpoint.inputs:
-        return len(_NAMED_DELTA.findall(events))
+    return len(_NAMED_DELTA.findall(events)) if endpoint.inputs else count_chat_tokens(events)
+
+
+def count_unless_failed(endpoint: ApiPath, events: bytes) -> int:
+    """Return the same as ``count_tokens``; -1 when ``find_failure`` may find anything in these events.
+
+    ``in`` would take five times as long: for bytes it tries its left side as a number first, and fails.
+    """
+    if events.rfind(_ABORT_MARK) >= 0 or events.rfind(_ERROR_MARK) >= 0:
+        return -1
     count = events.count(_EVENT)  # of nearly every event this is all; a call would cost as much again
-    return count if count == events.count(_PLAIN_TOKEN) else count_chat_tokens(events)
+    return count if count == events.count(_PLAIN_TOKEN) and count else count_tokens(endpoint, events)
 
 
 def is_ended(endpoint: ApiPath, events: bytes) -> bool:
@@ -178,14 +188,9 @@ def is_aborted(answer: bytes) -> bool:
     return b'"abort"' in answer and bool(_ABORT.search(answer))
 
 
-def may_fail(events: bytes) -> bool:
-    """Tell whether ``find_failure`` may find anything in these events."""
-    return b'"abort"' in events or b'"error"' in events
-
-
 def find_failure(events: bytes) -> Failure | None:
     """Return the failure in these whole events of a stream; None when there is none."""
-    if not may_fail(events):
+    if _ABORT_MARK not in events and _ERROR_MARK not in events:
         return None
     if found := _ERROR.search(events):
         return _read_error(events[: found.start()], found.group(1))

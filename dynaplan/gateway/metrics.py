@@ -30,9 +30,8 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from dynaplan.gateway.engine_answers import Usage, count_tokens
+from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
@@ -146,14 +145,13 @@ class RequestRecord:
             self.is_waiting = False
             self._of_model.queued -= 1
 
-    def observe(self, chunk: bytes, endpoint: ApiPath = CHAT_COMPLETIONS) -> None:
-        """Observe TTFT or ITL for whole events of a stream of that path that are being passed on.
+    def observe(self, tokens: int) -> None:
+        """Observe TTFT or ITL for so many tokens of a stream that are being passed on.
 
         An engine may send several tokens at once: the time since the previous ones is spread over them
         evenly.
         """
-        tokens = count_tokens(endpoint, chunk)
-        if tokens <= 0:
+        if not tokens:
             return
         now_s, of_model = self._now_s(), self._of_model
         if self.output_tokens:

@@ -48,7 +48,7 @@ from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
-from dynaplan.gateway.engine_answers import Failure, Usage
+from dynaplan.gateway.engine_answers import Failure, Usage, count_tokens, count_unless_failed
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.models import FrontendModel, FrontendModels
@@ -558,8 +558,7 @@ class Attempt:
                     raise failure.to_api_error()
                 raise self._death_by(failure)
             beginning += events
-            tokens = engine_answers.count_tokens(self._call.endpoint, beginning)
-            if tokens > 0 or len(beginning) > MAX_BEGINNING_BYTES:
+            if count_tokens(self._call.endpoint, beginning) or len(beginning) > MAX_BEGINNING_BYTES:
                 return beginning
         if not engine_answers.is_ended(self._call.endpoint, beginning):
             raise WorkerDied("its stream ended before the first token")
@@ -571,16 +570,17 @@ class Attempt:
         record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
         last = deque[bytes](maxlen=LAST_READS)
 
-        def note_sent(sent: bytes) -> None:
-            record.observe(sent, endpoint)
+        def note_sent(sent: bytes, tokens: int) -> None:
+            record.observe(tokens)
             if record.output_tokens >= booking.grows_at_tokens:
                 booking.record_decoded(record.output_tokens)
             last.append(sent)
 
         def pass_on(events: bytes) -> bool:
-            if engine_answers.may_fail(events) or not stream.write_now(events):
+            tokens = count_unless_failed(endpoint, events)
+            if tokens < 0 or not stream.write_now(events):
                 return False
-            note_sent(events)
+            note_sent(events, tokens)
             return True
 
         death = WorkerDied("its stream ended early")
@@ -588,7 +588,8 @@ class Attempt:
             while events:
                 if failure := engine_answers.find_failure(events):
                     return await self._fail(stream, failure)
-                note_sent(await stream.write(events))
+                sent = await stream.write(events)
+                note_sent(sent, count_tokens(endpoint, sent))
                 events = await answer.read_lines(pass_on)
         except WorkerDied as error:
             death = error
@@ -618,7 +619,7 @@ class Attempt:
         Another worker can go on when this one has aborted the answer, as one does that must end, or is dead.
         """
         sent = await stream.write(failure.good)
-        self._request.report.record.observe(sent, self._call.endpoint)
+        self._request.report.record.observe(count_tokens(self._call.endpoint, sent))
         death = self._death_by(failure)
         self._note_death(death)
         if death.is_connection_lost or not failure.event:

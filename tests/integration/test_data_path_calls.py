@@ -21,7 +21,7 @@ from tests.fakes.frontend_runtime import Stage, body, stage
 CALLS_OF_REQUEST = 329
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
-CALLS_OF_EVENT = 12
+CALLS_OF_EVENT = 11
 """Each further event, which comes and goes by itself."""
 
 PATH = "/v1/chat/completions"

@@ -12,6 +12,7 @@ from dynaplan.gateway.engine_answers import (
     Usage,
     count_chat_tokens,
     count_tokens,
+    count_unless_failed,
     find_failure,
     find_usage,
     is_aborted,
@@ -55,6 +56,13 @@ def test_only_events_with_content_are_tokens() -> None:
     assert count_chat_tokens(ROLE_AND_TOKEN + TOKEN) == 2
     assert count_chat_tokens(TOKEN + TOKEN + END + USAGE + DONE) == 2
     assert count_chat_tokens(b": a comment that keeps the connection alive\n\n") == 0
+
+
+@pytest.mark.parametrize("events", [ROLE, ROLE_AND_TOKEN, TOKEN + TOKEN, TOKEN + END, USAGE + DONE, b"\n"])
+def test_passing_events_are_counted_unless_a_failure_may_be_among_them(events: bytes) -> None:
+    assert count_unless_failed(CHAT_COMPLETIONS, events) == count_tokens(CHAT_COMPLETIONS, events)
+    assert count_unless_failed(CHAT_COMPLETIONS, events + b'data: {"error":{}}\n\n') < 0
+    assert count_unless_failed(CHAT_COMPLETIONS, events + b'data: {"finish_reason":"abort"}\n\n') < 0
 
 
 # SGLang's documents name every field: its protocol's models, written out whole.
@@ -106,7 +114,8 @@ ENDED = (
 
 def test_events_with_names_are_counted_by_their_names_and_end_by_them() -> None:
     endpoint = API_PATHS["/v1/responses"]
-    assert count_tokens(endpoint, RESPONSES) == 2
+    assert count_tokens(endpoint, RESPONSES) == count_unless_failed(endpoint, RESPONSES) == 2
+    assert count_unless_failed(endpoint, b"event: response.output_text.delta\n") == 1
     assert not is_ended(endpoint, RESPONSES)
     assert all(is_ended(endpoint, RESPONSES + end) for end in ENDED)
     assert not any(is_ended(CHAT_COMPLETIONS, end) for end in ENDED)
