@@ -95,7 +95,8 @@ class _ModelMetrics:
         self.input_tokens = _GatheredHistogram(metrics.input_tokens.labels(*labels))
         self.output_tokens = _GatheredHistogram(metrics.output_tokens.labels(*labels))
         self.cached_tokens = _GatheredHistogram(metrics.cached_tokens.labels(*labels))
-        self.output_tokens_total = metrics.output_tokens_total.labels(*labels)
+        self._output_tokens_total = metrics.output_tokens_total.labels(*labels)
+        self.output_tokens_sent = 0
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
@@ -115,6 +116,29 @@ class _ModelMetrics:
         for gauge in self._inflight_gauges:
             gauge.set(self.inflight)
         self._queued_gauge.set(self.queued)
+        self._output_tokens_total.inc(self.output_tokens_sent)
+        self.output_tokens_sent = 0
+
+
+class _RequestCounts:
+    """The numbers of requests of one model, endpoint and type, written when they are to be read."""
+
+    def __init__(self, metrics: FrontendMetrics, *labels: str) -> None:
+        self._metrics = metrics
+        self._labels = (metrics.namespace, *labels)
+        self.started = 0
+        self.ended: defaultdict[str, int] = defaultdict(int)
+        """Error type, empty for success -> requests that have ended so."""
+
+    def write(self) -> None:
+        metrics = self._metrics
+        if self.started:
+            metrics.started_total.labels(*self._labels).inc(self.started)
+            self.started = 0
+        for error_type, count in self.ended.items():
+            status = "error" if error_type else "success"
+            metrics.ended_total.labels(*self._labels, status, error_type).inc(count)
+        self.ended.clear()
 
 
 class RequestRecord:
@@ -127,17 +151,16 @@ class RequestRecord:
     def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
         self._metrics = metrics
         self._now_s = metrics.now_s
-        self._labels = (model, endpoint, "stream" if is_stream else "unary")
+        self._counts = metrics.counts_of(model, endpoint, is_stream)
         self._of_model = metrics.of_model(model)
         self.begun_s = self._last_s = self._now_s()
         self.output_tokens = 0
         self.ttft_s: float | None = None
         self.is_waiting = True
-        metrics.count_started(self._labels)
+        self._counts.started += 1
         self._of_model.inflight += 1
         self._of_model.queued += 1
-        if metrics.is_shared:
-            self._of_model.write()
+        metrics.note_change(self.begun_s, self._of_model, self._counts)
 
     def begin_answer(self) -> None:
         """Count the request as answering instead of queued: the first token has arrived."""
@@ -177,8 +200,9 @@ class RequestRecord:
         The usage that the answer ``stated`` is exact and replaces the estimate ``input_tokens``.
         """
         self.begin_answer()
+        now_s = self._now_s()
         self._of_model.inflight -= 1
-        self._of_model.duration_s.observe(self._now_s() - self.begun_s)
+        self._of_model.duration_s.observe(now_s - self.begun_s)
         if self.output_tokens > 1 and self._mean_itl_s() > self._of_model.itl_over_s:
             self._of_model.over_itl.inc()
         output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
@@ -189,10 +213,9 @@ class RequestRecord:
             self._of_model.output_tokens.observe(output_tokens)
             if stated.cached_tokens is not None:
                 self._of_model.cached_tokens.observe(stated.cached_tokens)
-        self._of_model.output_tokens_total.inc(output_tokens)
-        self._metrics.count_ended(self._labels, error_type)
-        if self._metrics.is_shared:
-            self._of_model.write()
+        self._of_model.output_tokens_sent += output_tokens
+        self._counts.ended[error_type] += 1
+        self._metrics.note_change(now_s, self._of_model, self._counts)
 
     def _mean_itl_s(self) -> float:
         """Return the seconds between two of the tokens that have arrived, on average."""
@@ -232,8 +255,7 @@ class FrontendMetrics:
         self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
         self._models: dict[str, _ModelMetrics] = {}
         self._placed: dict[tuple[str, str], Counter] = {}
-        self._started: dict[tuple[str, ...], Counter] = {}
-        self._ended: dict[tuple[str, ...], Counter] = {}
+        self._counts: dict[tuple[str, str, bool], _RequestCounts] = {}
         self.history = LoadHistory(self._read_load, now_s)
 
     def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
@@ -243,7 +265,9 @@ class FrontendMetrics:
         self, endpoint: str, error_type: str, model: str = "unknown", is_stream: bool = False
     ) -> None:
         """Count a request that was answered with an error before it was accepted."""
-        self.count_ended((model, endpoint, "stream" if is_stream else "unary"), error_type)
+        counts = self.counts_of(model, endpoint, is_stream)
+        counts.ended[error_type] += 1
+        self.note_change(self.now_s(), counts)
 
     def count_disconnect(self) -> None:
         """Count a client that closed its connection before its answer was complete."""
@@ -270,8 +294,7 @@ class FrontendMetrics:
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
-        for each in self._models.values():
-            each.write()
+        self._write()
         collect = self._registry.collect
         if self._shared:
             _forget_dead_gauges(self._shared)
@@ -286,11 +309,10 @@ class FrontendMetrics:
         return msgspec.json.encode(document)
 
     def _read_load(self) -> LoadCounts:
-        for each in self._models.values():
-            each.write()
+        self._write()
         if self._shared:
             return _load_in(_DescribedFiles(self._shared, self._about).collect())
-        own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)
+        own = (self.ended_total, self.output_tokens_total, self.ttft_s, self.itl_s)
         return _load_in(metric for each in own for metric in each.collect())
 
     def of_model(self, model: str) -> _ModelMetrics:
@@ -300,28 +322,32 @@ class FrontendMetrics:
             known = self._models[model] = _ModelMetrics(self, model)
         return known
 
-    def count_started(self, labels: tuple[str, str, str]) -> None:
-        """Count an accepted request of (model, endpoint, request type)."""
-        child = self._started.get(labels)
-        if child is None:
-            child = self._started[labels] = self._started_total.labels(self.namespace, *labels)
-        child.inc()
-        self.history.update()
+    def counts_of(self, model: str, endpoint: str, is_stream: bool) -> _RequestCounts:
+        """Return the numbers of such requests."""
+        known = self._counts.get((model, endpoint, is_stream))
+        if known is None:
+            known = _RequestCounts(self, model, endpoint, "stream" if is_stream else "unary")
+            self._counts[model, endpoint, is_stream] = known
+        return known
 
-    def count_ended(self, labels: tuple[str, str, str], error_type: str) -> None:
-        """Count an ended request of (model, endpoint, request type); an empty ``error_type`` is success."""
-        key = (*labels, error_type)
-        child = self._ended.get(key)
-        if child is None:
-            status = "error" if error_type else "success"
-            child = self._ended[key] = self._total.labels(self.namespace, *labels, status, error_type)
-        child.inc()
-        self.history.update()
+    def note_change(self, now_s: float, *changed: _ModelMetrics | _RequestCounts) -> None:
+        """Keep the history, and what other frontends read, up to date: a request has begun, or ended."""
+        if self.is_shared:
+            for each in changed:
+                each.write()
+        if now_s >= self.history.due_s:
+            self.history.update()
+
+    def _write(self) -> None:
+        for of_model in self._models.values():
+            of_model.write()
+        for counts in self._counts.values():
+            counts.write()
 
     def _define_requests(self) -> None:
         request = ("model", "endpoint", "request_type")
-        self._total = self._counter("requests", "Requests that ended", *request, "status", "error_type")
-        self._started_total = self._counter("requests_started", "Requests that were accepted", *request)
+        self.ended_total = self._counter("requests", "Requests that ended", *request, "status", "error_type")
+        self.started_total = self._counter("requests_started", "Requests that were accepted", *request)
         self.output_tokens_total = self._counter("output_tokens", "Tokens sent to clients", "model")
         self._prefills = self._counter(
             "prefills", "Prefills by the place they were computed", "model", "place"

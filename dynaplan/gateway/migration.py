@@ -306,6 +306,7 @@ _BOUND_TO_THE_WHOLE = ("echo", "suffix", "prompt_logprobs", "use_beam_search", "
 """Fields whose effect is on the prompt, or on the answer as a whole."""
 
 _BINDING = frozenset((*_GRAMMARS, *_BOUND_TO_THE_WHOLE))
+_NUMBERS_OF_ANSWERS = ("n", "best_of", "n_cmpl")
 
 
 @dataclass(frozen=True)
@@ -413,8 +414,9 @@ def _find_obstacle_in_request(call: Call, document: Mapping[str, Any], api: Engi
         return "it is no chat, and no completion of one prompt"
     if len(call.body) > MAX_BODY_BYTES:
         return f"its body has more than {MAX_BODY_BYTES} bytes"
-    if any((document.get(name) or 1) != 1 for name in ("n", "best_of", "n_cmpl")):
-        return "several answers were asked for"
+    for name in _NUMBERS_OF_ANSWERS:
+        if (document.get(name) or 1) != 1:
+            return "several answers were asked for"
     if document.get("seed") is not None and document.get("temperature") != 0:
         return "it has a seed"
     if bound := _find_binding_field(document):
@@ -431,7 +433,8 @@ def _find_binding_field(document: Mapping[str, Any]) -> str:
         return "response_format"
     if document.get("tools") and document.get("tool_choice") not in (None, "auto", "none"):
         return "tool_choice"
-    return min((name for name in _BINDING & document.keys() if document[name]), default="")
+    names = _BINDING & document.keys()
+    return min(filter(document.get, names), default="") if names else ""
 
 
 def _find_obstacle_in_chat(document: Mapping[str, Any]) -> str:
