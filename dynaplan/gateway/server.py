@@ -36,7 +36,6 @@ from dynaplan.gateway.routes import FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
-from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.upstream import Upstream
@@ -88,9 +87,6 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     """
     frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)
     await frontend.start()
-    if runtime.owner:
-        unmanaged = UnmanagedWorkers(runtime.discovery, runtime.leases, runtime.owner)
-        runtime.on_stop(unmanaged.close)
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)
     runtime.on_stop(frontend.close)
