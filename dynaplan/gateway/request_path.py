@@ -48,7 +48,7 @@ from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
-from dynaplan.gateway.engine_answers import Failure, Usage, count_tokens, count_unless_failed
+from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count_tokens
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.models import FrontendModel, FrontendModels
@@ -579,7 +579,7 @@ class Attempt:
         """Pass the stream on, from its first ``events`` to its end or its failure."""
         stream = self._start_stream()
         record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
-        last = deque[bytes](maxlen=LAST_READS)
+        last, count_passing = deque[bytes](maxlen=LAST_READS), PassingTokens(endpoint).count
 
         def note_sent(sent: bytes, tokens: int) -> None:
             record.observe(tokens)
@@ -588,7 +588,7 @@ class Attempt:
             last.append(sent)
 
         def pass_on(events: bytes) -> bool:
-            tokens = count_unless_failed(endpoint, events)
+            tokens = count_passing(events)
             if tokens < 0 or not stream.write_now(events):
                 return False
             note_sent(events, tokens)
