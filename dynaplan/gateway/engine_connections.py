@@ -67,9 +67,10 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
+        self.on_body = self._pieces.append  # the parser's event: no function of ours for each piece
+        self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._is_paused = False
         self._sink: Callable[[bytes], bool] | None = None
@@ -150,11 +151,11 @@ class EngineConnection(asyncio.Protocol):
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if not (data.endswith(b"\n") and sink(data)):
             pieces[:] = (data,)
-            return
-        pieces.clear()
-        self._unread_bytes = 0
-        if self._is_paused:
+        elif self._is_paused:
             self.drop_unread()
+        else:
+            pieces.clear()
+            self._unread_bytes = 0
 
     def drop_unread(self) -> None:
         """Forget what waits for a reader, and read on."""
@@ -203,6 +204,7 @@ class EngineConnection(asyncio.Protocol):
                 self.close()
         sink, reader = self._sink, self._reader
         if reader is None or reader.done():  # done: its task is cancelled
+            self._count_unread(len(data))
             return
         if sink is not None:
             try:
@@ -215,6 +217,15 @@ class EngineConnection(asyncio.Protocol):
                 return
         self._reader = None
         reader.set_result(None)
+        self._count_unread(len(data))
+
+    def _count_unread(self, size_bytes: int) -> None:
+        """Note that so much waits for a reader, its framing counted too; pause reading beyond the limit."""
+        self._unread_bytes += size_bytes
+        if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+            self.resume_writing()
 
     def eof_received(self) -> None:
         """End an answer that ends with its connection; the transport closes itself."""
@@ -253,8 +264,7 @@ class EngineConnection(asyncio.Protocol):
         if self._expects_answer:
             self.headers = []
         else:
-            self._fail("it sent more than one answer")
-            self.close()
+            raise ConnectionError("it sent more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_head:  # what follows the body are trailers
@@ -268,16 +278,6 @@ class EngineConnection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
         names = {name for name, _ in self.headers}
         self._ends_with_connection = names.isdisjoint((b"content-length", b"transfer-encoding"))
-
-    def on_body(self, data: bytes) -> None:
-        if self._is_complete:
-            return
-        self._pieces.append(data)
-        self._unread_bytes += len(data)
-        if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
-            self._is_paused = True
-            self._transport.pause_reading()
-            self.resume_writing()
 
     def on_message_complete(self) -> None:
         if self.has_head:

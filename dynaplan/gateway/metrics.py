@@ -65,22 +65,22 @@ class _GatheredHistogram:
 
     def __init__(self, child: Histogram) -> None:
         self._child = child
-        self._bounds = child._upper_bounds
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
+        self.bounds = child._upper_bounds
+        self.counts = [0] * len(self.bounds)
+        self.sum = 0.0
 
     def observe(self, amount: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, amount)] += times
-        self._sum += amount * times
+        self.counts[bisect_left(self.bounds, amount)] += times
+        self.sum += amount * times
 
     def write(self) -> None:
-        counts, self._counts = self._counts, [0] * len(self._bounds)
+        counts, self.counts = self.counts, [0] * len(self.bounds)
         for bucket, count in zip(self._child._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
-        if self._sum:
-            self._child._sum.inc(self._sum)
-            self._sum = 0.0
+        if self.sum:
+            self._child._sum.inc(self.sum)
+            self.sum = 0.0
 
 
 class _ModelMetrics:
@@ -168,17 +168,19 @@ class RequestRecord:
             self.is_waiting = False
             self._of_model.queued -= 1
 
-    def observe(self, tokens: int) -> None:
-        """Observe TTFT or ITL for so many tokens of a stream that are being passed on.
+    def observe(self, tokens: int) -> int:
+        """Observe TTFT or ITL for so many tokens of a stream that are being passed on; return their sum.
 
         An engine may send several tokens at once: the time since the previous ones is spread over them
         evenly.
         """
         if not tokens:
-            return
+            return self.output_tokens
         now_s, of_model = self._now_s(), self._of_model
         if self.output_tokens:
-            of_model.itl_s.observe((now_s - self._last_s) / tokens, tokens)
+            itl_s, gap_s = of_model.itl_s, (now_s - self._last_s) / tokens
+            itl_s.counts[bisect_left(itl_s.bounds, gap_s)] += tokens  # in place: it is done for every token
+            itl_s.sum += gap_s * tokens
         else:
             self.ttft_s = now_s - self.begun_s
             of_model.ttft_s.observe(self.ttft_s)
@@ -190,6 +192,7 @@ class RequestRecord:
             of_model.written_s = now_s
         self._last_s = now_s
         self.output_tokens += tokens
+        return self.output_tokens
 
     def count_migration(self) -> None:
         self._of_model.migrations.inc()

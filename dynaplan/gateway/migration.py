@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +33,9 @@ from dynaplan.engines.api_rules import EngineApi
 from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.openai_api import Call
+
+_FORGET = deque[bytes](maxlen=0).append
+"""Keeps nothing of a stream that cannot migrate."""
 
 
 class MigratableStream:
@@ -45,6 +49,7 @@ class MigratableStream:
         self._client = client
         self.asked = asked
         self._partial = PartialAnswer(pages) if limit and may_migrate(asked, api) else None
+        self.keep: Callable[[bytes], object] = self._partial.add if self._partial else _FORGET
         self._limit = limit
         self._splice: Splice | None = None
         self.migrations = 0
@@ -58,19 +63,15 @@ class MigratableStream:
         """Pass a worker's whole events on; return them as they went to the client."""
         if self._splice:
             events = self._splice.splice(events)
-        if self._partial:
-            self._partial.add(events)
+        self.keep(events)
         if events:
             await self._client.write(events)
         return events
 
-    def write_now(self, events: bytes) -> bool:
-        """Pass whole events on as they are; False, and nothing is sent, when ``write`` has more to do."""
-        if self._splice or not self._client.write_now(events):
-            return False
-        if self._partial:
-            self._partial.add(events)
-        return True
+    @property
+    def is_spliced(self) -> bool:
+        """True when what a worker sends is rewritten; else it may go to the client as it is, and ``keep``."""
+        return self._splice is not None
 
     def is_complete(self) -> bool:
         """Return True when nothing but the mark of its end is missing."""

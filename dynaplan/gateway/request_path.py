@@ -579,19 +579,17 @@ class Attempt:
         """Pass the stream on, from its first ``events`` to its end or its failure."""
         stream = self._start_stream()
         record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
+        write_now, keep = self._request.client.write_now, stream.keep
         last, count_passing = deque[bytes](maxlen=LAST_READS), PassingTokens(endpoint).count
-
-        def note_sent(sent: bytes, tokens: int) -> None:
-            record.observe(tokens)
-            if record.output_tokens >= booking.grows_at_tokens:
-                booking.record_decoded(record.output_tokens)
-            last.append(sent)
 
         def pass_on(events: bytes) -> bool:
             tokens = count_passing(events)
-            if tokens < 0 or not stream.write_now(events):
+            if tokens < 0 or not write_now(events):
                 return False
-            note_sent(events, tokens)
+            keep(events)
+            last.append(events)
+            if record.observe(tokens) >= booking.grows_at_tokens:
+                booking.record_decoded(record.output_tokens)
             return True
 
         death = WorkerDied("its stream ended early")
@@ -600,8 +598,9 @@ class Attempt:
                 if failure := engine_answers.find_failure(events):
                     return await self._fail(stream, failure)
                 sent = await stream.write(events)
-                note_sent(sent, count_tokens(endpoint, sent))
-                events = await answer.read_lines(pass_on)
+                last.append(sent)
+                booking.record_decoded(record.observe(count_tokens(endpoint, sent)))
+                events = await answer.read_lines(None if stream.is_spliced else pass_on)
         except WorkerDied as error:
             death = error
             self._note_death(death)
