@@ -11,7 +11,7 @@ import math
 import os
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,15 +23,14 @@ from prometheus_client import (
     Histogram,
     Metric,
     disable_created_metrics,
-    generate_latest,
     values,
 )
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-from prometheus_client.registry import Collector
+from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.utils import floatToGoString
 
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
+from dynaplan.gateway.metrics_text import SharedFiles, text_of
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
@@ -50,7 +49,10 @@ TARGET = ("model", "target_ms")
 """The labels of the counters of missed promises: the promised time belongs to them, since it may change."""
 
 WRITE_INTERVAL_S = 0.5
-"""Time for which observations of tokens are gathered at most, where other frontends render them, too."""
+"""Time for which observations are gathered at most, where other frontends render them, too.
+
+To write them for each request costs as much as all else that is counted of it.
+"""
 
 NO_USAGE = Usage()
 """The usage of an answer that states none."""
@@ -100,9 +102,8 @@ class _ModelMetrics:
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
-        self.written_s = metrics.now_s() if metrics.is_shared else math.inf
         self.ttft_over_s = self.itl_over_s = math.inf
-        if promised := metrics.promised_ms:
+        if promised := metrics.promised_by_model.get(model, metrics.promised_ms):
             # A child is exported from its making on: no miss is seen as 0, not as unknown.
             self.ttft_over_s, self.itl_over_s = (each / 1000 for each in promised)
             self.over_ttft = metrics.over_ttft.labels(*labels, str(promised[0]))
@@ -121,7 +122,10 @@ class _ModelMetrics:
 
 
 class _RequestCounts:
-    """The numbers of requests of one model, endpoint and type, written when they are to be read."""
+    """The numbers of requests of one model, endpoint and type, written when they are to be read.
+
+    Where other frontends read them, that is at once: a frontend that is killed loses none.
+    """
 
     def __init__(self, metrics: FrontendMetrics, *labels: str) -> None:
         self._metrics = metrics
@@ -160,7 +164,7 @@ class RequestRecord:
         self._counts.started += 1
         self._of_model.inflight += 1
         self._of_model.queued += 1
-        metrics.note_change(self.begun_s, self._of_model, self._counts)
+        metrics.note_change(self.begun_s, self._counts)
 
     def begin_answer(self) -> None:
         """Count the request as answering instead of queued: the first token has arrived."""
@@ -187,9 +191,6 @@ class RequestRecord:
             if self.ttft_s > of_model.ttft_over_s:
                 of_model.over_ttft.inc()
             of_model.itl_s.observe(0.0, tokens - 1)
-        if now_s - of_model.written_s > WRITE_INTERVAL_S:
-            of_model.write()
-            of_model.written_s = now_s
         self._last_s = now_s
         self.output_tokens += tokens
         return self.output_tokens
@@ -218,7 +219,7 @@ class RequestRecord:
                 self._of_model.cached_tokens.observe(stated.cached_tokens)
         self._of_model.output_tokens_sent += output_tokens
         self._counts.ended[error_type] += 1
-        self._metrics.note_change(now_s, self._of_model, self._counts)
+        self._metrics.note_change(now_s, self._counts)
 
     def _mean_itl_s(self) -> float:
         """Return the seconds between two of the tokens that have arrived, on average."""
@@ -229,9 +230,11 @@ class RequestRecord:
 class FrontendMetrics:
     """Every metric of one frontend process. ``now_s`` is monotonic.
 
+    ``shared`` is the directory of the frontends on one port, for which ``call_later``, the event loop's, has
+    the counts written; None for one that is alone.
     ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any. ``promised_ms``
     are the TTFT and the mean ITL that are promised to a request, of which the misses are counted; None where
-    nothing is.
+    nothing is. ``promised_by_model`` has those of models with a promise of their own.
     """
 
     def __init__(
@@ -241,12 +244,16 @@ class FrontendMetrics:
         shared: Path | None = None,
         routed_by_prefix: str = "",
         promised_ms: tuple[float, float] | None = None,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+        promised_by_model: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.namespace = namespace
         self.promised_ms = promised_ms
+        self.promised_by_model = promised_by_model or {}
         self.now_s = now_s
-        self._shared = shared
         self.is_shared = shared is not None
+        self._call_later = call_later
+        self._is_write_due = False
         if shared:
             _share_files(shared)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # Dynamo has no such samples
@@ -255,7 +262,8 @@ class FrontendMetrics:
         self._define_histograms()
         self._define_models()
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
-        self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        self._files = SharedFiles(shared, about) if shared else None
         self._models: dict[str, _ModelMetrics] = {}
         self._placed: dict[tuple[str, str], Counter] = {}
         self._counts: dict[tuple[str, str, bool], _RequestCounts] = {}
@@ -295,16 +303,33 @@ class FrontendMetrics:
             if isinstance(value, int):
                 gauge.labels(self.namespace, model).set(value)
 
+    def write_soon(self) -> None:
+        """Write what is gathered in a moment, for the other frontends, and again while there are requests."""
+        if self._call_later and not self._is_write_due:
+            self._is_write_due = True
+            self._call_later(WRITE_INTERVAL_S, self._write_due)
+
+    def _write_due(self) -> None:
+        self._is_write_due = False
+        self.write()
+        if any(each.inflight for each in self._models.values()):
+            self.write_soon()
+
+    def write(self) -> None:
+        """Write what is only counted between two renderings."""
+        for of_model in self._models.values():
+            of_model.write()
+        for counts in self._counts.values():
+            counts.write()
+
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
-        self._write()
+        self.write()
         collect = self._registry.collect
-        if self._shared:
-            _forget_dead_gauges(self._shared)
-            collect = _DescribedFiles(self._shared, self._about).collect
-        registry = CollectorRegistry()
-        registry.register(RouterNames(collect, _prefix()))
-        return generate_latest(registry)
+        if self._files:
+            _forget_dead_gauges(self._files.directory)
+            collect = self._files.collect
+        return text_of(RouterNames(collect, _prefix()).collect())
 
     def render_history(self) -> bytes:
         """Return the load of the last hours as JSON; that of all frontends that share the directory."""
@@ -312,9 +337,9 @@ class FrontendMetrics:
         return msgspec.json.encode(document)
 
     def _read_load(self) -> LoadCounts:
-        self._write()
-        if self._shared:
-            return _load_in(_DescribedFiles(self._shared, self._about).collect())
+        self.write()
+        if self._files:
+            return _load_in(self._files.collect())
         own = (self.ended_total, self.output_tokens_total, self.ttft_s, self.itl_s)
         return _load_in(metric for each in own for metric in each.collect())
 
@@ -333,19 +358,13 @@ class FrontendMetrics:
             self._counts[model, endpoint, is_stream] = known
         return known
 
-    def note_change(self, now_s: float, *changed: _ModelMetrics | _RequestCounts) -> None:
+    def note_change(self, now_s: float, counts: _RequestCounts) -> None:
         """Keep the history, and what other frontends read, up to date: a request has begun, or ended."""
         if self.is_shared:
-            for each in changed:
-                each.write()
+            counts.write()
+            self.write_soon()
         if now_s >= self.history.due_s:
             self.history.update()
-
-    def _write(self) -> None:
-        for of_model in self._models.values():
-            of_model.write()
-        for counts in self._counts.values():
-            counts.write()
 
     def _define_requests(self) -> None:
         request = ("model", "endpoint", "request_type")
@@ -442,20 +461,6 @@ def _load_in(metrics: Iterable[Metric]) -> LoadCounts:
         latency(_name("time_to_first_token_seconds"), TTFT_S),
         latency(_name("inter_token_latency_seconds"), ITL_S),
     )
-
-
-class _DescribedFiles(Collector):
-    """The metrics in the shared files, with their help texts, which the files do not have."""
-
-    def __init__(self, directory: Path, about: Mapping[str, str]) -> None:
-        self._files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
-        self._about = about
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the sums over the files of all frontends, with the help texts of this one."""
-        for metric in self._files.collect():  # type: ignore[no-untyped-call]
-            metric.documentation = self._about.get(metric.name, metric.documentation)
-            yield metric
 
 
 def _name(name: str) -> str:

@@ -71,6 +71,7 @@ async def test_frontends_count_as_one_and_ctrl_c_cuts_no_stream_of_any(
         await eventually(load.streams)
         load.send_no_more()
         assert all(connections(deployment).values()), "a frontend got no stream"
+        await eventually(lambda: gauge(deployment, "inflight_requests") == STREAMS)
         for _ in range(2 * frontends):
             assert await asyncio.to_thread(gauge, deployment, "inflight_requests") == STREAMS
         shown = json.loads((await asyncio.to_thread(deployment.run, "status", "--json")).stdout)
