@@ -296,7 +296,7 @@ class FrontendMetrics:
         child.inc()
 
     def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
-        """Set the gauges of a model from a worker's card, the data of its registration."""
+        """Set a model's gauges from the card that a worker has registered."""
         self._model_ready.labels(self.namespace, model).set(is_ready)
         for gauge, key in ((self._context, "context_tokens"), (self._block, "kv_block_tokens")):
             value = card.get(key)

@@ -60,7 +60,7 @@ class MigratableStream:
             self._partial.close()
 
     async def write(self, events: bytes) -> bytes:
-        """Pass a worker's whole events on; return them as they went to the client."""
+        """Forward complete events to the client; return the bytes sent, which after a migration differ."""
         if self._splice:
             events = self._splice.splice(events)
         self.keep(events)
@@ -70,7 +70,7 @@ class MigratableStream:
 
     @property
     def is_spliced(self) -> bool:
-        """True when what a worker sends is rewritten; else it may go to the client as it is, and ``keep``."""
+        """True when ``write`` changes events; else they may be sent to the client unchanged, and ``keep``."""
         return self._splice is not None
 
     def is_complete(self) -> bool:
