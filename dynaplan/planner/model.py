@@ -230,6 +230,7 @@ class Backtest:
     is about the ``requests`` of ``window_s`` seconds; ``tried`` are the splits that were compared, that of
     the answer first. ``is_new``: it has come in this interval. ``change`` is ``LOAD_ABOVE``, ``LOAD_BELOW``
     or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were measured than promised, "" if not.
+    ``peak_part`` is the part of the highest load seen that can come before a worker asked for now serves.
     """
 
     workers: Targets | None = None
@@ -240,6 +241,7 @@ class Backtest:
     is_new: bool = False
     change: str = LOAD_WITHIN
     missed_lately: str = ""
+    peak_part: float = 1.0
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Backtest:
