@@ -449,6 +449,9 @@ REMOVED_OPTIONS = frozenset(
 )
 """Options of earlier versions, which their records name."""
 
+REMOVED_PREDICTOR = ("load-predictor", "auto")
+"""What earlier versions forecast with unless another predictor was named."""
+
 REMOVED_STATE = frozenset({"standing", "hedge", "wanted"})
 """What earlier versions remembered from one interval to the next."""
 
@@ -457,7 +460,11 @@ REMOVED_EXPECTED = frozenset({"doubt", "surprise"})
 
 
 def _known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in recorded.items() if name not in REMOVED_OPTIONS}
+    return {
+        name: value
+        for name, value in recorded.items()
+        if name not in REMOVED_OPTIONS and (name, value) != REMOVED_PREDICTOR
+    }
 
 
 def fingerprint(settings: PlannerSettings) -> str:
