@@ -32,9 +32,10 @@ intervals: with S(t) the work of ``SMOOTHING`` intervals in a row that end at t,
     change = most of (max S - min S) within any r + 1 sums in a row
     part   = (S(now) + change) / max S, at most 1
 
-of the peak can come before another worker could serve (``peak_part``). Falls count like rises, so a burst
-keeps its workers in its pauses: its change is its peak. Work is counted as above, and the largest part holds.
-It is 1 until ``MIN_REACTIONS`` times r intervals are known.
+of the peak can come before another worker could serve (``peak_part``). While that is less than 1 the load is
+followed: the answer is for a peak that the forecast sees in time. Falls count like rises, so a burst keeps
+its workers in its pauses: its change is its peak. Work is counted as above, and the largest part holds. It is
+1 until ``MIN_REACTIONS`` times r intervals are known.
 """
 
 from __future__ import annotations
