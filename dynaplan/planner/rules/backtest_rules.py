@@ -6,7 +6,7 @@
 | above: it has outgrown the window | likewise, and no fewer than the answer |
 | below: it has ended | those of the forecast; none leaves if something objects |
 | within | the answer; none leaves unless the answer is of this interval and nothing objects |
-| within, but its peak cannot come before others could serve | those of the forecast, unless something objects |
+| within, but its peak cannot come before others serve | those of the forecast, unless something objects |
 
 Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
 Else it is what the forecast needs, for a load above, or the answer.
@@ -72,7 +72,7 @@ def _choose(
             return added, wanted, f"{why}, and nothing is removed {objection}"
         return wanted, wanted, why
     if answer.peak_part < 1 and not objection:
-        why = f"at most {answer.peak_part:.0%} of the peak that was backtested can come before others could serve"
+        why = f"at most {answer.peak_part:.0%} of the peak that was backtested can come before others serve"
         return wanted, wanted, f"{why}: the forecast counts"
     if answer.is_new and not objection:
         return answer.workers, answer.workers, why
