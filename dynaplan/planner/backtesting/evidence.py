@@ -33,9 +33,9 @@ intervals: with S(t) the work of ``SMOOTHING`` intervals in a row that end at t,
     part   = (S(now) + change) / max S, at most 1
 
 of the peak can come before another worker could serve (``peak_part``). While that is less than 1 the load is
-followed: the answer is for a peak that the forecast sees in time. Falls count like rises, so a burst keeps
-its workers in its pauses: its change is its peak. Work is counted as above, and the largest part holds. It is
-1 until ``MIN_REACTIONS`` times r intervals are known.
+followed: the answer is for a peak that the forecast sees in time. It is 1 for a load that changes by more
+than ``SLOW_RATIO`` of its peak within a reaction, such as a burst in its pauses, falls counting like rises,
+and until ``MIN_REACTIONS`` times r intervals are known. Work is counted as above, and the largest part holds.
 """
 
 from __future__ import annotations
@@ -234,6 +234,10 @@ MIN_REACTIONS = 2
 """How many times as long as a reaction the evidence must be, to know what a load may do in one."""
 
 
+SLOW_RATIO = 0.5
+"""Part of its peak by which a load that changes slowly may change in a reaction."""
+
+
 def peak_part(intervals: Sequence[Interval], known: int, reaction: int) -> float:
     """Return the part of the first ``known`` intervals' peak that can come in the next ``reaction``."""
     if known <= MIN_REACTIONS * reaction:
@@ -245,7 +249,8 @@ def _peak_part(work: Sequence[float], known: int, reaction: int) -> float:
     seen = _sums(work[:known], SMOOTHING)
     spans = zip(*(seen[later:] for later in range(reaction + 1)), strict=False)
     change: float = max(max(span) - min(span) for span in spans)
-    return min(1.0, (sum(work[-SMOOTHING:]) + change) / max(1.0, *seen))
+    peak = max(1.0, *seen)
+    return min(1.0, (sum(work[-SMOOTHING:]) + change) / peak) if change <= SLOW_RATIO * peak else 1.0
 
 
 def _stretches(most: int) -> Iterator[int]:

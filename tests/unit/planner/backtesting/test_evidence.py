@@ -160,6 +160,10 @@ def test_at_the_trough_of_a_slow_wave_its_peak_cannot_come_in_time() -> None:
 def test_of_a_load_that_jumps_its_peak_may_come_any_time_and_so_it_may_of_one_that_only_fell() -> None:
     assert part([interval(200 if number % 20 < 3 else 10) for number in range(59)]) == 1.0
     assert part([*[interval(200)] * 20, *[interval(10)] * 20]) == 1.0
+    assert (
+        part([*[interval(200 if number % 20 < 3 else 10) for number in range(59)], *[interval(0)] * 2], 59)
+        == 1.0
+    )
 
 
 def test_fewer_requests_whose_prompts_are_as_much_longer_are_as_much_work() -> None:
@@ -169,7 +173,7 @@ def test_fewer_requests_whose_prompts_are_as_much_longer_are_as_much_work() -> N
 
 
 def test_too_few_intervals_say_nothing_of_how_fast_a_load_changes() -> None:
-    falling = [interval(100 - 5 * number) for number in range(10)]
+    falling = [interval(200 - 5 * number) for number in range(10)]
     assert part(falling, 2 * REACTION) == 1.0
     assert part(falling, 2 * REACTION + 1) < 1.0
 
