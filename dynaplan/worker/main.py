@@ -214,13 +214,14 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
-    from dynaplan.config.models import components_of
+    from dynaplan.config.models import components_of, planned_models
     from dynaplan.config.overrides import MODELS
     from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph
 
-    models = components_of(ServiceConfig.get_instance().get(MODELS) or {})
-    graph = load_graph(options["graph"], Path.cwd()).with_models(models)
+    config = ServiceConfig.get_instance()
+    models, planned = components_of(config.get(MODELS) or {}), planned_models(config)
+    graph = load_graph(options["graph"], Path.cwd()).with_models(models, planned)
     return graph.service(options["service-name"])
 
 
