@@ -32,8 +32,8 @@ intervals: with S(t) the work of ``SMOOTHING`` intervals in a row that end at t,
     change = most of (max S - min S) within any r + 1 sums in a row
     part   = (S(now) + change) / max S, at most 1
 
-of the peak can come before another worker could serve (``peak_part``). While that is less than 1 the load is
-followed: the answer is for a peak that the forecast sees in time. It is 1 for a load that changes by more
+of the peak can come before another worker could serve, and that part of the answer's workers, rounded up,
+bears it (``peak_part``). It is 1 for a load that changes by more
 than ``SLOW_RATIO`` of its peak within a reaction, such as a burst in its pauses, falls counting like rises,
 and until ``MIN_REACTIONS`` times r intervals are known. Work is counted as above, and the largest part holds.
 """

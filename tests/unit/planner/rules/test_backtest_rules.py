@@ -83,12 +83,12 @@ def test_a_load_that_has_outgrown_the_window_gets_what_the_forecast_needs_and_no
     assert after(above, wanted=Targets(1, 1), current=Targets(1, 1)).targets == NEEDED
 
 
-@pytest.mark.parametrize("current", [Targets(4, 2), Targets(2, 1)])
-def test_a_load_whose_peak_cannot_come_before_others_serve_is_followed(current: Targets) -> None:
+def test_of_a_load_whose_peak_cannot_come_in_time_that_part_of_the_answer_is_needed() -> None:
     slow = replace(ANSWER, workers=Targets(4, 2), peak_part=0.6, is_new=False)
-    sizing = after(slow, wanted=Targets(3, 1), current=current)
-    assert sizing.targets == Targets(3, 1)
-    assert "at most 60% of the peak that was backtested can come" in sizing.steps[-1].why
+    sizing = after(slow, current=Targets(4, 2))
+    assert sizing.targets == Targets(3, 2)
+    assert "at most 60% of its peak can come now" in sizing.steps[-1].why
+    assert after(slow, current=Targets(2, 1)).targets == Targets(3, 2)
 
 
 @pytest.mark.parametrize(
