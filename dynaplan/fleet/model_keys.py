@@ -166,7 +166,8 @@ class ModelReport:
     """One model as the fleet plugin reports it.
 
     ``state`` is a ``dynaplan.models.model.ModelState``'s value, since ``since_unix_s``. ``load_s`` is how
-    long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it.
+    long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it. ``workers`` is how
+    many it has, of ``max_workers``, and ``memory_bytes`` what one of them takes of each of its devices.
     """
 
     component: str
@@ -179,6 +180,8 @@ class ModelReport:
     gpus: tuple[int, ...] = ()
     leaves_unix_s: float = 0.0
     refusal: Refusal | None = None
+    workers: int = 0
+    max_workers: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Write it, without what says nothing."""
@@ -247,4 +250,6 @@ def _report(document: Mapping[str, Any]) -> ModelReport:
         )
         if refusal
         else None,
+        whole_field(document, "workers", 0),
+        whole_field(document, "max_workers", 1),
     )

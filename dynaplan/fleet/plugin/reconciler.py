@@ -29,7 +29,13 @@ from dynaplan.fleet.circus_client import CommandRefused
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.launch import CurrentLaunch, Launch
-from dynaplan.fleet.model_keys import MODEL_EVENTS, MODEL_ORDERS, MODELS_FIELD, ModelOrders
+from dynaplan.fleet.model_keys import (
+    MODEL_EVENTS,
+    MODEL_ORDERS,
+    MODELS_FIELD,
+    ModelEvent,
+    ModelOrders,
+)
 from dynaplan.fleet.plugin.document import Statefile
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.pending_workers import PendingWorkers
@@ -125,6 +131,11 @@ class Reconciler:
     def workers(self) -> Mapping[str, Worker]:
         """The workers that are present, draining ones included, by name."""
         return self._workers
+
+    @property
+    def model_events(self) -> Iterable[ModelEvent]:
+        """What was last decided about models that are loaded on request, the newest last."""
+        return self._models.events
 
     def record_exit(self, pid: int, exit_code: int) -> None:
         """Remember the exit code of a process that circus has reaped, and begin a pass."""
