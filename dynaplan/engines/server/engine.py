@@ -139,7 +139,7 @@ class ServerEngine:
 
     async def count_requests(self) -> int:
         if not self._kind.reports_requests:
-            raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
+            raise PermanentError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.count_requests()
 
     async def sleep(self, level: str) -> str:
