@@ -323,7 +323,8 @@ class ServerEngine:
         child, self._child = self._child, None
         try:
             if child is not None:
-                await child.stop(grace_s)
+                port = self._lease.ports[0] if self._lease else 0
+                await child.stop(grace_s, self._kind.stop_command(self._options, port, child.engine_pid))
         finally:
             for file in self._launch_files:
                 file.unlink(missing_ok=True)
