@@ -6,6 +6,7 @@ stands below it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -21,15 +22,17 @@ import click
 from dynaplan.cli.deployment import connect, service_config
 from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.options import namespace_argument
-from dynaplan.cli.scale_counts import planner_settings, statefile_holds
+from dynaplan.cli.scale_counts import free_gpus, planner_settings, statefile_holds
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
+from dynaplan.cli.timing import STATUS_STORE_TIMEOUT_S
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.graph.lifecycle import COUNTS, Role
+from dynaplan.fleet.rules.statefile import inventory_of
+from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role
 from dynaplan.lab.simulate.options import SECTIONS, SimulatedGraph
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, TemporaryError
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
@@ -158,7 +161,7 @@ def _predict(
     if found is None:
         return None, ("nothing is predicted of a --url: its graph is not known here.",)
     try:
-        prediction = predict(found, given)
+        prediction = predict(found, given, asyncio.run(_read_free_gpus(found)))
     except ConfigError as error:
         return None, (str(error),)
     return prediction, prediction.notes
@@ -300,18 +303,18 @@ class Prediction:
         return result
 
 
-def predict(found: RunningDeployment, given: Mapping[str, Any]) -> Prediction:
+def predict(found: RunningDeployment, given: Mapping[str, Any], free: int | None = None) -> Prediction:
     """Return the simulation of the deployment as it is now: same graph, profile, policy and workers.
 
-    ``given`` are the options ``ttft``, ``itl``, ``seed`` and ``profile``. Raises ConfigError when there is
-    nothing to simulate it by.
+    ``given`` are the options ``ttft``, ``itl``, ``seed`` and ``profile``; ``free`` is the number of GPUs that
+    further workers may get, where it is known. Raises ConfigError when there is nothing to simulate it by.
     """
     graph = graph_of(found)
     profile = given["profile"] or _profile(graph)
     prefill, decode = _present(found, Role.PREFILL), _present(found, Role.DECODE)
     is_disaggregated = any(worker.role is Role.PREFILL for worker in found.workers)
     start = f"{prefill},{decode}" if is_disaggregated else str(decode)
-    policy = _policy(found)
+    policy, gpus = _policy(found), _gpus(found, free)
     options = simulation_of(
         [policy if policy != STATIC else f"{STATIC}:{start}"],
         {
@@ -319,7 +322,7 @@ def predict(found: RunningDeployment, given: Mapping[str, Any]) -> Prediction:
             "trace": "",
             "rate_scale": 1.0,
             "profile": profile,
-            "gpus": _gpus(found),
+            "gpus": gpus,
             "mode": "disagg" if is_disaggregated else "agg",
             "startup_time": _startup_s(found),
             "start": start,
@@ -331,6 +334,8 @@ def predict(found: RunningDeployment, given: Mapping[str, Any]) -> Prediction:
     workers = f"{prefill} prefill and {decode} decode workers" if is_disaggregated else f"{decode} workers"
     by = "no planner" if policy == STATIC else f"policy {policy}"
     first = f"simulated with {workers} at the beginning, {by}."
+    if (all_gpus := len(inventory_of(found.document))) > gpus:
+        first += f" Others have {all_gpus - gpus} of its {all_gpus} GPUs: left out."
     return Prediction(options, (first, *origins(options), *dispatched(options)))
 
 
@@ -377,12 +382,29 @@ def _present(found: RunningDeployment, role: Role) -> int:
     return sum(worker.role is role and worker.state in COUNTS for worker in found.workers)
 
 
-def _gpus(found: RunningDeployment) -> int:
-    """Return the GPUs of the deployment, no fewer than its workers hold."""
-    from dynaplan.fleet.rules.statefile import inventory_of
+async def _read_free_gpus(found: RunningDeployment) -> int | None:
+    """Return the number of GPUs that further workers may get, None where the store does not say."""
+    from dynaplan.store import connections
 
+    store = connections.connect_store()
+    try:
+        async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
+            return await free_gpus(store, found.namespace)
+    except (TemporaryError, TimeoutError):
+        return None
+    finally:
+        await store.close()
+
+
+def _gpus(found: RunningDeployment, free: int | None) -> int:
+    """Return the GPUs that the planner may have: its engines' and the free ones; all where these are unknown.
+
+    No fewer than its workers take, of which several may share one.
+    """
     workers = [worker for worker in found.workers if worker.role in (Role.PREFILL, Role.DECODE)]
-    return max(len(inventory_of(found.document)), sum(max(1, len(each.gpus)) for each in workers))
+    held = {index for each in workers if each.state in HOLDS_GPUS for index in each.gpus}
+    usable = len(inventory_of(found.document)) if free is None else len(held) + free
+    return max(usable, sum(max(1, len(each.gpus)) for each in workers))
 
 
 def _startup_s(found: RunningDeployment) -> float | None:

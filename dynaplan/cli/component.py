@@ -30,7 +30,13 @@ from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.preparation import first_workers
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.runtime_dir import hold_port
-from dynaplan.graph.config import find_config_file, read_config, resolve_graph, validate_config
+from dynaplan.graph.config import (
+    find_config_file,
+    read_config,
+    resolve_graph,
+    validate_config,
+    with_frontend_count,
+)
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.loading import load_graph, shipped_graphs
 from dynaplan.graph.model import GraphSpec
@@ -96,7 +102,7 @@ def check_component(name: str, config: Sections, section: Mapping[str, Any], nam
     known = {COMMON, *(service.name for service in graph.services())}
     merged = {key: value for key, value in merged.items() if key in known}
     warnings = validate_config(graph, merged)
-    merged = locate_models(graph, merged, Path.cwd())
+    merged = with_frontend_count(graph, locate_models(graph, merged, Path.cwd()), lambda: 1)
     spec = only_service(resolve_graph(graph, merged, namespace), name)
     warnings += check_settings(graph, spec, merged)
     warn([each for each in warnings if each.startswith(name)])

@@ -330,7 +330,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     *(python, gpus, engines, servers, port, deployments),
     *(shared_memory, limits, memory, directories, extras),
 )
-"""All checks, in the order of the report."""
+"""All checks, in the order in which they are shown."""
 
 
 def findings() -> Iterator[Finding]:
@@ -340,6 +340,4 @@ def findings() -> Iterator[Finding]:
             yield from check()
         except Exception as error:
             says = f"could not be looked at: {type(error).__name__}: {error}"
-            yield Finding(
-                Level.WARNING, check.__name__.replace("_", " "), says, "`dynaplan report` has more."
-            )
+            yield Finding(Level.WARNING, check.__name__.replace("_", " "), says)

@@ -34,7 +34,6 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "ui": ("ui", "Print the address of the web page that shows it."),
         "why": ("why", "Explain the last scaling decisions."),
         "logs": ("logs", "Print or follow the logs."),
-        "report": ("report", "Write one masked file for a bug report."),
     },
     "Change": {
         "scale": ("scale", "Set the number of workers by hand."),
@@ -175,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 the user's input was wrong, 1 any other error.
 
     130 and 141 are the shell's codes for Ctrl-C and for a reader of the output that went away. A caller that
-    gives ``arguments`` goes on in this process: ``serve`` gets no holder, which would take its place.
+    gives ``arguments`` goes on in this process: ``serve`` gets no supervisor, which would take its place.
     """
     words = list(arguments or sys.argv[1:])
     owner = None if arguments else OWN_PROCESS

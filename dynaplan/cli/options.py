@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dynaplan.config.settings.planner import KUBERNETES, LOCAL
 from dynaplan.config.settings.servers import (
     BACKEND_VARIABLE,
     COMPAT_VARIABLE,
@@ -70,14 +69,6 @@ store_option = click.option(
 )
 
 join_option = click.option("--namespace", envvar="DYN_NAMESPACE", default=None, help="The namespace to join.")
-
-environment_option = click.option(
-    "--environment",
-    type=click.Choice([LOCAL, KUBERNETES]),
-    default=LOCAL,
-    show_default=True,
-    help="kubernetes: the cluster of KUBECONFIG, where a planner scales this namespace.",
-)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 

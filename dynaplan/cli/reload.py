@@ -179,7 +179,7 @@ def _read_config(launch: Launch, config_file: str | None, overrides: Sequence[st
     os.chdir(directory)
     all_overrides = (*launch.overrides, *overrides)
     graph, config, spec, warnings = load_deployment(
-        launch.graph.identifier, name, directory, launch.namespace, all_overrides
+        launch.graph.identifier, name, directory, launch.namespace, all_overrides, lambda: len(launch.gpus)
     )
     warn(warnings + check_settings(graph, spec, config))
     file = find_config(name, directory, graph)
@@ -249,45 +249,16 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
         agreed={*matching_options(engine), "engine", "model"} if engine else (),
         gpus={service.name: service.gpus for service in resolved.services},
         of_planner=DEADLINE_OPTIONS if _deadline(before) != _deadline(new.config) else (),
+        plans_for_targets=section_options(new.config, PLANNER).get("policy", "load") != "load",
     )
-    old, changed = flatten(graph, before), flatten(graph, new.config)
-    rules = replace(rules, learnt=_planner_inputs(old, changed))
-    return setting_changes(graph, old, changed, rules)
-
-
-def _planner_inputs(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
-    """Return the service and key of each setting that changes what a Planner knows of the other services.
-
-    One does when the Planner would learn otherwise with that one alone, or with all others but that one.
-    """
-    known = {id(sections): _planner_options(sections) for sections in (old, new)}
-    found = set()
-    for name in (old.keys() | new.keys()) - {PLANNER}:
-        for key in old.get(name, {}).keys() | new.get(name, {}).keys():
-            for sections, others in ((old, new), (new, old)):
-                value = others.get(name, {}).get(key)
-                if sections.get(name, {}).get(key) != value:
-                    swapped = {**sections, name: {**sections.get(name, {}), key: value}}
-                    if _planner_options(swapped) != known[id(sections)]:
-                        found.add((name, key))
-    return frozenset(found)
-
-
-def _planner_options(sections: Sections) -> dict[str, Any]:
-    """Return the options of the Planner with what it learns; empty where it asks only for thresholds."""
-    from dynaplan.config.planner import with_worker_sizes
-
-    planner = sections.get(PLANNER, {})
-    if planner.get("policy", "load") == "load":
-        return {}
-    return with_worker_sizes(planner, sections)
+    return setting_changes(graph, flatten(graph, before), flatten(graph, new.config), rules)
 
 
 def _deadline(config: Sections) -> PrefillDeadline:
     from dynaplan.config.frontend import configured_deadline
     from dynaplan.config.service_config import section_options
 
-    return configured_deadline(config, section_options(config, "Planner"))
+    return configured_deadline(config, section_options(config, PLANNER))
 
 
 def flatten(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.deployment import connect
-from dynaplan.cli.options import environment_option, namespace_option
-from dynaplan.cli.scale import release_on_cluster
+from dynaplan.cli.options import namespace_option
 from dynaplan.cli.scale_args import describe_hours, new_hold
 from dynaplan.cli.scale_counts import (
     WrittenCounts,
@@ -29,11 +28,9 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.cli.timing import WORKERS_POLL_S
-from dynaplan.config.settings.planner import KUBERNETES
 from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.fleet.store_keys import SCALED_ROLES
-from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
@@ -192,16 +189,12 @@ def _awaited(now: RunningDeployment, gpus: Sequence[int]) -> str:
 @click.command(name="release")
 @click.argument("chosen", nargs=-1, metavar="[ROLE|gpu=N]...")
 @namespace_option
-@environment_option
-def release(chosen: Sequence[str], namespace: str | None, environment: str) -> None:
+def release(chosen: Sequence[str], namespace: str | None) -> None:
     """End the holds of these roles, decode or prefill, or the reservations of these GPUs.
 
     Without any, all holds and all reservations end. The numbers of workers stay as they are.
     """
     roles, gpus = parse_release(chosen)
-    if environment == KUBERNETES:
-        _release_on_cluster(namespace or DEFAULT_NAMESPACE, roles, gpus)
-        return
     found = connect(namespace)
     is_any = False
     if gpus or not chosen:
@@ -223,37 +216,19 @@ def parse_release(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
     return roles, frozenset(index for name in others for index in parse_gpus(name))
 
 
-def _release_on_cluster(namespace: str, roles: Sequence[Role], gpus: frozenset[int]) -> None:
-    if gpus:
-        raise ConfigError(
-            f"release {GPU}{min(gpus)}: GPUs of a cluster are not reserved here",
-            hint="Its scheduler gives them to pods.",
-        )
-    chosen = roles or list(SCALED_ROLES)
-    is_any = _echo_ended(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)))
-    if not roles and not is_any:
-        click.echo(NOTHING_HELD)
-
-
 def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> bool:
     """End the holds, print which, and when the planner decides again; return whether there was any."""
     chosen = roles or list(SCALED_ROLES)
     written = asyncio.run(_end_holds(found, chosen))
     settings = planner_settings(found)
-    is_any = _echo_ended(roles, chosen, written)
-    if is_any and settings:
-        click.echo(describe_next_decision(found, settings, written.counts, written.holds, is_decision=False))
-    return is_any
-
-
-def _echo_ended(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts) -> bool:
-    """Print which holds were ended; return whether any was in force."""
     ended = {role: hold for role in chosen if (hold := written.before.of(role))}
     for role, hold in ended.items():
         click.echo(f"released {role.value}: it was {hold}")
     for role in chosen:
         if roles and role not in ended:
             click.echo(f"{role.value} is not held")
+    if ended and settings:
+        click.echo(describe_next_decision(found, settings, written.counts, written.holds, is_decision=False))
     return bool(ended)
 
 

@@ -1,23 +1,16 @@
-"""``dynaplan scale decode=3 prefill=2``: set the desired counts by hand.
-
-A ``serve`` of this host is found by its statefile. One of another host is reached through its store alone.
-Numbers for a cluster are written where its planner keeps its decisions, and the planner carries them out.
-"""
+"""``dynaplan scale decode=3 prefill=2``: set the desired counts of a deployment of this host by hand."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from dynaplan.cli.deployment import connect, gpus_of, refuse_on_demand
-from dynaplan.cli.options import environment_option, namespace_option, store_option
+from dynaplan.cli.options import namespace_option
 from dynaplan.cli.scale_args import (
     ScaleArguments,
     check_budget,
@@ -30,8 +23,6 @@ from dynaplan.cli.scale_args import (
     parse_hold,
 )
 from dynaplan.cli.scale_counts import (
-    ATTEMPTS,
-    DEFAULT_START_S,
     WrittenCounts,
     describe_next_decision,
     expected_times,
@@ -40,36 +31,20 @@ from dynaplan.cli.scale_counts import (
     progress_watcher,
     published_fleet,
     wait_limit_s,
-    without_holds,
     write_counts,
 )
-from dynaplan.cli.timing import ACKNOWLEDGED_POLL_S, REMOTE_TIMEOUT_S
-from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
-from dynaplan.config.settings.servers import has_store_address
 from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts, planner_prefix
-from dynaplan.graph.config import DEFAULT_NAMESPACE
+from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.durations import wall_clock
-from dynaplan.util.errors import (
-    ClusterUnavailable,
-    ConfigError,
-    DeploymentError,
-    PermanentError,
-    TemporaryError,
-)
+from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.scale_progress import ScaleRequest
-    from dynaplan.planner.ports import ClusterConnector, CountsChange
     from dynaplan.store.port import KeyValueStore
-
-NOT_CARRIED_OUT = (
-    "It stays asked for. `dynaplan planner --environment kubernetes` carries it out, and logs what it waits "
-    "for; `kubectl scale` needs no planner."
-)
 
 
 class ScaleCommand(click.Command):
@@ -89,8 +64,6 @@ class ScaleCommand(click.Command):
 @click.command(cls=ScaleCommand, name="scale")
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE[=N]...")
 @namespace_option
-@store_option
-@environment_option
 @click.option("--hold", "is_held", is_flag=True, help="The planner keeps that number, until `release`.")
 @click.option("--for", "duration", metavar="TIME", help="Hold for 90s, 10m, 2h or 1d, and no longer.")
 @click.option("--at", "hours", metavar="HH:MM-HH:MM", help="Hold at 09:00-17:00 of every day.")
@@ -108,7 +81,6 @@ class ScaleCommand(click.Command):
 def command(
     counts: Sequence[str],
     namespace: str | None,
-    environment: str,
     is_held: bool,
     duration: str | None,
     hours: str | None,
@@ -129,36 +101,26 @@ def command(
     dynaplan scale decode=3 --for 2h                for two hours
     dynaplan scale decode --at-least 2 --for 8h     the planner scales, within bounds
     dynaplan scale decode=3 --at 09:00-17:00        at these hours of every day
-
-    For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store. With
-    --environment kubernetes the planner there carries it out; it needs rights to the planner's ConfigMap.
     """
-    found = None if environment == KUBERNETES else find_here(namespace)
-    if found:
-        refuse_on_demand(found)
+    found = connect(namespace)
+    refuse_on_demand(found)
     asked = [parse_count(text, _roles(found)) for text in counts]
     hold = parse_hold(is_held, duration, at_least, at_most, hours)
     check_options(asked, hold)
-    if hours is not None and (found is None or planner_settings(found) is None):
+    if hours is not None and planner_settings(found) is None:
         raise ConfigError(
-            "--at: no planner of a serve on this host scales that deployment, and it is what keeps hours",
+            "--at: no planner scales that deployment, and it is what keeps hours",
             hint="Serve a graph with a Planner, or have cron run `dynaplan scale`.",
         )
     arguments = ScaleArguments(asked, hold, leaving or "", timeout if wait else 0.0, is_confirmed=yes)
-    if found is not None:
-        if leaving:
-            check_leaving(leaving, asked, found.workers)
-        asyncio.run(_scale(found, arguments))
-        return
-    scale_there = _scale_on_cluster if environment == KUBERNETES else _scale_in_store
-    asyncio.run(scale_there(namespace or DEFAULT_NAMESPACE, arguments))
+    if leaving:
+        check_leaving(leaving, asked, found.workers)
+    asyncio.run(_scale(found, arguments))
 
 
-def _roles(found: RunningDeployment | None) -> dict[str, Role]:
+def _roles(found: RunningDeployment) -> dict[str, Role]:
     """Return the roles that can be scaled, by their names and by those of their components."""
     scaled = {role.value: role for role in COUNT_KEYS}
-    if found is None:
-        return scaled
     entries = found.document["components"].values()
     components = {
         entry["component"]: scaled[entry["role"]] for entry in entries if entry.get("role") in scaled
@@ -167,7 +129,7 @@ def _roles(found: RunningDeployment | None) -> dict[str, Role]:
 
 
 async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
-    """Scale a deployment of this host, and print what the planner may do about it."""
+    """Scale the deployment, and print what the planner may do about it."""
     from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
     from dynaplan.store import connections
 
@@ -254,141 +216,3 @@ def _echo_written(found: RunningDeployment, settings: PlannerSettings | None, wr
     if free and not any(in_force.of(role) for role in free):
         number = f"{free[0].value}={written.asked[free[0]]}"
         click.echo(f"To keep it: `dynaplan scale {number} --hold`, or --for 2h.")
-
-
-def find_here(namespace: str | None) -> RunningDeployment | None:
-    """Return the deployment that runs here, and join it; None when the store is named, and none of it does.
-
-    Raises DeploymentError when none runs here and no store is named.
-    """
-    source = click.get_current_context().get_parameter_source("store")
-    try:
-        return connect(namespace)
-    except DeploymentError:
-        if has_store_address(os.environ) or source is ParameterSource.COMMANDLINE:
-            return None
-        raise
-
-
-async def _scale_in_store(namespace: str, arguments: ScaleArguments) -> None:
-    """Scale a deployment of another host by its store alone, and wait until it acknowledges that.
-
-    Raises DeploymentError when no ``serve`` has published a fleet there: nobody would carry them out.
-    """
-    from dynaplan.store import connections
-
-    store = connections.connect_store()
-    try:
-        fleet = await published_fleet(store, namespace)
-        if fleet is None:
-            raise DeploymentError(
-                f"no `dynaplan serve` of namespace {namespace} is known to the store: nobody would scale",
-                hint="Name another one with --namespace, or start `dynaplan serve GRAPH` with this store. "
-                "On a cluster: --environment kubernetes.",
-            )
-        left_out = await left_out_gpus(store, namespace)
-
-        def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
-            wanted, after = arguments.resolve(now, holds)
-            check_gpus(fleet, wanted, left_out)
-            return wanted, after
-
-        written = await write_counts(store, namespace, change, arguments.leaving)
-        _echo_counts(written)
-        if arguments.timeout_s != 0.0:
-            counts = partial(_counts, store, namespace)
-            hint = "It goes on; `dynaplan status` on the host of its `serve` shows how far it is."
-            await wait_acknowledged(
-                counts, written.decision_id, arguments.timeout_s or REMOTE_TIMEOUT_S, hint
-            )
-            click.echo("carried out")
-    finally:
-        await store.close()
-
-
-async def wait_acknowledged(
-    read: Callable[[], Awaitable[DesiredCounts]], decision_id: int, timeout_s: float, hint: str
-) -> None:
-    """Return when a decision is acknowledged: it is carried out, or as far as it goes.
-
-    Raises PermanentError when a later decision overrides it, TemporaryError with the hint after the time.
-    """
-    try:
-        async with asyncio.timeout(timeout_s):
-            while (counts := await read()).scaled_decision_id < decision_id:
-                if counts.decision_id > decision_id:
-                    raise PermanentError(
-                        f"overtaken by decision {counts.decision_id}",
-                        hint="The planner, or somebody else, has asked for other numbers.",
-                    )
-                await asyncio.sleep(ACKNOWLEDGED_POLL_S)
-    except TimeoutError as error:
-        raise TemporaryError(f"not acknowledged within {timeout_s:g} s", hint=hint) from error
-
-
-async def _counts(store: KeyValueStore, namespace: str) -> DesiredCounts:
-    items = await store.list(planner_prefix(namespace))
-    return DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
-
-
-async def _scale_on_cluster(namespace: str, arguments: ScaleArguments) -> None:
-    """Write the counts and the holds into the planner's ConfigMap, and wait until they are acknowledged."""
-    if arguments.leaving:
-        raise ConfigError(
-            f"--leaving {arguments.leaving}: on a cluster a controller chooses the pod that leaves",
-            hint="The planner marks the idlest pods of a Deployment; or use `kubectl delete pod`.",
-        )
-    connector = _connector(namespace)
-    try:
-        written = await _write_to_cluster(connector, arguments.resolve)
-        _echo_counts(written)
-        for role in written.asked:
-            if held := written.holds.of(role):
-                click.echo(describe_hold(role, held, time.time()))
-        if arguments.timeout_s != 0.0:
-            click.echo(f"waiting for the planner of namespace {namespace} to carry it out")
-            longest_s = arguments.timeout_s or DEFAULT_START_S
-            await wait_acknowledged(connector.desired, written.decision_id, longest_s, NOT_CARRIED_OUT)
-            click.echo("carried out")
-    finally:
-        await connector.close()
-
-
-async def release_on_cluster(namespace: str, chosen: Sequence[Role]) -> WrittenCounts:
-    connector = _connector(namespace)
-    try:
-        return await _write_to_cluster(connector, without_holds(chosen))
-    finally:
-        await connector.close()
-
-
-def _connector(namespace: str) -> ClusterConnector:
-    """Return a connector that carries nothing out: that is the planner's part, which knows its budget."""
-
-    from dynaplan.planner.kubernetes.connector import connect_cluster
-
-    options = {"namespace": namespace, "environment": KUBERNETES, "no-operation": True}
-    return connect_cluster(PlannerSettings.from_options(options), dict)
-
-
-async def _write_to_cluster(connector: ClusterConnector, change: CountsChange) -> WrittenCounts:
-    """Write the change; retried when another decision was written meanwhile."""
-    seen: list[tuple[DesiredCounts, RoleHolds, dict[Role, int], RoleHolds]] = []
-
-    def noted(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
-        asked, after = change(now, holds)
-        seen.append((now, holds, dict(asked), after))
-        return dict(asked), after
-
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            decision_id = await connector.ask(noted)
-            break
-        except ClusterUnavailable:
-            raise
-        except TemporaryError as error:
-            if attempt == ATTEMPTS:
-                raise
-            await asyncio.sleep(error.delay_s)
-    now, before, asked, holds = seen[-1]
-    return WrittenCounts(decision_id, asked, now, before, holds)

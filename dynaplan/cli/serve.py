@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
     from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec
-    from dynaplan.process.holder_link import HolderLink
+    from dynaplan.process.supervisor_link import SupervisorLink
 
 FORK_VARIABLE = "DYNAPLAN_FORK_WORKERS"
 
@@ -187,7 +187,9 @@ def command(
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
     if supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS and not (dry_run or detach):
-        link, code = run_below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace)
+        link, code = run_under_supervisor(
+            ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"], namespace
+        )
         if code is not None:
             return code
     with ended_by_sigint():
@@ -195,7 +197,9 @@ def command(
 
         graph, config_file = _graph_of(graphs, config_file, ctx)
         directory = _enter(working_dir or default_working_dir(graph))
-        loaded, config, spec, warnings = load_deployment(graph, config_file, directory, namespace, ctx.obj)
+        loaded, config, spec, warnings = load_deployment(
+            graph, config_file, directory, namespace, ctx.obj, lambda: usable_gpus(served["gpus"])
+        )
         from dynaplan.fleet.serve import ServeOptions, serve
 
         spec = only_service(spec, service_name) if service_name else spec
@@ -233,22 +237,22 @@ def memory_size(text: str) -> int:
     return size
 
 
-def run_below_holder(
+def run_under_supervisor(
     arguments: Sequence[str], grace_s: float, drain_timeout_s: float, namespace: str | None
-) -> tuple[HolderLink, int | None]:
-    """Go on in a process below a holder; return the link to it.
+) -> tuple[SupervisorLink, int | None]:
+    """Continue in a child process of a supervisor; return the link to it, and an exit code or None.
 
-    Of a process that the holder has started again also its exit code: by then it has adopted what the one
-    before had started, and that has ended. None where nothing was to be adopted.
+    The code is that of a deployment which this process, restarted after a crash, has adopted and served to
+    its end. It is None on a first start, and when nothing could be adopted.
     """
     from dynaplan.cli.detach import PROGRAM
-    from dynaplan.process.holder_link import fork_below_holder, inherited_link
+    from dynaplan.process.supervisor_link import fork_under_supervisor, inherited_link
     from dynaplan.util.descriptors import raise_descriptor_limit
 
     link = inherited_link(os.environ)
     if link is None:
-        raise_descriptor_limit()  # the holder's children have its limit
-        link = fork_below_holder([*PROGRAM, *arguments], grace_s, drain_timeout_s)
+        raise_descriptor_limit()  # the supervisor's children have its limit
+        link = fork_under_supervisor([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
         _use_fork_server(link, namespace)
         return link, None
@@ -259,7 +263,7 @@ def run_below_holder(
     return link, serve_on(link)
 
 
-def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
+def _use_fork_server(link: SupervisorLink, namespace: str | None) -> None:
     """Start workers from the fork server from now on, unless the user has switched that off.
 
     It imports while this process prepares the rest. ``/proc/PID/environ`` shows for each worker what
@@ -267,7 +271,7 @@ def _use_fork_server(link: HolderLink, namespace: str | None) -> None:
     """
     if os.environ.get(FORK_VARIABLE) == "0":
         return
-    own = {"DYNAPLAN_PARENT_PID": str(link.holder_pid), "DYNAPLAN_WORKER_NAME": ""}
+    own = {"DYNAPLAN_PARENT_PID": str(link.supervisor_pid), "DYNAPLAN_WORKER_NAME": ""}
     if namespace:
         own["DYN_NAMESPACE"] = namespace
     from dynaplan.fleet import WORKER_PROGRAM
@@ -294,15 +298,36 @@ def _enter(directory: Path) -> Path:
     return directory
 
 
+def usable_gpus(number: int | None) -> int:
+    """Return how many GPUs a deployment may use that was given this number, or None."""
+    from dynaplan.fleet.gpu_devices import available_gpus
+
+    return len(available_gpus(number)[0])
+
+
 def load_deployment(
-    graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
+    graph: str,
+    config_file: str | None,
+    directory: Path,
+    namespace: str | None,
+    overrides: Sequence[str],
+    count_gpus: Callable[[], int],
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
-    """Return the graph, its configuration, its services with their settings, and warnings."""
+    """Return the graph, its configuration, its services with their settings, and warnings.
+
+    ``count_gpus`` counts the GPUs of the deployment, for ``workers: auto``.
+    """
     from dynaplan.cli.imported_models import read_config_file
     from dynaplan.cli.serve_checks import locate_models
+    from dynaplan.config.frontend import frontends_for
     from dynaplan.config.models import components_of, with_worker_sections
     from dynaplan.config.overrides import MODELS
-    from dynaplan.graph.config import resolve_graph, unused_common_overrides, validate_config
+    from dynaplan.graph.config import (
+        resolve_graph,
+        unused_common_overrides,
+        validate_config,
+        with_frontend_count,
+    )
     from dynaplan.graph.loading import load_graph
     from dynaplan.util.errors import GraphError
 
@@ -317,6 +342,8 @@ def load_deployment(
     loaded = loaded.with_models(components_of(config.get(MODELS) or {}))
     warnings = notes + validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
+    cores = len(os.sched_getaffinity(0))
+    config = with_frontend_count(loaded, config, lambda: frontends_for(count_gpus(), cores))
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
 
 

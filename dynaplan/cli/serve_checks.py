@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.config.frontend import NAMES, SECTIONS
 from dynaplan.config.service_config import COMMON, section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
-from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
 from dynaplan.config.stock import matching_options
 from dynaplan.engines import registry
 from dynaplan.engines.model_memory import MemoryNeed, longest_context
+from dynaplan.engines.server.options import lora_names
 from dynaplan.graph.lifecycle import Role
 from dynaplan.process.memory import BoxMemory
 from dynaplan.util.errors import ConfigError
@@ -37,15 +39,15 @@ def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]
     Raises ConfigError, naming service, key and value.
     """
     _check_both_sides(spec, config)
+    _check_planned_model(graph, spec, config)
     warnings: list[str] = []
     for each in spec.services:
         check = CHECKS.get(each.role)
         if check is None or not graph.service(each.name).options:
             continue
-        options = section_options(config, each.name)
         try:
-            _check_model_arrives(each, options, config)
-            found = check(options, each, spec)
+            _check_model_arrives(each, section_options(config, each.name), config)
+            found = check(each, spec, config)
         except ConfigError as error:
             raise ConfigError(f"{each.name}: {error.args[0]}", hint=error.hint) from error
         warnings += (f"{each.name}: {warning}" for warning in found)
@@ -103,6 +105,38 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
             )
 
 
+def _check_planned_model(graph: Graph, spec: GraphSpec, config: Sections) -> None:
+    """Raise ConfigError for a planner that would count the traffic of a model that no frontend serves.
+
+    Without a Frontend, and for workers whose options are not known, the names are not known either.
+    """
+    planner, decode = spec.of_role(Role.PLANNER), spec.of_role(Role.DECODE)
+    if not (planner and decode and spec.of_role(Role.FRONTEND) and graph.service(decode.name).options):
+        return
+    options = section_options(config, planner.name)
+    name = options.get(NAMES[0])
+    if not name or options.get("policy", "load") == "load":
+        return
+    served = _served_names(config, section_options(config, decode.name))
+    if str(name).lower() not in {each.lower() for each in served}:
+        raise ConfigError(
+            f"{planner.name}.{NAMES[0]} is {name!r}, and no frontend serves that: no traffic would count",
+            hint=f"Leave it out, or write one of: {', '.join(served)}.",
+        )
+
+
+def _served_names(config: Sections, decode: Options) -> list[str]:
+    """Return every name that clients may call the model of these decode workers, or an adapter of it."""
+    sections = (*(section_options(config, name) for name in (*SECTIONS, COMMON)), decode)
+    given = (section.get(key) for section in sections for key in NAMES)
+    names = [
+        str(each) for value in given if value for each in (value if isinstance(value, list) else [value])
+    ]
+    if engine_of(decode) == SIMULATED and not decode.get("model"):
+        names.append(SimOptions.model)
+    return list(dict.fromkeys([*names, *lora_names(decode.get("lora-modules"))]))
+
+
 def _check_model_arrives(service: ServiceSpec, options: Options, config: Sections) -> None:
     """Raise ConfigError when ``Common`` names a model that the service's section does not take from there."""
     is_real = service.role in (Role.DECODE, Role.PREFILL) and engine_of(options) != SIMULATED
@@ -115,22 +149,24 @@ def _check_model_arrives(service: ServiceSpec, options: Options, config: Section
         )
 
 
-def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> list[str]:
+def _check_engine(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> list[str]:
+    options = section_options(config, service.name)
     return registry.check_engine(engine_of(options), options, service.gpus)
 
 
-def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
-    from dynaplan.config.planner import in_namespace, settings_of
+def _check_planner(service: ServiceSpec, graph: GraphSpec, config: Sections) -> list[str]:
+    from dynaplan.config.planner import in_namespace, settings_of, with_worker_sizes
     from dynaplan.planner.inputs import check_sources
 
-    check_sources(settings_of(in_namespace(options, graph.namespace)))
+    options = section_options(config, service.name)
+    check_sources(settings_of(in_namespace(with_worker_sizes(options, config), graph.namespace)))
     if options.get("environment") != "kubernetes":
         return []
     return ["environment = kubernetes means local here: it scales this box"]
 
 
-def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) -> list[str]:
-    recording = options.get("record-traffic")
+def _check_frontend(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> list[str]:
+    recording = section_options(config, service.name).get("record-traffic")
     if recording and (Path(recording).is_dir() or not Path(recording).parent.is_dir()):
         raise ConfigError(
             f"record-traffic is {recording!r}",
@@ -139,7 +175,7 @@ def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) 
     return []
 
 
-CHECKS: Mapping[Role, Callable[[Options, ServiceSpec, GraphSpec], list[str]]] = {
+CHECKS: Mapping[Role, Callable[[ServiceSpec, GraphSpec, Sections], list[str]]] = {
     Role.DECODE: _check_engine,
     Role.PREFILL: _check_engine,
     Role.PLANNER: _check_planner,

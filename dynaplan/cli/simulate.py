@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--policy",
     "policies",
     multiple=True,
-    help="load, sla, both, formula, static:P,D, best-static (tries splits that stand still), hpa or kpa  "
+    help="load, sla, both, formula, static:P,D, or best-static (tries splits that stand still)  "
     "[default: the graph's, load]",
 )
 @config_file_option(

@@ -301,7 +301,7 @@ def _troubles(found: RunningDeployment) -> list[str]:
     serve = last_beats[SERVE_HEARTBEAT]
     if serve and serve.process != found.arbiter:
         when = " after a minute of that" if serve.is_alive else ""
-        hint = f"Its holder starts it again{when}, and requests go on"
+        hint = f"Its supervisor starts it again{when}, and requests go on"
         hints[SERVE_HEARTBEAT] = hints[SERVE_HEARTBEAT][0], hint
     return [
         f"{trouble}. {hints[name][1].format(pid=heartbeat.process.pid)}."

@@ -8,9 +8,6 @@ that a command returns at once when all is done. What costs the deployment itsel
 WORKERS_POLL_S = 0.2
 """The workers in the statefile: restart, reload, reserve."""
 
-ACKNOWLEDGED_POLL_S = 0.2
-"""The decision id that is carried out: scale, of another host and on a cluster."""
-
 AWAKE_POLL_S = 0.1
 """The keys of sleeping workers: wake."""
 
@@ -63,9 +60,6 @@ METRICS_TIMEOUT_S = 2.0
 """A frontend writes its metrics."""
 
 # Waits for something to be done
-REMOTE_TIMEOUT_S = 120.0
-"""A decision is carried out on another host, where nothing is known of the engines' start-up times."""
-
 GPU_FREE_TIMEOUT_S = 10.0
 """The GPU of a worker is seen to be free, once that worker has left."""
 

@@ -6,7 +6,6 @@ First ``serve``, as ``fleet/reattach/versions.py`` describes. Then the workers, 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from pathlib import Path
@@ -42,30 +41,12 @@ def command(namespace: str | None, force: bool, timeout: float | None) -> None:
     Run it from the new version's environment. `serve` is replaced, and adopts what runs; if the new one does
     not come up, the old one goes on. Then every worker, frontends and planner included, is renewed: a new one
     is ready before the old one is drained. An interrupted upgrade goes on when it is run again; the old
-    version's own `dynaplan upgrade` goes back.
+    version's own `dynaplan upgrade` goes back, and renews every worker once more.
     """
-    _check_format(namespace)
     found = connect(namespace)
     running = check_version(found, force=force)
     check_configuration(_read_launch(found))
     asyncio.run(Upgrade(found, running, timeout).run(is_forced=force))
-
-
-def _check_format(namespace: str | None) -> None:
-    """Raise DeploymentError for a statefile of a format that this version does not know."""
-    from dynaplan.fleet.deployments import statefiles
-    from dynaplan.fleet.rules.statefile import VERSION
-
-    for path in statefiles(namespace):
-        try:
-            version = int(json.loads(path.read_text()).get("version", VERSION))
-        except (OSError, ValueError, TypeError, AttributeError):
-            continue
-        if version > VERSION:
-            raise DeploymentError(
-                f"{path} is of format {version}, and this dynaplan reads formats up to {VERSION}",
-                hint=f"A newer dynaplan runs there. {STOP_AND_SERVE}",
-            )
 
 
 def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
@@ -83,7 +64,7 @@ def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
         )
     if running.pid == found.arbiter.pid:
         raise DeploymentError(
-            f"{found.namespace} has no holder, which starts the next serve: it runs with --no-supervise",
+            f"{found.namespace} has no supervisor, which starts the next serve: it runs with --no-supervise",
             hint=STOP_AND_SERVE,
         )
     if own_version() == running.version and not force and not running.not_renewed(found.workers):

@@ -52,12 +52,14 @@ def graph_source(
     graph: str, config_file: str | None, namespace: str | None, overrides: Sequence[str]
 ) -> ExportSource:
     """Return what a graph and its configuration describe; raises a UserError as ``serve`` would."""
+    from dynaplan.config.frontend import frontends_for
     from dynaplan.graph.config import (
         find_config_file,
         read_config,
         resolve_graph,
         unused_common_overrides,
         validate_config,
+        with_frontend_count,
     )
     from dynaplan.graph.loading import load_graph
 
@@ -68,6 +70,10 @@ def graph_source(
     if config.get(MODELS):
         raise refuse_on_request()
     warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
+    # ``workers: auto`` goes by the GPUs that the workers have at the start: a cluster's are not known.
+    sized = resolve_graph(loaded, with_frontend_count(loaded, config, lambda: 1), namespace)
+    gpus = math.ceil(sum(service.workers * service.gpus for service in sized.services))
+    config = with_frontend_count(loaded, config, lambda: frontends_for(gpus))
     spec = resolve_graph(loaded, config, namespace)
     counts = {service.role: service.workers for service in spec.services}
     startup_s = _startup_s(spec, config)

@@ -32,7 +32,7 @@ def unit(arguments: Sequence[str], params: Mapping[str, Any], directory: Path, u
     name = params["namespace"] or "dynamo"
     own = [argument for argument in arguments if argument != "--exit-on-failure"]
     words = [sys.executable, "-P", "-m", "dynaplan", "serve", *own, "--exit-on-failure"]
-    # Below a holder serve is not the main process, and yet the one that notifies.
+    # Under a supervisor serve is not the main process, and yet the one that notifies.
     is_held = params["supervise"] and params["orphan_grace"]
     values: dict[str, str | list[str]] = {
         "name": _literal(name),

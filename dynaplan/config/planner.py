@@ -11,7 +11,7 @@ from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline
 from dynaplan.config.service_config import ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import key_of
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
-from dynaplan.config.settings.worker import SimOptions, engine_of
+from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
 from dynaplan.config.stock import WORKER
 from dynaplan.util.errors import ConfigError
 
@@ -64,7 +64,7 @@ def _kv_tokens_of_blocks(engine: str, options: Options) -> int:
     return _first(options, (BLOCKS_OPTION,)) * (_first(options, (BLOCK_OPTION,)) or SimOptions.block_tokens)
 
 
-ROUTER = "router"
+ROUTER, PROFILE = "router", "profile-results-dir"
 
 CONCURRENT_PREFILLS = "max-concurrent-prefills"
 
@@ -104,13 +104,18 @@ def in_namespace(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
 def with_worker_sizes(given: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The planner's options, and where they do not say it, what the options of the other services say.
 
-    Nothing is known of a service that the configuration does not have.
+    Nothing is known of a service that the configuration does not have. The profile of a simulated engine is
+    its own.
     """
     options = {key: value for key, value in kebab_keys(given).items() if value is not None}
     found_options: dict[str, Any] = {}
     for role in ("decode", "prefill"):
         component = options.get(f"{role}-component") or getattr(PlannerSettings, f"{role}_component")
-        found_options |= _worker_options(section_options(config, component), role)
+        section = section_options(config, component)
+        found_options |= _worker_options(section, role)
+        if role == "decode" and engine_of(section) == SIMULATED:
+            named: Options = {key: section[key] for key in ("profile", "model") if key in section}
+            found_options[PROFILE] = SimOptions.from_options(named).profile_name
     given_to = (section_options(config, each).get(ROUTER) for each in SECTIONS)
     if router := next(filter(None, given_to), None):
         found_options[ROUTER] = router

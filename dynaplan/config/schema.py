@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynaplan.config import stock
+from dynaplan.config.frontend import AUTO
 from dynaplan.config.overrides import MODELS
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS
 from dynaplan.config.settings.fields import Duration, Option, Options, Size, options_of
@@ -48,6 +49,9 @@ _BOUNDS = {
 
 def config_schema() -> Schema:
     """Return the schema. Keys may have ``-`` or ``_`` between words; a section of your own is free."""
+    sections = {name: _section(*parts) for name, parts in SECTIONS.items()}
+    frontends = sections["Frontend"]["properties"][SERVICE_ARGS]["properties"]["workers"]
+    frontends |= {"type": ["integer", "string", "null"], "pattern": f"^{AUTO}$"}
     return {
         "$schema": DIALECT,
         "title": "A dynaplan deployment",
@@ -58,7 +62,7 @@ def config_schema() -> Schema:
                 "type": ["object", "null"],
                 "properties": _properties({**stock.WORKER, **options_of(ModelSettings)}),
             },
-            **{name: _section(*parts) for name, parts in SECTIONS.items()},
+            **sections,
             MODELS: {
                 "description": "Models that are loaded on request, by name",
                 "type": ["object", "null"],

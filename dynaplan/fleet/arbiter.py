@@ -33,7 +33,7 @@ from tornado.ioloop import IOLoop
 
 from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.fleet.plugin import PROGRAM
-from dynaplan.fleet.reattach.processes import HolderFleet, RetryingWatcher
+from dynaplan.fleet.reattach.processes import RetryingWatcher, SupervisedFleet
 from dynaplan.fleet.watchers import WatcherSpec, service_of
 from dynaplan.util.documents import object_field, parse_object, text_field
 
@@ -92,7 +92,7 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``holder_fleet`` a holder starts all processes.
+    ``supervised_fleet`` a supervisor starts all processes.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class ServeArbiter(Arbiter):
         on_quit: Callable[[], Awaitable[None]],
         public_socket: socket.socket | None = None,
         listeners: Collection[str] = (),
-        holder_fleet: HolderFleet | None = None,
+        supervised_fleet: SupervisedFleet | None = None,
     ) -> None:
         self._public_socket = public_socket
         self._listeners = listeners
-        self._holder_fleet = holder_fleet
+        self._supervised_fleet = supervised_fleet
         watchers = [RetryingWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
         for watcher in watchers:
             self._prepare(watcher)
@@ -136,8 +136,8 @@ class ServeArbiter(Arbiter):
         return watcher
 
     def _prepare(self, watcher: Any) -> None:
-        if self._holder_fleet:
-            self._holder_fleet.attach(watcher)
+        if self._supervised_fleet:
+            self._supervised_fleet.use_supervisor(watcher)
         self._let_listen(watcher)
 
     def _prepare_plugin(self, watcher: Any) -> None:
@@ -146,8 +146,8 @@ class ServeArbiter(Arbiter):
         watcher.env = dict(os.environ)  # without circus' PYTHONPATH
         watcher.priority = -1
         watcher.__class__ = RetryingWatcher
-        if self._holder_fleet:
-            self._holder_fleet.attach(watcher, ends_with_serve=True)
+        if self._supervised_fleet:
+            self._supervised_fleet.use_supervisor(watcher, ends_with_serve=True)
 
     def _let_listen(self, watcher: Any) -> None:
         """Have the watcher's process find the public socket at descriptor 0, if its service listens.
@@ -170,8 +170,8 @@ class ServeArbiter(Arbiter):
     async def end(self) -> None:
         """Stop what is left at once, and close the endpoints."""
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-        if self._holder_fleet:
-            asyncio.get_running_loop().remove_reader(self._holder_fleet.link.fileno())
+        if self._supervised_fleet:
+            asyncio.get_running_loop().remove_reader(self._supervised_fleet.link.fileno())
         if self._reap_timer:
             self._reap_timer.cancel()
         await self._emergency_stop()
@@ -193,10 +193,10 @@ class ServeArbiter(Arbiter):
                 os.kill(process.pid, signal.SIGKILL)
 
     def reap_processes(self) -> None:
-        """Take note of the processes that have ended, this one's own and the holder's."""
+        """Take note of the processes that have ended, this one's own and the supervisor's."""
         super().reap_processes()
-        if self._holder_fleet:
-            self._holder_fleet.reap()
+        if self._supervised_fleet:
+            self._supervised_fleet.reap()
 
     def manage_watchers(self) -> Any:
         """circus' periodic check, left out when a command runs."""
@@ -205,11 +205,11 @@ class ServeArbiter(Arbiter):
         except ConflictError:
             return None
 
-    def notice_ends_at_once(self) -> None:
-        """Look for ended processes on every SIGCHLD, not only once in circus' interval."""
+    def reap_on_sigchld(self) -> None:
+        """Reap exited processes on every SIGCHLD, not only once in circus' interval."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_soon)
-        if self._holder_fleet:
-            self._holder_fleet.watch(asyncio.get_running_loop(), self._reap_soon)
+        if self._supervised_fleet:
+            self._supervised_fleet.notify_on_exit(asyncio.get_running_loop(), self._reap_soon)
         # CPython's warning of a full buffer takes a lock in the signal handler, where it may wait for ever.
         signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
 

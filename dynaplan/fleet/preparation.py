@@ -33,7 +33,7 @@ from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.plugin.gpu_availability import TAKEN_MEANWHILE, GpuClaims
-from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HolderFleet
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET_NAME, SupervisedFleet
 from dynaplan.fleet.rules.allocation import check_fits
 from dynaplan.fleet.rules.reconcile import reconcile
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, with_fleet
@@ -54,15 +54,15 @@ from dynaplan.fleet.runtime_dir import (
 from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, move_all_into_memory, shared_servers
 from dynaplan.fleet.statefile_store import DocumentStore, NamespaceLock, StatefileStore, statefile_path
 from dynaplan.fleet.store_keys import fleet_key, scaling_prefix
-from dynaplan.fleet.watchers import first_services, listening_services
+from dynaplan.fleet.watchers import listening_services, services_stopped_first
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
-from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
 from dynaplan.process.ports import Processes
 from dynaplan.process.signals import signals_held
+from dynaplan.process.supervisor_link import SupervisorLink
 from dynaplan.store import connections
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import (
@@ -113,7 +113,8 @@ class Preparation:
     """The result of preparing: deployment, first workers, servers; ``notes`` are for the user.
 
     ``public_socket`` is bound to the public port; None when no service of the graph listens on it.
-    ``store_outlives``: the key-value store is the user's. ``holder_fleet`` has the processes below a holder.
+    ``store_outlives``: the key-value store is the user's. ``supervised_fleet`` has the processes below a
+    supervisor.
     """
 
     launch: Launch
@@ -123,19 +124,23 @@ class Preparation:
     notes: tuple[str, ...]
     public_socket: socket.socket | None = None
     store_outlives: bool = False
-    holder_fleet: HolderFleet | None = None
+    supervised_fleet: SupervisedFleet | None = None
+
+
+Supervision = SupervisorLink | None
+"""The link to the supervisor above this process; None without one."""
 
 
 def prepare(
-    graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack, link: HolderLink | None = None
+    graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack, link: Supervision = None
 ) -> Preparation:
     """Check everything and take hold of everything. Raises a UserError that says what is in the way.
 
-    ``link`` leads to the holder above this process, which stands for the arbiter then, and keeps the locks.
+    The supervisor, if there is one, stands for the arbiter and keeps the locks.
     """
     certificates.check(os.environ)
     statefile = _statefile_of(graph, options)
-    arbiter = process_table.identity_of(link.holder_pid if link else os.getpid())
+    arbiter = process_table.identity_of(link.supervisor_pid if link else os.getpid())
     notes = _take_namespace(statefile, arbiter, stack, link)
     gpus, is_simulated = available_gpus(options.gpus)
     claims = partial(NodeClaims, arbiter, graph.namespace)
@@ -174,7 +179,7 @@ def prepare(
         notes=(*notes, *left_out, *moved),
         public_socket=public_socket,
         store_outlives=servers.store_outlives,
-        holder_fleet=HolderFleet(link, {}, first_services(graph)) if link else None,
+        supervised_fleet=SupervisedFleet(link, {}, services_stopped_first(graph)) if link else None,
     )
 
 
@@ -216,7 +221,7 @@ def _publish(
 
 
 def _take_namespace(
-    statefile: Path, arbiter: ProcessIdentity, stack: ExitStack, link: HolderLink | None
+    statefile: Path, arbiter: ProcessIdentity, stack: ExitStack, link: Supervision
 ) -> list[str]:
     """Take the namespace, and clear up what is left of its last deployment; return lines for the user."""
     with _as_deployment_error():
@@ -227,8 +232,8 @@ def _take_namespace(
         return clear_leftovers(StatefileStore(statefile), process_table, arbiter)
 
 
-def keep(link: HolderLink | None, name: str, descriptor: int) -> None:
-    """Have the holder keep a descriptor, if there is a holder."""
+def keep(link: Supervision, name: str, descriptor: int) -> None:
+    """Have the supervisor keep a descriptor, if there is a supervisor."""
     if link:
         link.keep(name, descriptor)
 
@@ -327,13 +332,13 @@ def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
 
 
 def _public_socket(
-    graph: GraphSpec, options: ServeOptions, stack: ExitStack, link: HolderLink | None
+    graph: GraphSpec, options: ServeOptions, stack: ExitStack, link: Supervision
 ) -> socket.socket | None:
     """Hold the port for as long as this process lives; a graph without a listening service needs none."""
     if not listening_services(graph):
         return None
     bound = stack.enter_context(hold_port(options.host, options.port, port_holder))
-    keep(link, PUBLIC_SOCKET, bound.fileno())
+    keep(link, PUBLIC_SOCKET_NAME, bound.fileno())
     return bound
 
 

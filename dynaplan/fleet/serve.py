@@ -38,9 +38,9 @@ from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker
 from dynaplan.graph.lifecycle import EXIT_NEVER, Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
-from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.kernel import adopt_orphans
 from dynaplan.process.signals import Interruption
+from dynaplan.process.supervisor_link import SupervisorLink
 from dynaplan.util import screen, terminal
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.descriptors import raise_descriptor_limit
@@ -51,11 +51,11 @@ __all__ = ["ServeOptions", "serve"]
 EXIT_FORCED = 130
 
 
-def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderLink | None = None) -> int:
+def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: SupervisorLink | None = None) -> int:
     """Run the graph until SIGINT, SIGTERM or ``circusctl quit``; return the exit code, 130 when asked twice.
 
-    78, with ``exit_on_failure``, when no worker of a service can ever start. ``link`` leads to the holder.
-    Raises a UserError, and has started nothing, when something is in the way.
+    78, with ``exit_on_failure``, when no worker of a service can ever start. ``link`` leads to the
+    supervisor. Raises a UserError, and has started nothing, when something is in the way.
     """
     interruption = _begin()
     service_manager = ServiceManager.from_environ(os.environ)
@@ -71,8 +71,8 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderL
             _clear_up_in_peace()
 
 
-def serve_on(link: HolderLink) -> int | None:
-    """Go on with the deployment below the holder, as ``serve`` does; None when there is none."""
+def serve_on(link: SupervisorLink) -> int | None:
+    """Go on with the deployment under the supervisor, as ``serve`` does; None when there is none."""
     interruption = _begin()
     environment, serving, stack = dict(os.environ), None, ExitStack()
     try:
@@ -83,7 +83,9 @@ def serve_on(link: HolderLink) -> int | None:
         serving = Serving(found[0], interruption, found[1], ServiceManager.from_environ(environment))
         return asyncio.run(serving.run())
     finally:
-        if serving and serving.is_here:  # else the deployment goes on, and the holder starts another process
+        if (
+            serving and serving.is_here
+        ):  # else the deployment goes on, and the supervisor starts another process
             _clear_up_in_peace()
             stack.close()
 
@@ -173,14 +175,14 @@ class Serving:
             self._on_quit,
             prepared.public_socket,
             listening_services(launch.graph),
-            prepared.holder_fleet,
+            prepared.supervised_fleet,
         )
 
     def _greet(self) -> None:
         for note in self._prepared.notes:
             report(note)
         if not (
-            self._prepared.holder_fleet and self._prepared.holder_fleet.adoptable
+            self._prepared.supervised_fleet and self._prepared.supervised_fleet.adoptable
         ):  # the user has seen it
             secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
             page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
@@ -195,8 +197,8 @@ class Serving:
                 f"circus cannot listen on {endpoints}: {error}",
                 hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports.",
             ) from error
-        arbiter.notice_ends_at_once()
-        link = self._prepared.holder_fleet.link if self._prepared.holder_fleet else None
+        arbiter.reap_on_sigchld()
+        link = self._prepared.supervised_fleet.link if self._prepared.supervised_fleet else None
         if link:
             link.confirm_running(self._launch.runtime_dir / SUCCESSOR_FILE)
         with suppress(OSError):  # a full disk: an upgrade then says that it does not know this version
@@ -244,7 +246,7 @@ class Serving:
             self._launch.drain_timeout_s,
             report,
             self._prepared.public_socket,
-            self._prepared.holder_fleet.link if self._prepared.holder_fleet else None,
+            self._prepared.supervised_fleet.link if self._prepared.supervised_fleet else None,
             is_hurried=self._stop.hurried,
         )
 

@@ -28,13 +28,13 @@ from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
 
 from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET_NAME
 from dynaplan.fleet.rules.observing import unmanaged
-from dynaplan.fleet.watchers import first_services, service_of
+from dynaplan.fleet.watchers import service_of, services_stopped_first
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
-from dynaplan.process.holder_link import HolderLink
 from dynaplan.process.ports import Processes
+from dynaplan.process.supervisor_link import SupervisorLink
 from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.durations import clock
@@ -105,7 +105,8 @@ class Shutdown:
     """Ends everything that this ``serve`` started.
 
     ``killed`` holds the names of the processes that had to be killed. ``public_socket`` is this process's
-    copy of the socket that the Frontends listen on. ``link`` leads to the holder, where that is the parent.
+    copy of the socket that the Frontends listen on. ``link`` leads to the supervisor, where that is the
+    parent.
     """
 
     arbiter: ServeArbiter
@@ -115,7 +116,7 @@ class Shutdown:
     drain_timeout_s: float
     report: Callable[[str], None]
     public_socket: socket.socket | None = None
-    link: HolderLink | None = None
+    link: SupervisorLink | None = None
     killed: list[str] = field(default_factory=list)
     is_hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -126,7 +127,7 @@ class Shutdown:
         """
         deadline_s = time.monotonic() + self.drain_timeout_s
         await self._end_plugin()
-        first = self._watchers_of(self.first_services())
+        first = self._watchers_of(self.services_stopped_first())
         rest = [name for name in self._watchers_of(self._all_services()) if name not in first]
         for names, until_s in (
             (first, deadline_s - min(RESERVED_S, self.drain_timeout_s / 4)),
@@ -147,7 +148,7 @@ class Shutdown:
         if self.public_socket:
             self.public_socket.close()
             if self.link:
-                self.link.drop(PUBLIC_SOCKET)
+                self.link.drop(PUBLIC_SOCKET_NAME)
 
     async def _end_plugin(self) -> None:
         """Stop the fleet plugin, so that nothing is started any more; ``respawn`` would bring it back."""
@@ -155,9 +156,9 @@ class Shutdown:
         watcher.graceful_timeout = PLUGIN_S
         await watcher._stop()
 
-    def first_services(self) -> set[str]:
+    def services_stopped_first(self) -> set[str]:
         """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
-        return first_services(self.graph)
+        return services_stopped_first(self.graph)
 
     def _all_services(self) -> set[str]:
         return {service.name for service in self.graph.services}
@@ -194,8 +195,9 @@ class Shutdown:
             )
 
     def _kill_strays(self) -> None:
-        """Whatever descends still from this process, or its holder: the subreaper of the workers' orphans."""
-        root = psutil.Process(self.link.holder_pid if self.link else None)
+        """Whatever descends still from this process, or its supervisor: the subreaper of the workers'
+        orphans."""
+        root = psutil.Process(self.link.supervisor_pid if self.link else None)
         strays = [each for each in root.children(recursive=True) if each.pid != os.getpid()]
         for stray in strays:
             try:
@@ -208,7 +210,7 @@ class Shutdown:
     def _left_of(self, strays: list[psutil.Process]) -> list[psutil.Process]:
         """Wait for killed processes; return the ones that do not end.
 
-        A holder reaps them: one that it holds stays a zombie until the end is noted here.
+        A supervisor reaps them: one that it holds stays a zombie until the end is noted here.
         """
         if not self.link:
             return psutil.wait_procs(strays, timeout=AFTER_KILL_S)[1]
@@ -230,7 +232,7 @@ def _runs(process: psutil.Process) -> bool:
 async def drain(shutdown: Shutdown, launch: Launch, workers: Sequence[Worker]) -> None:
     """End everything; show the requests in flight meanwhile, and at the end the workers that stay."""
     stays = asyncio.create_task(unmanaged_workers(launch.namespace), name="unmanaged workers")
-    takers = shutdown.first_services()
+    takers = shutdown.services_stopped_first()
     urls = [each.url for each in workers if each.component in takers and each.url]
     display = asyncio.create_task(show_drain(urls, launch.drain_timeout_s), name="drain display")
     try:

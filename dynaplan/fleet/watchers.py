@@ -65,8 +65,8 @@ def listening_services(graph: GraphSpec) -> frozenset[str]:
     return frozenset(service.name for service in graph.services if service.role in listening)
 
 
-def first_services(graph: GraphSpec) -> set[str]:
-    """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
+def services_stopped_first(graph: GraphSpec) -> set[str]:
+    """Return the planner and every service that takes clients' requests: stopped before the workers."""
     named = {each.name for each in graph.services if each.role in (Role.PLANNER, Role.FRONTEND)}
     return {graph.services[0].name, *named}
 

@@ -11,7 +11,7 @@ import math
 import os
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,15 +23,14 @@ from prometheus_client import (
     Histogram,
     Metric,
     disable_created_metrics,
-    generate_latest,
     values,
 )
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-from prometheus_client.registry import Collector
+from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.utils import floatToGoString
 
 from dynaplan.gateway.engine_answers import Usage, count_tokens
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
+from dynaplan.gateway.metrics_text import SharedFiles, text_of
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
@@ -51,7 +50,10 @@ TARGET = ("model", "target_ms")
 """The labels of the counters of missed promises: the promised time belongs to them, since it may change."""
 
 WRITE_INTERVAL_S = 0.5
-"""Time for which observations of tokens are gathered at most, where other frontends render them, too."""
+"""Time for which observations are gathered at most, where other frontends render them, too.
+
+To write them for each request costs as much as all else that is counted of it.
+"""
 
 NO_USAGE = Usage()
 """The usage of an answer that states none."""
@@ -100,7 +102,6 @@ class _ModelMetrics:
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
-        self.written_s = metrics.now_s() if metrics.is_shared else math.inf
         self.ttft_over_s = self.itl_over_s = math.inf
         if promised := metrics.promised_ms:
             # A child is exported from its making on: no miss is seen as 0, not as unknown.
@@ -138,7 +139,7 @@ class RequestRecord:
         self._of_model.inflight += 1
         self._of_model.queued += 1
         if metrics.is_shared:
-            self._of_model.write()
+            metrics.write_soon()
 
     def begin_answer(self) -> None:
         """Count the request as answering instead of queued: the first token has arrived."""
@@ -164,9 +165,6 @@ class RequestRecord:
             if self.ttft_s > of_model.ttft_over_s:
                 of_model.over_ttft.inc()
             of_model.itl_s.observe(0.0, tokens - 1)
-        if now_s - of_model.written_s > WRITE_INTERVAL_S:
-            of_model.write()
-            of_model.written_s = now_s
         self._last_s = now_s
         self.output_tokens += tokens
 
@@ -194,7 +192,7 @@ class RequestRecord:
         self._of_model.output_tokens_total.inc(output_tokens)
         self._metrics.count_ended(self._labels, error_type)
         if self._metrics.is_shared:
-            self._of_model.write()
+            self._metrics.write_soon()
 
     def _mean_itl_s(self) -> float:
         """Return the seconds between two of the tokens that have arrived, on average."""
@@ -205,6 +203,8 @@ class RequestRecord:
 class FrontendMetrics:
     """Every metric of one frontend process. ``now_s`` is monotonic.
 
+    ``shared`` is the directory of the frontends on one port, for which ``call_later``, the event loop's, has
+    the counts written; None for one that is alone.
     ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any. ``promised_ms``
     are the TTFT and the mean ITL that are promised to a request, of which the misses are counted; None where
     nothing is.
@@ -217,12 +217,14 @@ class FrontendMetrics:
         shared: Path | None = None,
         routed_by_prefix: str = "",
         promised_ms: tuple[float, float] | None = None,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self.namespace = namespace
         self.promised_ms = promised_ms
         self.now_s = now_s
-        self._shared = shared
         self.is_shared = shared is not None
+        self._call_later = call_later
+        self._is_write_due = False
         if shared:
             _share_files(shared)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # Dynamo has no such samples
@@ -231,7 +233,8 @@ class FrontendMetrics:
         self._define_histograms()
         self._define_models()
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
-        self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        self._files = SharedFiles(shared, about) if shared else None
         self._models: dict[str, _ModelMetrics] = {}
         self._placed: dict[tuple[str, str], Counter] = {}
         self._started: dict[tuple[str, ...], Counter] = {}
@@ -270,17 +273,31 @@ class FrontendMetrics:
             if isinstance(value, int):
                 gauge.labels(self.namespace, model).set(value)
 
-    def render(self) -> bytes:
-        """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
+    def write_soon(self) -> None:
+        """Write what is gathered in a moment, for the other frontends, and again while there are requests."""
+        if self._call_later and not self._is_write_due:
+            self._is_write_due = True
+            self._call_later(WRITE_INTERVAL_S, self._write_due)
+
+    def _write_due(self) -> None:
+        self._is_write_due = False
+        self.write()
+        if any(each.inflight for each in self._models.values()):
+            self.write_soon()
+
+    def write(self) -> None:
+        """Write what is only counted between two renderings."""
         for each in self._models.values():
             each.write()
+
+    def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
+        self.write()
         collect = self._registry.collect
-        if self._shared:
-            _forget_dead_gauges(self._shared)
-            collect = _DescribedFiles(self._shared, self._about).collect
-        registry = CollectorRegistry()
-        registry.register(RouterNames(collect, _prefix()))
-        return generate_latest(registry)
+        if self._files:
+            _forget_dead_gauges(self._files.directory)
+            collect = self._files.collect
+        return text_of(RouterNames(collect, _prefix()).collect())
 
     def render_history(self) -> bytes:
         """Return the load of the last hours as JSON; that of all frontends that share the directory."""
@@ -288,10 +305,9 @@ class FrontendMetrics:
         return msgspec.json.encode(document)
 
     def _read_load(self) -> LoadCounts:
-        for each in self._models.values():
-            each.write()
-        if self._shared:
-            return _load_in(_DescribedFiles(self._shared, self._about).collect())
+        self.write()
+        if self._files:
+            return _load_in(self._files.collect())
         own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)
         return _load_in(metric for each in own for metric in each.collect())
 
@@ -415,20 +431,6 @@ def _load_in(metrics: Iterable[Metric]) -> LoadCounts:
         latency(_name("time_to_first_token_seconds"), TTFT_S),
         latency(_name("inter_token_latency_seconds"), ITL_S),
     )
-
-
-class _DescribedFiles(Collector):
-    """The metrics in the shared files, with their help texts, which the files do not have."""
-
-    def __init__(self, directory: Path, about: Mapping[str, str]) -> None:
-        self._files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
-        self._about = about
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the sums over the files of all frontends, with the help texts of this one."""
-        for metric in self._files.collect():  # type: ignore[no-untyped-call]
-            metric.documentation = self._about.get(metric.name, metric.documentation)
-            yield metric
 
 
 def _name(name: str) -> str:

@@ -36,7 +36,6 @@ from dynaplan.gateway.routes import FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
-from dynaplan.gateway.routing.unmanaged_watch import UnmanagedWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.upstream import Upstream
@@ -88,9 +87,6 @@ async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) 
     """
     frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)
     await frontend.start()
-    if runtime.owner:
-        unmanaged = UnmanagedWorkers(runtime.discovery, runtime.leases, runtime.owner)
-        runtime.on_stop(unmanaged.close)
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)
     runtime.on_stop(frontend.close)
@@ -111,7 +107,8 @@ class FrontendServer:
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
         by_prefix = settings.decode_component if settings.router == KV_MODE else ""
         self._metrics = FrontendMetrics(
-            runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms
+            *(runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms),
+            asyncio.get_running_loop().call_later if shared else None,
         )
         endpoint = settings.otlp_traces_endpoint
         self._tracer = open_tracer(endpoint) if endpoint else None
@@ -264,6 +261,7 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
+        self._metrics.write()
         if self._tracer:
             await asyncio.to_thread(self._tracer.close)
         await self._deployment_metrics.close()

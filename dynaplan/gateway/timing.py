@@ -70,9 +70,6 @@ DEMAND_DEBOUNCE_S = 0.02
 SLOT_RELEASE_TIMEOUT_S = 5.0
 """Time for which giving a slot back is tried; a worker takes a forgotten one back by itself."""
 
-REVOKE_TIMEOUT_S = 3.0
-"""Time after which a revocation is given up: the lease ends by itself."""
-
 WHOLE_ANSWERS_POLL_S = 0.25
 """Time between two estimates of how far the answers without a stream are: some tokens of each."""
 

@@ -1,7 +1,7 @@
 """The configuration of a graph: defaults < decorator < YAML < ``--Service.key=value``.
 
 ``read_config`` parses and merges; ``validate_config`` checks sections, names and types; ``resolve_graph``
-turns graph and configuration into the services that the supervisor starts. After these every value is valid,
+turns graph and configuration into the services that ``serve`` starts. After these every value is valid,
 and no other code checks it again.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from dynaplan.config import stock
+from dynaplan.config.frontend import AUTO
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.overrides import (
     MODEL_SETS,
@@ -294,6 +295,21 @@ NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """The form of a namespace, which becomes part of file names, queue names and keys."""
 
 
+def with_frontend_count(graph: Graph, config: Sections, count: Callable[[], int]) -> Sections:
+    """Return the configuration with a number in the place of each Frontend's ``workers: auto``.
+
+    ``count`` is called for that number, and only if it is needed.
+    """
+    frontends = [service.name for service in graph.services() if service.role is Role.FRONTEND]
+    asking = [
+        name
+        for name in frontends
+        if _drop_nulls(config.get(name, {}).get(SERVICE_ARGS)).get("workers") == AUTO
+    ]
+    counted = {name: {SERVICE_ARGS: {"workers": count()}} for name in asking}
+    return merge_sections(config, counted) if counted else config
+
+
 def resolve_graph(
     graph: Graph, config: Mapping[str, Mapping[str, Any]], namespace: str | None = None
 ) -> GraphSpec:
@@ -359,7 +375,7 @@ def _spec(
     return ServiceSpec(
         name=service.name,
         role=service.role,
-        workers=_workers(f"{where}.workers", arguments["workers"]),
+        workers=_workers(f"{where}.workers", arguments["workers"], service.role),
         gpus=_gpus_of(service, config, arguments["resources"], "gpu" in written.get("resources", {})),
         envs={name: str(value) for name, value in arguments["envs"].items()},
         public_endpoints=tuple(each.name for each in service.endpoints.values() if each.is_public),
@@ -373,10 +389,11 @@ def _drop_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (mapping or {}).items() if value is not None}
 
 
-def _workers(where: str, value: Any) -> int:
+def _workers(where: str, value: Any, role: Role) -> int:
     read = options_of(ServiceArgs)["workers"].read(value, is_text=isinstance(value, str))
     if read is None:
-        raise ConfigError(f"{where} = {value!r}: expected a whole number of at least 1")
+        or_auto = f", or {AUTO}" if role is Role.FRONTEND else ""
+        raise ConfigError(f"{where} = {value!r}: expected a whole number of at least 1{or_auto}")
     return int(read)
 
 

@@ -1,4 +1,4 @@
-"""A graph of services, as the supervisor and the commands see it."""
+"""A graph of services, as `serve` and the commands see it."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Observation
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
+from dynaplan.planner.rules.decision import has_data
 from dynaplan.planner.timing import READY_POLL_S, WAITING_LOG_S
 from dynaplan.util.errors import DynaplanError
 
@@ -72,7 +73,7 @@ class PlannerLoop:
         self._is_warned = False
 
     async def run(self) -> None:
-        """Wait until a decode worker is ready, then plan for ever."""
+        """Wait until a decode worker is ready, unless none was asked for, then plan for ever."""
         await self._wait_ready()
         log.info("planning for namespace %s%s", self._settings.namespace, self._mode())
         self._cycle.begin(self._clock.now_s())
@@ -98,12 +99,13 @@ class PlannerLoop:
             await self._clock.sleep(READY_POLL_S)
 
     async def _missing(self) -> str:
-        """The reason why no decode worker is known to be ready; empty when one is."""
+        """The reason why no decode worker is known to be ready; empty when one is, or none was asked for."""
         try:
             decode = (await self._connector.fleet()).decode
+            is_wanted = (await self._connector.desired()).num_decode_workers != 0
         except Exception as error:  # whatever the store raises: it is asked again
             return f"the fleet is not known: {str(error) or type(error).__name__}"
-        if decode.ready or decode.asleep:
+        if decode.ready or decode.asleep or not is_wanted:
             return ""
         if decode.present:
             return f"{decode.starting} starting, {decode.backoff} before a restart, {decode.failed} failed"
@@ -177,7 +179,7 @@ class PlannerLoop:
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
         if decision.is_withheld:
             log.info("scaling is needed, and not possible now: %s", decision.reason)
-        elif not decision.is_change and not observation.unknown:
+        elif not decision.is_change and has_data(observation):
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dynaplan.engines.worker_load import WorkerLoad
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dynaplan.graph.lifecycle import Role
     from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, TargetReplica
     from dynaplan.planner.model import Decision, DecisionRecord
-
-    CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
 
 
 class WorkerLoadSource(Closable, Protocol):
@@ -43,7 +41,7 @@ class Registrations(Protocol):
 
 
 class Connector(Protocol):
-    """Carries the planner's decisions to the supervisor, or to another system that starts and stops workers.
+    """Carries the planner's decisions to ``serve``, or to another system that starts and stops workers.
 
     Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now.
     """
@@ -70,18 +68,6 @@ class Connector(Protocol):
 
     async def components(self) -> DeployedComponents:
         """Return the components that decisions are about, and why they are not ready."""
-        ...
-
-
-class ClusterConnector(Connector, Closable, Protocol):
-    """A connector to a cluster, with connections and background work of its own."""
-
-    async def ask(self, change: CountsChange) -> int:
-        """Write the counts and holds that a person asks for; return the id of the newest decision.
-
-        ``change`` makes them of the present ones; without counts there is no new decision. Raises
-        TemporaryError, and asks for nothing, when somebody else decided meanwhile.
-        """
         ...
 
 

@@ -1,25 +1,25 @@
 """The fork server: a process that has imported what workers need, and is forked in place of starting one.
 
 Linux only. It takes a second of CPU and 15 MiB off each worker (docs/decisions/0052). It is single-threaded,
-opens nothing, and knows no graph of a user's. The holder starts it, and is its only client, over a
+opens nothing, and knows no graph of a user's. The supervisor starts it, and is its only client, over a
 ``SOCK_SEQPACKET`` pair that is its standard input: ``("fork",)``, with descriptors for a file that has the
 marshalled ``(argv, cwd, environment)`` and for the standard streams. The answer is ``("pid", pid)`` or
 ``("error", errno)``.
 
-It forks twice, so that the holder, a subreaper, is the parent of the new process. That leads a session, has
-no descriptors but its streams, its own environment, directory and ``sys.argv``, and calls ``main`` of the
+It forks twice, so that the supervisor, a subreaper, is the parent of the new process. That leads a session,
+has no descriptors but its streams, its own environment, directory and ``sys.argv``, and calls ``main`` of the
 module that ``argv`` names. Three things tell it from an executed one: ``/proc/PID/cmdline`` and ``environ``
 are those of the fork server, which has the deployment's environment, so ``comm`` is the worker's name; the
 seed of ``hash`` for texts and the layout of the memory are its siblings'; ``__main__`` is not the module.
 
-The holder executes what the fork server cannot become: another program, another interpreter option, or a
+The supervisor executes what the fork server cannot become: another program, another interpreter option, or a
 variable that differs from the fork server's own and is not free to. That may have been read already, when the
 interpreter started, or by a module. Without a fork server that answers, everything is executed.
 """
 
 from __future__ import annotations
 
-# The holder imports this: not ``signal``, ``socket`` or ``typing``, which would double it.
+# The supervisor imports this: not ``signal``, ``socket`` or ``typing``, which would double it.
 import _signal  # type: ignore[import-not-found]
 import _socket
 import os
@@ -51,7 +51,7 @@ COMM_BYTES = 15
 
 
 class ForkServer:
-    """A fork server below this process, which is the holder."""
+    """A fork server below this process, which is the supervisor."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -110,8 +110,8 @@ class ForkServer:
         is_readable(self._process, FORK_TIMEOUT_S)
 
 
-def main(package: str, modules: str, holder_pid: str) -> int:
-    """Import, and fork for the holder until that ends; in a forked process, run its module.
+def main(package: str, modules: str, supervisor_pid: str) -> int:
+    """Import, and fork for the supervisor until that ends; in a forked process, run its module.
 
     ``modules`` names the module with two lists of others: ``FIRST``, before which nothing is forked, and
     ``THEN``, for which it waits until nothing is asked for. This process ends without an answer where it is
@@ -120,7 +120,7 @@ def main(package: str, modules: str, holder_pid: str) -> int:
     import gc
     from importlib import import_module
 
-    die_with_parent(int(holder_pid))
+    die_with_parent(int(supervisor_pid))
     link = PacketSocket(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
     if not os.path.samefile(package, os.path.dirname(sys.modules["dynaplan"].__file__ or "")):
@@ -179,7 +179,7 @@ def _import(name: str) -> None:
 
 
 def _is_child(link: PacketSocket, cwd: str) -> bool:
-    """Fork a child of the holder, which reports itself; return True in it."""
+    """Fork a child of the supervisor, which reports itself; return True in it."""
     between = os.fork()
     if between:
         os.waitpid(between, 0)
@@ -193,11 +193,11 @@ def _is_child(link: PacketSocket, cwd: str) -> bool:
         link.send(("error", error.errno))
         os._exit(1)
     os.setsid()
-    while os.getppid() == between:  # who dies with the holder must be its child first
+    while os.getppid() == between:  # who dies with the supervisor must be its child first
         time.sleep(0.0002)
     try:
         link.send(("pid", os.getpid()))
-    except OSError:  # the holder has ended, or has given the fork server up
+    except OSError:  # the supervisor has ended, or has given the fork server up
         os._exit(1)
     return True
 

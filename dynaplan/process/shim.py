@@ -71,7 +71,7 @@ def is_shim(line: bytes) -> bool:
 def main(arguments: list[str]) -> int:
     """Do one of the two steps; return an exit code."""
     if arguments[0] == "--child":
-        return _stay_with(int(arguments[1]))
+        return _supervise(int(arguments[1]))
     split = arguments.index("--")
     return _start(int(arguments[1]), arguments[split + 1 :])
 
@@ -91,7 +91,7 @@ def _start(parent_pid: int, command: list[str]) -> int:
     try:
         os.execve(sys.executable, isolated_command("shim", "--child", str(child)), kept)
     except OSError:  # this Python has been removed meanwhile: it is larger, and does as well
-        return _stay_with(child)
+        return _supervise(child)
 
 
 def _become(command: list[str], shim_pid: int, mask: Iterable[int]) -> int:
@@ -108,8 +108,8 @@ def _become(command: list[str], shim_pid: int, mask: Iterable[int]) -> int:
         return EXIT_NEVER
 
 
-def _stay_with(child: int) -> int:
-    """Wait for the command's end, or the parent's; end what is below, and then this process."""
+def _supervise(child: int) -> int:
+    """Wait until the command exits or our parent dies, kill all descendants, and end like the command."""
     status, has_children = None, True
     while status is None and has_children:
         number = _signal.sigwaitinfo(AWAITED).si_signo

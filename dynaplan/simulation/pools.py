@@ -138,7 +138,7 @@ NAMES: Mapping[Role, str] = {Role.PREFILL: PREFILL_COMPONENT, Role.DECODE: DECOD
 
 @dataclass
 class SimulatedWorker:
-    """One worker: its life as the supervisor records it, its engine, and the router's book of it.
+    """One worker: its life as ``serve`` records it, its engine, and the router's book of it.
 
     ``number`` is the id by which the router knows it. The book of a prefill worker counts its prompts only.
     """
@@ -215,7 +215,7 @@ class Pools:
         return self._serving[role]
 
     def counts(self) -> FleetCounts:
-        """Return the counts that the supervisor of a live service would publish."""
+        """Return the counts that a live ``serve`` would publish."""
         return FleetCounts(self._counts(Role.PREFILL), self._counts(Role.DECODE), len(self._inventory))
 
     def is_carried_out(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
@@ -17,11 +17,6 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _URL_LOGIN = re.compile(r"""(?<=://)(?:[^/@\s"']|["'](?!\s*[,:}\]]))+(?=@)""")
 """The login of a URL. A quote that ends a string of JSON ends the URL too: ``{"endpoint":"tcp://*:5557",
 "topic":"kv@prefill"}`` has none; any other quote may be part of a password."""
-
-
-_BEARER = re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]+")
-_NAMED = re.compile(r"""(?<![\w-])(?P<name>[\w-]++)(?P<between>["']?\s*[=:]\s*["']?)(?P<value>[^\s"',;&]+)""")
-"""A name and its value in running text: ``api_key=abc``, ``"token": "abc"``, ``password: abc``."""
 
 
 def looks_secret(name: str) -> bool:
@@ -86,21 +81,3 @@ def _masked_json(text: str) -> str:
     except (ValueError, RecursionError):
         return _URL_LOGIN.sub(MASK, text)
     return text if masked == document else json.dumps(masked)
-
-
-def mask_line(line: str, secrets: Collection[str] = ()) -> str:
-    """Return a line of a log without secrets.
-
-    Masked are the values of names that look secret, what follows ``Bearer``, the login of a URL, and
-    ``secrets`` wherever they stand.
-    """
-    for secret in secrets:
-        line = line.replace(secret, MASK)
-    line = _BEARER.sub(rf"\1 {MASK}", _URL_LOGIN.sub(MASK, line))
-    return _NAMED.sub(_masked_name, line)
-
-
-def _masked_name(found: re.Match[str]) -> str:
-    if not looks_secret(found["name"]) or found["value"].lower() in ("bearer", "basic"):
-        return found[0]
-    return f"{found['name']}{found['between']}{MASK}"

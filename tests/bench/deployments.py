@@ -62,14 +62,15 @@ def run_s(pid: int) -> float:
 
 
 def name_of(process: psutil.Process) -> str:
-    """What a process of a deployment is: its service, ``etcd``, ``fork server``, ``holder`` or ``serve``."""
+    """What a process of a deployment is: its service, ``etcd``, ``fork server``, ``supervisor`` or
+    ``serve``."""
     words = process.cmdline()
     if "--service-name" in words:
         return words[words.index("--service-name") + 1]
     program = Path(words[0]).name
     if program in ("etcd", "nats-server"):
         return program
-    for name, module in (("holder", "process.holder"), ("fork server", "process.fork_server")):
+    for name, module in (("supervisor", "process.supervisor"), ("fork server", "process.fork_server")):
         if any(module in word for word in words):
             worker = process.name()  # of what is forked: a worker's name
             return worker if name == "fork server" and not worker.startswith("python") else name

@@ -15,9 +15,9 @@ from dynaplan.lab.drawing import panels
 from dynaplan.lab.drawing.svg import document
 from dynaplan.lab.simulate import page
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.run import Result
+from tests.bench.autoscalers import run_policy
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
@@ -48,10 +48,10 @@ def draw(name: str) -> str:
     policy, called = POLICIES[name]
     planner = {"adjustment-interval": 10}
     options = SimulateOptions(LOAD, (policy,), startup_time_s=STARTUP_S, slo=SLO, planner=planner)
-    results = list(run_simulations(options))
-    met = results[0].outcome.attainment(results[0].outcome.both_met)
-    title = f"{called}: SLO met {met:.1%}, {results[0].gpu_hours:.2f} GPU-hours"
-    return picture(options, results[0], title, PANELS)
+    result = run_policy(options, policy)
+    met = result.outcome.attainment(result.outcome.both_met)
+    title = f"{called}: SLO met {met:.1%}, {result.gpu_hours:.2f} GPU-hours"
+    return picture(options, result, title, PANELS)
 
 
 def picture(options: SimulateOptions, result: Result, title: str, keys: Sequence[str]) -> str:

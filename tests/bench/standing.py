@@ -14,8 +14,9 @@ from itertools import pairwise
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.lab.simulate.simulation import service_settings
 from dynaplan.simulation.run import Result
+from tests.bench.autoscalers import run_policy
 
 KNOWN_FROM_S = 900.0
 POINTS = 0.02
@@ -42,8 +43,7 @@ class Fared:
 
 def fared(options: SimulateOptions, policy: str) -> Fared:
     """Simulate the options' trace under the policy."""
-    [result] = run_simulations(replace(options, policies=(policy,)))
-    return judged(result, policy)
+    return judged(run_policy(options, policy), policy)
 
 
 def judged(result: Result, name: str) -> Fared:

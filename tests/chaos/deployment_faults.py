@@ -111,7 +111,7 @@ class Chaos:
             os.kill(pid, number)
 
     async def kill_serve(self) -> None:
-        """The holder starts it again; no request may notice."""
+        """The supervisor starts it again; no request may notice."""
         serve = serve_of(self.deployment)
         if serve:
             self._end("serve", serve.pid, signal.SIGKILL)

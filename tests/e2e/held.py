@@ -1,4 +1,4 @@
-"""The processes of a deployment below its holder, as the kernel shows them."""
+"""The processes of a deployment under its supervisor, as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.e2e.deployment import Deployment
 
 
 def serve_of(deployment: Deployment) -> psutil.Process | None:
-    """The ``serve`` below the holder that runs now, once its fleet plugin does."""
+    """The ``serve`` under the supervisor that runs now, once its fleet plugin does."""
     assert deployment.process
     try:
         below = psutil.Process(deployment.process.pid).children()

@@ -62,6 +62,8 @@ def test_gpus_in_use_are_left_out_until_they_are_free(
     assert gpus_of(deployment) == [[1]]
     refused = deployment.run("scale", "decode=2")
     assert (refused.returncode, "there are 1" in refused.stderr) == (2, True)
+    load = ("--clients", "1", "--isl", "100", "--osl", "10", "--for", "1s")
+    assert "Others have 2 of its 3 GPUs: left out." in deployment.run("bench", *load).stdout
     empty(tmp_path, 2)
     wait_until(lambda: deployment.run("scale", "decode=2", "--no-wait").returncode == 0, 60)
     wait_until(lambda: gpus_of(deployment) == [[1], [2]], 60)

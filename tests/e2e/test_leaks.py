@@ -32,7 +32,7 @@ def test_scaling_leaves_no_files_open_and_no_memory_taken(deploy: Callable[..., 
     serve = serve_of(deployment)
     assert deployment.process and serve
     stay = {
-        "holder": psutil.Process(deployment.process.pid),
+        "supervisor": psutil.Process(deployment.process.pid),
         "serve": serve,
         "plugin": process_of(deployment, "FleetPlugin"),
         "frontend": process_of(deployment, "--service-name Frontend"),

@@ -106,7 +106,7 @@ def test_a_killed_frontend_lets_new_connections_wait_and_refuses_none(deploy: De
     assert set(answers) == {b"HTTP/1.1 200 OK"}
 
 
-def test_only_serve_its_holder_and_the_frontends_have_the_listening_socket(deploy: Deploy) -> None:
+def test_only_serve_its_supervisor_and_the_frontends_have_the_listening_socket(deploy: Deploy) -> None:
     deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", "--Frontend.ServiceArgs.workers=2", *QUIET)
     assert deployment.process
     frontends = {worker["pid"] for worker in deployment.workers("Frontend").values()}

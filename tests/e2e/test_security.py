@@ -239,7 +239,7 @@ def shown_to_others(deployment: Deployment) -> dict[str, str]:
     pages = {f"{url}/{page}": get(f"{url}/{page}") for url in urls for page in ("metrics", "health")}
     pages |= {f"{url}/load_metrics": get(f"{url}/load_metrics") for url in urls[1:]}
     tools = (["status"], ["status", "--json"], ["why"], ["logs", "dynamo_VllmWorker"])
-    typed = serve_of(deployment)  # its command line, like that of its holder, is what the user has typed
+    typed = serve_of(deployment)  # its command line, like that of its supervisor, is what the user has typed
     started = [child for child in deployment.children() if child != typed]
     return {
         **{f"argv of {child.pid}": " ".join(child.cmdline()) for child in started},

@@ -259,7 +259,7 @@ def test_a_serve_that_never_comes_back_lets_requests_finish_and_leaves_nothing(
     assert files_of(deployment) == []
 
 
-def test_kill_9_of_the_holder_and_of_both_leaves_nothing(deploy: Callable[..., Deployment]) -> None:
+def test_kill_9_of_the_supervisor_and_of_both_leaves_nothing(deploy: Callable[..., Deployment]) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
     assert deployment.process
     for with_serve in (False, False, True):

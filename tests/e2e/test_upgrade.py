@@ -70,7 +70,7 @@ def place(tmp_path: Path) -> str:
 
 
 def of_another(deployment: Deployment, environment: Environment) -> list[list[str]]:
-    """The command lines of Python processes that are not of the environment, but for the holder's."""
+    """The command lines of Python processes that are not of the environment, but for the supervisor's."""
     lines = [each.cmdline() for each in deployment.children()]
     python = [line for line in lines if line and Path(line[0]).name.startswith("python")]
     assert len(python) >= 6
@@ -183,7 +183,7 @@ def test_what_cannot_be_upgraded_says_why(
     deployment = deploy(*arguments, "--no-supervise")
     refused = environment.run(deployment, "upgrade")
     assert refused.returncode == 2
-    assert "has no holder" in refused.stderr
+    assert "has no supervisor" in refused.stderr
     assert deployment.stop() == 0
     deployment.command.remove("--no-supervise")
     deployment.command.append("--supervise")

@@ -1,7 +1,7 @@
 """``python -m tests.fakes.serve_plain [key=value ...]``: serves the plain graph without the command line.
 
 Keys: port, gpus, drain, namespace, decode and prefill (workers), hang (decode workers' health-timeout),
-supervise (seconds of grace: a holder starts it again when it is killed); and, with any value: never (the
+supervise (seconds of grace: a supervisor starts it again when it is killed); and, with any value: never (the
 decode worker can never start), loads (it never gets ready), engine (it has processes of its own and a file in
 the scratch directory), tcp (circus on TCP).
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dynaplan.fleet.serve import ServeOptions, serve, serve_on
 from dynaplan.graph.config import resolve_graph
-from dynaplan.process.holder_link import fork_below_holder, inherited_link
+from dynaplan.process.supervisor_link import fork_under_supervisor, inherited_link
 from dynaplan.sdk import load_graph
 from dynaplan.util.errors import UserError
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         if link and (code := serve_on(link)) is not None:
             return code
         command = [sys.executable, "-m", "tests.fakes.serve_plain", *arguments]
-        link = link or fork_below_holder(command, float(grace), options.drain_timeout_s)
+        link = link or fork_under_supervisor(command, float(grace), options.drain_timeout_s)
     try:
         return serve(spec, config, options, link)
     except UserError as error:

@@ -83,8 +83,6 @@ WALKS = {
     "kubernetes": Walk(
         skipped={
             "dynaplan planner": "needs a cluster; tox -e k8s has one",
-            "dynaplan scale": "likewise",
-            "dynaplan release": "likewise",
         }
     ),
     "llamacpp": Walk(instead={"/path/to/model.gguf": "model.gguf"}),
@@ -118,8 +116,7 @@ WALKS = {
     ),
     "replay": Walk(
         before=(
-            f"{SERVING.replace('=5', '=2')} --Planner.policy=sla"
-            " --Planner.profile-results-dir=h200_sxm-Llama-3.1-8B-Instruct-FP8",
+            f"{SERVING.replace('=5', '=2')} --Planner.policy=sla",
             LOAD,
             "cp ~/.dynamo/logs/dynamo/planner/*/decisions.jsonl .",
         ),
@@ -128,8 +125,6 @@ WALKS = {
         given={"other.yaml": OTHER},
         before=(SERVING,),
         instead={
-            "--Planner.profile-results-dir=profiling_results": "--Planner.profile-results-dir="
-            "h200_sxm-Llama-3.1-8B-Instruct-FP8",
             "dynaplan reload": "dynaplan reload -y",
         },
     ),

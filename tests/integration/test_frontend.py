@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -646,6 +647,37 @@ def test_metrics_of_several_frontends_add_up_and_those_of_a_killed_one_stay(tmp_
         assert total(text, "dynamo_frontend_inflight_requests{") == 1
         assert faults(text) == []
     assert (shared.stat().st_mode & 0o777) == 0o700
+
+
+GATHER = """
+import os, signal, sys
+from pathlib import Path
+from dynaplan.gateway.metrics import FrontendMetrics
+due = []
+shared = Path(sys.argv[1])
+metrics = FrontendMetrics("ns", lambda: 0.0, shared, call_later=lambda delay_s, write: due.append(write))
+first, *others = [metrics.record("m", "completions", True) for _ in range(9)]
+for record in others:
+    record.finish("", 7)
+(write,) = due
+write()
+first.finish("", 7)
+write, again = due
+again()
+assert len(due) == 2
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_frontends_that_share_a_directory_write_once_for_many_requests_and_until_the_last_has_ended(
+    tmp_path: Path,
+) -> None:
+    killed = subprocess.run([sys.executable, "-c", GATHER, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    other = subprocess.run(
+        [sys.executable, "-c", RECORD, str(tmp_path), "live"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert total(other.stdout, "dynamo_frontend_request_duration_seconds_count{") == 9 + 1
 
 
 def total(metrics: str, beginning: str) -> float:

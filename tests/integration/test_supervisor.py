@@ -302,7 +302,7 @@ async def test_a_killed_plugin_finishes_what_was_begun(start: Start) -> None:
     await eventually(lambda: plain.gpus() == [0, 1])
 
 
-async def test_a_killed_serve_below_a_holder_is_back_and_goes_on_with_what_runs(start: Start) -> None:
+async def test_a_killed_serve_under_a_supervisor_is_back_and_goes_on_with_what_runs(start: Start) -> None:
     plain = start("supervise=60").wait_ready()
     pids, document = plain.pids(), plain.document()
     assert document["arbiter"]["pid"] == plain.process.pid

@@ -79,6 +79,28 @@ async def test_frontends_that_were_scraped_and_have_no_requests_are_zero_demand(
     assert (seen.requests, seen.isl, seen.missing) == (0, None, "")
 
 
+async def test_a_model_that_no_frontend_has_served_while_others_were_is_no_data_that_says_so() -> None:
+    server = PrometheusStandIn()
+    source = PrometheusTraffic(await server.start(), "ns", model="misspelt", timeout_s=0.5)
+    others: list[tuple[dict[str, str], str]] = [
+        ({"is": "samples", **NS}, "2"),
+        ({"is": "models", "model": "mine", **NS}, "1"),
+    ]
+    server.series = others
+    try:
+        seen = await source.traffic(30.0)
+        assert (seen.requests, seen.missing) == (
+            None,
+            "Prometheus: served-model-name is 'misspelt', and the frontends have served 'mine' only",
+        )
+        server.series = [*others, ({"is": "models", "model": "Misspelt", **NS}, "1")]
+        seen = await source.traffic(30.0)
+        assert (seen.requests, seen.missing) == (0, "")
+    finally:
+        await source.close()
+        await server.stop()
+
+
 async def test_too_few_scrapes_and_no_frontend_are_no_data_that_says_why(asked: Asked) -> None:
     asked.answers(("samples", "1", NS))
     seen = await asked.source.traffic(30.0)
@@ -146,6 +168,9 @@ def test_the_query_asks_for_one_model_and_for_refused_requests_of_unknown_models
     assert 'mine_requests_started_total{dynamo_namespace=~"ns|",model=~"(?i:org/a\\\\.b)|"}' in asked
     assert 'mine_requests_total{dynamo_namespace=~"ns|",model="unknown",error_type="overload"}' in asked
     assert 'mine_model_ready{dynamo_namespace=~"ns|"}' in asked
+    assert (
+        'count by (dynamo_namespace, model) (mine_requests_started_total{dynamo_namespace=~"ns|"})' in asked
+    )
 
 
 PROMETHEUS = find_prometheus()
@@ -160,6 +185,7 @@ async def test_a_real_prometheus_tells_what_the_frontends_counted(tmp_path: Path
     async with real_prometheus(PROMETHEUS, tmp_path, targets) as endpoint:
         source = PrometheusTraffic(endpoint, "ns")
         other_namespace = PrometheusTraffic(endpoint, "another")
+        misspelt = PrometheusTraffic(endpoint, "ns", model="misspelt")
         try:
             await eventually(lambda: one.scrapes >= 3 and other.scrapes >= 3)
             one.answer(9, isl=100, osl=10)
@@ -180,8 +206,10 @@ async def test_a_real_prometheus_tells_what_the_frontends_counted(tmp_path: Path
             assert traffic.isl.counts[0] == pytest.approx(traffic.isl.total)
             assert "another" in (await other_namespace.traffic(30.0)).missing
             assert (await source.traffic(0.1)).requests is None
+            assert "served-model-name is 'misspelt'" in (await misspelt.traffic(30.0)).missing
         finally:
             await source.close()
+            await misspelt.close()
             await other_namespace.close()
             await one.stop()
             await other.stop()

@@ -11,7 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.engines.sim.profiles import DEFAULT_PROFILE, load_profile
+from dynaplan.config.settings.worker import DEFAULT_PROFILE
+from dynaplan.engines.sim.profiles import load_profile
 from dynaplan.lab.profiling.results import write_points
 from dynaplan.util.sockets import free_port
 from tests.e2e.deployment import MODEL, Deployment

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dynaplan.store.kubernetes_client import CONFIG_MAPS
 from tests.fakes.polling import eventually
 from tests.fakes.prometheus_server import PrometheusStandIn
 from tests.k8s.conftest import Cluster
@@ -102,44 +103,32 @@ async def _followed(cluster: Cluster, prometheus: PrometheusStandIn, directory: 
     await eventually(is_least, 120)
 
 
-async def test_numbers_that_a_person_asks_for_are_carried_out_held_and_released(
+async def test_bounds_that_a_person_writes_into_the_config_map_are_kept_until_they_are_gone(
     cluster, prometheus, tmp_path
 ):
     for role in ("prefill", "decode"):
         await cluster.add_deployment(role, 1)
     prometheus.series = traffic(1)
+    held = {"holds": json.dumps({"decode": {"at_least": 3, "at_most": 3}})}
+    await cluster.admin.create(
+        CONFIG_MAPS,
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "dynaplan-llm"}, "data": held},
+    )
     planner = await start(cluster, tmp_path, await prometheus.start())
+
+    async def has(replicas: int) -> bool:
+        return await cluster.replicas("decode") == replicas
+
     try:
-        await eventually(lambda: decisions(tmp_path), 90)
-        said = await by_hand(cluster, tmp_path, "scale", "decode=3", "--hold")
-        assert said.splitlines()[-1] == "carried out", said
-        assert await cluster.replicas("decode") == 3
+        await eventually(lambda: has(3), 120)
         seen = len(decisions(tmp_path))
         await eventually(lambda: len(decisions(tmp_path)) > seen + 2, 60)
         assert decisions(tmp_path)[-1]["decision"]["desired"]["decode"] == 3
-        assert "released decode" in await by_hand(cluster, tmp_path, "release")
-
-        async def is_least() -> bool:
-            return await cluster.replicas("decode") == 1
-
-        await eventually(is_least, 120)
+        await cluster.admin.patch(CONFIG_MAPS, "dynaplan-llm", {"data": {"holds": "{}"}})
+        await eventually(lambda: has(1), 120)
     finally:
         planner.send_signal(signal.SIGTERM)
         assert await planner.wait() == 0
-
-
-async def by_hand(cluster: Cluster, directory: Path, *arguments: str) -> str:
-    """What a command says to a person with the planner's rights."""
-    environment = {**os.environ, "KUBECONFIG": str(cluster.server.kubeconfig("planner"))}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dynaplan", *arguments, "--namespace", "llm", "--environment", "kubernetes"),
-        cwd=directory,
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    return said.decode()
 
 
 async def test_it_says_what_is_wrong_with_the_cluster_and_exits_2(cluster, prometheus, tmp_path):

@@ -35,7 +35,10 @@ class SlaSettings(Settings):
     isl_tokens: int = option(3000, "Length of prompts until one has been seen", minimum=1)
     osl_tokens: int = option(500, "Length of answers until one has been seen", minimum=1)
     profile_results_dir: str = option(
-        "profiling_results", "Directory of the engine's profile, or the name of a shipped one", path=READ
+        "profiling_results",
+        "Directory of the engine's profile, or the name of a shipped one",
+        default_text="of the simulated engine in a graph its own, else `profiling_results`",
+        path=READ,
     )
     no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
     sizing: str = option("queueing", "How workers are counted", choices=SIZINGS)
@@ -173,7 +176,9 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
     log_dir: str | None = option(
         None, "Directory for decisions.jsonl and the TensorBoard events", path=WRITTEN
     )
-    adjustment_interval_s: float = option(30.0, "Seconds between scaling decisions", above=0)
+    adjustment_interval_s: float = option(
+        30.0, "Seconds between scaling decisions; Dynamo's SLA planner has 180", above=0
+    )
     metric_pulling_interval_s: float = option(1.0, "Seconds between metric pulls", above=0)
     max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", minimum=1)
     min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", minimum=1)

@@ -187,6 +187,10 @@ class EngineOptions(ModelSettings):
     )
 
 
+DEFAULT_PROFILE = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
+DEFAULT_70B_PROFILE = "h100_sxm-Llama-3.3-70B-Instruct-FP8"
+
+
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class SimulationOptions(Settings):
     """Options of the simulated engine alone."""
@@ -195,8 +199,7 @@ class SimulationOptions(Settings):
         "",
         "Measured profile to take times from, by name or path, or a polynomial: `mocker`, `h100-bf16`, "
         "`a100-bf16`, `h200-bf16`, `h200-fp8-fit`",
-        default_text="by the model: `h200_sxm-Llama-3.1-8B-Instruct-FP8`, for a 70B "
-        "`h100_sxm-Llama-3.3-70B-Instruct-FP8`",
+        default_text=f"by the model: `{DEFAULT_PROFILE}`, for a 70B `{DEFAULT_70B_PROFILE}`",
         path=READ,
     )
     speedup_ratio: float = option(
@@ -230,6 +233,11 @@ class SimOptions(EngineOptions, SimulationOptions):
     ``speedup_ratio`` divides every simulated time; 0 means no delays at all. ``profile`` is empty
     (chosen by model), a name, or a path.
     """
+
+    @property
+    def profile_name(self) -> str:
+        """The profile that the options name; by default that of the 8B model, or of the 70B for such."""
+        return self.profile or (DEFAULT_70B_PROFILE if "70b" in self.model.lower() else DEFAULT_PROFILE)
 
     def check(self, given: frozenset[str] = frozenset()) -> None:
         """Raise ConfigError for a step that has no room for one token of each request."""
@@ -270,7 +278,9 @@ class Resources(Settings):
 class ServiceArgs(Settings):
     """The section ``ServiceArgs`` of a service."""
 
-    workers: int = option(1, "Worker processes at the start", minimum=1)
+    workers: int = option(
+        1, "Worker processes at the start; of the Frontend also `auto`, one for every two GPUs", minimum=1
+    )
     resources: Mapping[str, Any] | None = option(None, "What one worker gets: gpu, cpu, memory")
     envs: Mapping[str, str] | None = option(None, "Environment variables of the workers")
     dynamo: Mapping[str, Any] | None = option(None, f"{NO_EFFECT}: use `--namespace`")

@@ -39,8 +39,6 @@ from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import ConfigError
 
 SHIPPED_DIR = Path(__file__).parents[2] / "data" / "profiles"
-DEFAULT_PROFILE = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
-DEFAULT_70B_PROFILE = "h100_sxm-Llama-3.3-70B-Instruct-FP8"
 
 
 def known_profiles() -> list[str]:
@@ -50,7 +48,7 @@ def known_profiles() -> list[str]:
 
 def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
     """The timing that the options ask for, and the KV tokens of one worker with it; raises ConfigError."""
-    name = profile_name(options)
+    name = options.profile_name
     if name == "mocker":
         kv_tokens = (options.total_blocks or MOCKER_KV_BLOCKS) * options.block_tokens
         return mocker_timing(kv_tokens), kv_tokens
@@ -62,14 +60,9 @@ def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
 
 def profile_origin(options: SimOptions) -> str:
     """Return the source of an estimated profile's times, in words; empty for a measured one. ConfigError."""
-    name = profile_name(options)
+    name = options.profile_name
     formula = name == "mocker" or name in FITTED
     return "" if formula else load_profile(name, options.tensor_parallel_size).origin
-
-
-def profile_name(options: SimOptions) -> str:
-    """Return the profile that the options name; by default that of the 8B model, or of the 70B for such."""
-    return options.profile or (DEFAULT_70B_PROFILE if "70b" in options.model.lower() else DEFAULT_PROFILE)
 
 
 def profile_tp_size(options: SimOptions) -> int:
@@ -78,7 +71,7 @@ def profile_tp_size(options: SimOptions) -> int:
     1 for a polynomial; for a shipped file the size in its name, or 1; for a shipped profile with a file per
     size, and for a user's own, the size that is asked for.
     """
-    name = profile_name(options)
+    name = options.profile_name
     if name == "mocker" or name in FITTED:
         return 1
     if "/" in name or not (SHIPPED_DIR / f"{name}.json").is_file():

@@ -1,7 +1,8 @@
 """Detecting processes that run and do nothing.
 
 1. ``StallDetector``: processes of dynaplan's own, whose heartbeat does not move.
-2. ``ServeWatchdog``: ``serve`` itself, by that heartbeat. Its holder starts another one when it was killed.
+2. ``ServeWatchdog``: ``serve`` itself, by that heartbeat. Its supervisor starts another one when it was
+   killed.
 3. ``HealthPoll``: workers, which are asked for their health beside the reconciler's passes.
 
 All count seconds in which this process went on itself, so that a machine that stood still accuses nobody
@@ -63,21 +64,21 @@ class StallDetector:
 
 
 class ServeWatchdog:
-    """Kills a ``serve`` that stands still, as when somebody has stopped it; only one below a holder.
+    """Kills a ``serve`` that stands still, as when somebody has stopped it; only one under a supervisor.
 
-    ``holder`` is the process that stands for the arbiter: without a holder that is ``serve`` itself.
+    ``supervisor`` is the process that stands for the arbiter: without a supervisor that is ``serve`` itself.
     """
 
     def __init__(
         self,
         heartbeats: Heartbeats,
-        holder: ProcessIdentity,
+        supervisor: ProcessIdentity,
         processes: Processes,
         clock: Clock,
         report: Callable[[str], None],
     ) -> None:
         self._heartbeats = heartbeats
-        self._holder = holder
+        self._supervisor = supervisor
         self._processes = processes
         self._clock = clock
         self._stalls = StallDetector(heartbeats, clock)
@@ -92,7 +93,7 @@ class ServeWatchdog:
     def check(self) -> None:
         """Kill ``serve`` when it has not beaten for too long."""
         heartbeat = self._heartbeats.read(SERVE_HEARTBEAT)
-        if heartbeat is None or heartbeat.process == self._holder:
+        if heartbeat is None or heartbeat.process == self._supervisor:
             return
         overdue_s = self._stalls.overdue_s(SERVE_HEARTBEAT, heartbeat.process.pid)
         if overdue_s > SERVE_STALLED_S and heartbeat.is_alive:

@@ -1,1 +1,1 @@
-"""A ``serve`` below a holder: its processes, and going on where the last one was."""
+"""A ``serve`` under a supervisor: its processes, and going on where the last one was."""

@@ -1,9 +1,9 @@
-"""Adopting: a ``serve`` that was killed and started again by its holder goes on where the last one was.
+"""Adopting: a ``serve`` that was killed and started again by its supervisor goes on where the last one was.
 
-What the last one knew the holder keeps, in memory: the launch, the environment of all processes, and what the
-servers are. So a graph or a file that was changed meanwhile changes nothing; ``dynaplan reload`` does. What
-does not fit together, such as a statefile that is gone, is no deployment: all of it is ended, and ``serve``
-starts anew.
+What the last one knew the supervisor keeps, in memory: the launch, the environment of all processes, and what
+the servers are. So a graph or a file that was changed meanwhile changes nothing; ``dynaplan reload`` does.
+What does not fit together, such as a statefile that is gone, is no deployment: all of it is ended, and
+``serve`` starts anew.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import dynaplan
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to
-from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HolderFleet
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET_NAME, SupervisedFleet
 from dynaplan.fleet.reattach.versions import check_own_package
 from dynaplan.fleet.rules.statefile import arbiter_of, fleet_of
 from dynaplan.fleet.runtime_dir import remove_runtime_directory, remove_scratch
 from dynaplan.fleet.servers import ServerSpec
 from dynaplan.fleet.statefile_store import StatefileStore
-from dynaplan.fleet.watchers import first_services
+from dynaplan.fleet.watchers import services_stopped_first
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
-from dynaplan.process.holder_link import HolderLink, HolderState
 from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
+from dynaplan.process.supervisor_link import SupervisorLink, SupervisorState
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt
 
 log = logging.getLogger(__name__)
 
 DEPLOYMENT = "deployment"
-"""The name by which the holder keeps what a ``serve`` after this one needs."""
+"""The name by which the supervisor keeps what a ``serve`` after this one needs."""
 
 MODULES_PATH = ("PYTHONPATH",)
 """The variables that all processes have of this ``serve``, which may be of another version than the last."""
@@ -72,10 +72,11 @@ class Handover:
 
 
 def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
-    """Have the holder keep what a ``serve`` after this one needs, and which files to remove without one."""
-    if prepared.holder_fleet is None:
+    """Have the supervisor keep what a ``serve`` after this one needs, and which files to remove without
+    one."""
+    if prepared.supervised_fleet is None:
         return
-    launch, link = prepared.launch, prepared.holder_fleet.link
+    launch, link = prepared.launch, prepared.supervised_fleet.link
     document = {
         "launch": launch.to_json(),
         "environment": dict(os.environ),
@@ -100,8 +101,8 @@ def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
     )
 
 
-def adopt_deployment(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
-    """Return the deployment that runs below the holder, and whether it is to end on a failure.
+def adopt_deployment(link: SupervisorLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
+    """Return the deployment that runs under the supervisor, and whether it is to end on a failure.
 
     None when there is none: then nothing of it is left, either. Until this process is ``here``, ``stack``
     must not be unwound: that would take away what a running deployment needs. Raises DeploymentError in a
@@ -141,12 +142,14 @@ def adopt_deployment(link: HolderLink, stack: ExitStack) -> tuple[Preparation, b
         notes=(note,),
         public_socket=public_socket,
         store_outlives=handover.store_outlives,
-        holder_fleet=HolderFleet(link, adoptable, first_services(launch.graph)),
+        supervised_fleet=SupervisedFleet(link, adoptable, services_stopped_first(launch.graph)),
     )
     return prepared, handover.exits_on_failure
 
 
-def _read_consistent(held: HolderState, link: HolderLink) -> tuple[Handover, tuple[Worker, ...]] | None:
+def _read_consistent(
+    held: SupervisorState, link: SupervisorLink
+) -> tuple[Handover, tuple[Worker, ...]] | None:
     """Return the handover and the workers that run, by the statefile; None when that does not fit."""
     if DEPLOYMENT not in held.kept:
         return None
@@ -156,8 +159,8 @@ def _read_consistent(held: HolderState, link: HolderLink) -> tuple[Handover, tup
     except (KeyError, TypeError, ValueError, OSError, StatefileCorrupt) as error:
         log.warning("nothing to adopt: %r", error)
         return None
-    holder = process_table.identity_of(link.holder_pid)
-    if document is None or arbiter_of(document) != holder or handover.launch.arbiter != holder:
+    supervisor = process_table.identity_of(link.supervisor_pid)
+    if document is None or arbiter_of(document) != supervisor or handover.launch.arbiter != supervisor:
         return None
     if not handover.launch.runtime_dir.is_dir():
         return None
@@ -183,13 +186,13 @@ def _take_over(handover: Handover, stack: ExitStack) -> None:
     stack.callback(store.remove)
 
 
-def _public_socket(held: HolderState, stack: ExitStack) -> socket.socket | None:
-    descriptor = held.kept.get(PUBLIC_SOCKET)
+def _public_socket(held: SupervisorState, stack: ExitStack) -> socket.socket | None:
+    descriptor = held.kept.get(PUBLIC_SOCKET_NAME)
     return None if descriptor is None else stack.enter_context(socket.socket(fileno=descriptor))
 
 
-def _end_everything(held: HolderState, link: HolderLink) -> None:
-    """End what the last ``serve`` has left, and have the holder keep nothing of it."""
+def _end_everything(held: SupervisorState, link: SupervisorLink) -> None:
+    """End what the last ``serve`` has left, and have the supervisor keep nothing of it."""
     _end(held.pids)
     for name, descriptor in held.kept.items():
         link.drop(name)

@@ -1,11 +1,11 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""The watchers and processes of circus under ``serve``: starts are retried, and a holder may be the parent.
+"""circus' watchers and processes: failed starts are retried, and the parent may be the supervisor.
 
-1. ``RetryingWatcher``: out of processes, memory or descriptors for a moment, the system refuses a fork.
-   circus then takes the watcher for stopped, and one that it was to restart by itself, an embedded server
-   or the fleet plugin, would never come back.
-2. ``HolderProcess``: where a holder is the parent, processes go on when ``serve`` dies, and are adopted.
+1. ``RetryingWatcher``: when a fork fails for a moment (EAGAIN, ENOMEM, EMFILE), circus marks the watcher as
+   stopped, and would never restart an embedded server or the fleet plugin.
+2. ``SupervisedProcess``: where a supervisor is the parent, processes go on when ``serve`` dies, and are
+   adopted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from circus.watcher import Watcher
 from tornado import gen
 
 from dynaplan.fleet.watchers import service_of
-from dynaplan.process.holder import OF_THE_PROGRAM
-from dynaplan.process.holder_link import HolderLink
+from dynaplan.process.supervisor import PROGRAM_STAGE
+from dynaplan.process.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
 
@@ -32,73 +32,73 @@ log = logging.getLogger(__name__)
 class RetryingWatcher(Watcher):
     """A watcher that tries again at circus' next check, if it restarts its process (``respawn``)."""
 
-    _is_refused = False
+    _fork_failed = False
 
     def spawn_process(self, recovery_wid: int | None = None) -> Any:
-        """Start a process; return its start time, True if it is to be tried again, False to be stopped."""
+        """Start a process; return its start time, True to retry at the next check, False to give up."""
         started = super().spawn_process(recovery_wid)
-        self._is_refused = started is False and self.respawn
-        if self._is_refused:
+        self._fork_failed = started is False and self.respawn
+        if self._fork_failed:
             log.warning("%s could not be started; it is tried again", self.name)
-        return started or self._is_refused
+        return started or self._fork_failed
 
     @gen.coroutine
     def _start(self) -> Generator[Any, Any, None]:
         """Start the process; a refused start leaves the watcher active, which circus would stop."""
         yield super()._start()
-        if self._is_refused and self._status == "stopped":
+        if self._fork_failed and self._status == "stopped":
             self._status = "active"
 
 
-FIRST, WORKERS, SERVERS = 0, 1, 2
-"""The order in which the holder ends processes without ``serve``, as ``serve`` does: Frontends and the
+FRONTEND_STAGE, WORKER_STAGE, SERVER_STAGE = 0, 1, 2
+"""The order in which the supervisor ends processes without ``serve``, as ``serve`` does: Frontends and the
 planner, then workers, then servers."""
 
-PUBLIC_SOCKET = "public socket"
-"""The name by which the holder keeps the socket that the Frontends listen on."""
+PUBLIC_SOCKET_NAME = "public socket"
+"""The name by which the supervisor keeps the socket that the Frontends listen on."""
 
 EXIT_CODE_TIMEOUT_S = 1.0
 """Longest wait for the exit code of a process that was just killed."""
 
 
-class HolderProcess(Process):
-    """A process of circus that is the holder's child: started by it, or adopted after a restart of serve."""
+class SupervisedProcess(Process):
+    """A process of circus whose parent is the supervisor: started by it, or adopted after a crash."""
 
     wait_status: int | None = None
 
     def spawn(self) -> None:
         """Adopt the process of this name, or have a new one started; OSError when it cannot be.
 
-        A worker that ended before it was adopted is the fleet plugin's to start again: ProcessLookupError.
+        Raises ProcessLookupError for a worker that ended before it was adopted: the fleet plugin restarts it.
         """
-        fleet: HolderFleet = self.watcher.holder_fleet
+        fleet: SupervisedFleet = self.watcher.supervised_fleet
         pid = fleet.adoptable.pop(self.name, 0)
         if not pid:
-            fleet.check_not_lost(self.name, self.watcher)
-            pid = self._started(fleet)
-        # The holder reaps it only when its end is noted: until then it is there, maybe as a zombie.
+            fleet.raise_if_lost(self.name, self.watcher)
+            pid = self._request_spawn(fleet)
+        # The pid stays valid, at worst a zombie's, until we have acknowledged the supervisor's exit report.
         worker: Any = psutil.Process(pid)
         worker.stdout = worker.stderr = None
-        # circus would wait for a start that lies ahead, as one does whose clock was set back meanwhile.
+        # After the clock was set back create_time() may be in the future, and circus would wait for it.
         self._worker, self.started = worker, min(worker.create_time(), time.time())
         fleet.processes[pid] = self
 
-    def _started(self, fleet: HolderFleet) -> int:
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    def _request_spawn(self, fleet: SupervisedFleet) -> int:
+        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             listening = self._get_stdin_socket_fd()
-            streams = (nothing if listening is None else listening, 1, 2)
-            stage = fleet.stage_of(self.watcher)
+            streams = (devnull if listening is None else listening, 1, 2)
+            stage = fleet.stop_stage_of(self.watcher)
             return fleet.link.spawn(self.name, stage, self.format_args(), self.working_dir, self.env, streams)
         finally:
-            os.close(nothing)
+            os.close(devnull)
 
     def returncode(self) -> int | None:
         """Return the exit code, a negative one for a signal; None while it is not known.
 
-        circus asks in the moment after a kill: the code is waited for then.
+        Blocks for up to EXIT_CODE_TIMEOUT_S after an exit: circus asks right after a kill.
         """
-        fleet: HolderFleet = self.watcher.holder_fleet
+        fleet: SupervisedFleet = self.watcher.supervised_fleet
         deadline_s = time.monotonic() + EXIT_CODE_TIMEOUT_S
         while self.wait_status is None and not _is_running(self._worker) and time.monotonic() < deadline_s:
             fleet.link.poll()
@@ -106,12 +106,12 @@ class HolderProcess(Process):
         return self.poll()
 
     def poll(self) -> int | None:
-        """Return the exit code; None until the holder has reported the end."""
+        """Return the exit code; None until the supervisor has reported it."""
         return None if self.wait_status is None else os.waitstatus_to_exitcode(self.wait_status)
 
     @property
     def status(self) -> int:
-        """Return circus' word for its state: dead as soon as the holder has reported the end."""
+        """Return circus' status constant: dead as soon as the supervisor has reported the exit."""
         return int(RUNNING if self.wait_status is None else DEAD_OR_ZOMBIE)
 
 
@@ -122,74 +122,80 @@ def _is_running(process: Any) -> bool:
         return False
 
 
-class HolderWatcher(RetryingWatcher):
-    holder_fleet: HolderFleet
+class SupervisedWatcher(RetryingWatcher):
+    supervised_fleet: SupervisedFleet
     ends_with_serve: bool
 
     @property
     def _process_class(self) -> type[Process]:
-        return HolderProcess
+        return SupervisedProcess
 
 
-class HolderFleet:
-    """The processes below the holder. ``adoptable`` are those of a ``serve`` before this one, by watcher.
+class SupervisedFleet:
+    """The processes that are children of the supervisor.
 
-    ``takers`` are the services that take requests, and the planner.
+    ``adoptable``: watcher name -> pid of what the previous ``serve`` has left running.
+    ``entry_services``: the services that take clients' requests, and the planner.
     """
 
-    def __init__(self, link: HolderLink, adoptable: Mapping[str, int], takers: Collection[str]) -> None:
+    def __init__(
+        self, link: SupervisorLink, adoptable: Mapping[str, int], entry_services: Collection[str]
+    ) -> None:
         self.link = link
         self.adoptable = dict(adoptable)
-        self.processes: dict[int, HolderProcess] = {}
-        self._takers = takers
-        self._lost: set[str] = set()
-        self._ended: list[HolderProcess] = []
-        self._wake: Callable[[], None] = lambda: None
+        self.processes: dict[int, SupervisedProcess] = {}
+        self._entry_services = entry_services
+        self._ended_before_adoption: set[str] = set()
+        self._ended: list[SupervisedProcess] = []
+        self._on_exit: Callable[[], None] = lambda: None
         link.on_end = self._note_end
 
-    def watch(self, loop: Any, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever a process has ended, from now on."""
-        self._wake = wake
+    def notify_on_exit(self, loop: Any, on_exit: Callable[[], None]) -> None:
+        """Call ``on_exit`` at every exit of a process from now on."""
+        self._on_exit = on_exit
         loop.add_reader(self.link.fileno(), self.link.poll)
 
-    def attach(self, watcher: Any, *, ends_with_serve: bool = False) -> None:
-        """Have a watcher of circus start its process here: one to be adopted, or to end with ``serve``."""
-        watcher.__class__ = HolderWatcher
-        watcher.holder_fleet = self
+    def use_supervisor(self, watcher: Any, *, ends_with_serve: bool = False) -> None:
+        """Make a watcher of circus start or adopt its process through the supervisor.
+
+        With ``ends_with_serve`` the supervisor kills it whenever ``serve`` ends.
+        """
+        watcher.__class__ = SupervisedWatcher
+        watcher.supervised_fleet = self
         watcher.ends_with_serve = ends_with_serve
 
-    def stage_of(self, watcher: HolderWatcher) -> int:
-        """Return when the process of a watcher is ended, compared with others."""
+    def stop_stage_of(self, watcher: SupervisedWatcher) -> int:
+        """Return the stage in which the supervisor stops the watcher's process."""
         if watcher.ends_with_serve:
-            return OF_THE_PROGRAM
+            return PROGRAM_STAGE
         service = service_of(watcher.args)
         if not service:
-            return SERVERS
-        return FIRST if service in self._takers else WORKERS
+            return SERVER_STAGE
+        return FRONTEND_STAGE if service in self._entry_services else WORKER_STAGE
 
-    def check_not_lost(self, name: str, watcher: Watcher) -> None:
+    def raise_if_lost(self, name: str, watcher: Watcher) -> None:
         """Raise ProcessLookupError, once, for a worker whose process ended before it was adopted."""
-        is_lost = name in self._lost
-        self._lost.discard(name)
+        is_lost = name in self._ended_before_adoption
+        self._ended_before_adoption.discard(name)
         if is_lost and service_of(watcher.args):
             raise ProcessLookupError(f"{name} ended before it was adopted")
 
     def reap(self) -> None:
-        """Tell circus of the processes that have ended, as its own reaping does."""
+        """Report exited processes to circus, as its own reaping does."""
         self.link.poll()
         ended, self._ended = self._ended, []
         for process in ended:
             if not process.watcher.is_stopped():
-                process.watcher.processes[process.pid] = process  # which circus may have dropped in silence
+                process.watcher.processes[process.pid] = process  # circus may have dropped it
                 process.watcher.reap_process(process.pid, process.wait_status)
 
     def _note_end(self, pid: int, wait_status: int) -> None:
         process = self.processes.pop(pid, None)
         if process is None:
-            self._lost |= {name for name, each in self.adoptable.items() if each == pid}
+            self._ended_before_adoption |= {name for name, each in self.adoptable.items() if each == pid}
             self.adoptable = {name: each for name, each in self.adoptable.items() if each != pid}
             return
         process.wait_status = wait_status
         self._ended.append(process)
         with suppress(RuntimeError):  # the loop is closing
-            self._wake()
+            self._on_exit()

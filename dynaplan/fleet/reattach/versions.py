@@ -1,8 +1,8 @@
-"""The versions of dynaplan that a deployment's ``serve`` was of, and how another one takes over.
+"""The version of dynaplan that a deployment's ``serve`` is of, and how another one takes over.
 
 ``serve`` writes its version into a private file beside its sockets. For another version to take over, its
-command is left in another file there, and ``serve`` is killed (SIGKILL): the holder starts that command,
-which adopts what runs, as after any kill. It is on trial until it has; if it fails, the holder starts the
+command is left in another file there, and ``serve`` is killed (SIGKILL): the supervisor starts that command,
+which adopts what runs, as after any kill. It is on trial until it has; if it fails, the supervisor starts the
 version before again.
 """
 
@@ -46,38 +46,26 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Takeover:
-    """A version, and the start of its first ``serve``, in clock ticks since boot."""
-
-    version: Version
-    since: int
-
-
-@dataclass(frozen=True)
 class RunningServe:
-    """The process of ``serve``, its start in clock ticks since boot, its arguments, and its versions."""
+    """The process of ``serve``, its version and its arguments.
+
+    ``started_at`` is its start, and ``since`` that of the first ``serve`` of its version after another one,
+    in clock ticks since boot; 0 where no other version came before.
+    """
 
     pid: int
     started_at: int
-    takeovers: tuple[Takeover, ...]
+    version: Version
+    since: int = 0
     arguments: tuple[str, ...] = ()
-
-    @property
-    def version(self) -> Version:
-        return self.takeovers[-1].version
 
     def not_renewed(self, workers: Sequence[Worker]) -> list[Worker]:
         """Return the workers that another version has started, and that stay, in the order of renewal."""
-        return in_order(each for each in workers if each.pid and self._of(each) != self.version)
+        return in_order(each for each in workers if each.pid and each.started_at < self.since)
 
     def older(self, workers: Sequence[Worker]) -> list[Worker]:
         """Return the workers that were started before this process, and stay, in the order of renewal."""
         return in_order(each for each in workers if each.pid and each.started_at < self.started_at)
-
-    def _of(self, worker: Worker) -> Version:
-        """Return the version that has started a worker: only ``serve`` and its plugin start any."""
-        before = [each.version for each in self.takeovers if each.since <= worker.started_at]
-        return before[-1] if before else self.takeovers[0].version
 
 
 def in_order(workers: Iterable[Worker]) -> list[Worker]:
@@ -94,24 +82,18 @@ def read_serve(runtime_dir: Path) -> RunningServe | None:
     """Return the ``serve`` that has last written down its version; None when there is nothing to read."""
     try:
         document = json.loads((runtime_dir / VERSION_FILE).read_text())
-        takeovers = [
-            Takeover(Version(**each["version"]), int(each["since"])) for each in document["takeovers"]
-        ]
-        pid, started_at = int(document["pid"]), int(document["started_at"])
-        found = RunningServe(pid, started_at, tuple(takeovers), tuple(document["arguments"]))
+        version, arguments = Version(**document["version"]), tuple(document["arguments"])
+        return RunningServe(**{**document, "version": version, "arguments": arguments})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return found if found.takeovers else None
 
 
 def write_own(runtime_dir: Path, arguments: Sequence[str]) -> None:
     """Write down that this process, with these arguments, is the deployment's ``serve`` from now on."""
     me, own, before = process_table.identity_of(os.getpid()), own_version(), read_serve(runtime_dir)
-    takeovers = before.takeovers if before else ()
-    if not takeovers or takeovers[-1].version != own:
-        takeovers = (*takeovers, Takeover(own, me.started_at))
+    since = 0 if before is None else before.since if before.version == own else me.started_at
     new = runtime_dir / f".{VERSION_FILE}"
-    serve = RunningServe(me.pid, me.started_at, takeovers, tuple(arguments))
+    serve = RunningServe(me.pid, me.started_at, own, since, tuple(arguments))
     write_private(new, json.dumps(asdict(serve)))
     new.replace(runtime_dir / VERSION_FILE)
 

@@ -81,7 +81,7 @@ class ReloadRules:
     - ``of_planner``: of the Planner's section, read by the frontends and the Planner
     - ``agreed``: must be equal in prefill and decode workers
     - ``gpus``: the GPUs of one worker with the new settings, by service
-    - ``learnt``: (service, key) of other services' sections that the Planner reads, too
+    - ``plans_for_targets``: the Planner has a model of workers and frontends, made of their settings
     """
 
     live: Collection[str] = ()
@@ -90,7 +90,7 @@ class ReloadRules:
     agreed: Collection[str] = ()
     gpus: Mapping[str, float] | None = None
     of_planner: Collection[str] = ()
-    learnt: Collection[tuple[str, str]] = ()
+    plans_for_targets: bool = False
 
 
 def setting_changes(
@@ -134,6 +134,9 @@ def _taken(
     frontends = {each.name for each in graph.services if each.role is Role.FRONTEND}
     if key in rules.live and readers and readers <= frontends:
         return Taking.LIVE, nobody, ""
+    served = {each.name for each in graph.services if each.role in SCALED_ROLES} | frontends
+    if rules.plans_for_targets and readers & served:
+        readers |= {each.name for each in graph.services if each.role is Role.PLANNER}
     return Taking.RESTART, readers, ""
 
 
@@ -161,5 +164,3 @@ def _readers(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRule
     is_shared = service.role is Role.DECODE and key in rules.of_both
     if is_frontends or is_shared or (service.role is Role.PLANNER and key in rules.of_planner):
         yield from frontends
-    if (service.name, key) in rules.learnt:
-        yield from (each.name for each in graph.services if each.role is Role.PLANNER)

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.config import certificates
+from dynaplan.fleet.deployments import tail
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -234,14 +235,6 @@ def _environment(plan: MeasurementPlan, environ: Mapping[str, str]) -> dict[str,
         "DYN_LOCAL_STATE_DIR": str(plan.state_dir.absolute()),
         "DYN_CIRCUS_LOG_DIR": str((plan.directory / "logs").absolute()),
     }
-
-
-def tail(path: Path, lines: int) -> Iterator[str]:
-    """Read the last lines of a file; none when it cannot be read."""
-    try:
-        yield from path.read_text(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return
 
 
 def _refusal(log_path: Path) -> str:

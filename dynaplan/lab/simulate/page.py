@@ -13,7 +13,6 @@ from typing import Any
 import dynaplan
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.sim.profiles import profile_name
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.drawing.panels import WIDTH, Lane, Panel, Series, TimeAxis, draw, readable
 from dynaplan.lab.drawing.svg import STYLE, colour_class
@@ -198,7 +197,7 @@ def _file(name: str) -> str:
 
 def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     workers = "prefill and decode workers" if options.is_disaggregated else "aggregated workers"
-    profile = profile_name(SimOptions.from_options(options.engine))
+    profile = SimOptions.from_options(options.engine).profile_name
     yield "Trace", options.trace + (f", {options.rate_scale:g} times" if options.rate_scale != 1 else "")
     yield "Profile", profile
     yield "GPUs", f"{options.gpus}, {workers}"

@@ -21,14 +21,13 @@ from dynaplan.config.service_config import kebab_keys
 from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
-from dynaplan.engines.sim.profiles import profile_name, profile_tp_size, timing_for
+from dynaplan.engines.sim.profiles import profile_tp_size, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.autoscalers import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
@@ -107,7 +106,7 @@ def _mean_gpus(result: Result) -> float:
     return result.gpu_hours * 3600 / result.trace_s if result.trace_s else 0.0
 
 
-POLICIES = ("load", "sla", "both", "formula", "static", BEST_STATIC, "hpa", "kpa")
+POLICIES = ("load", "sla", "both", "formula", "static", BEST_STATIC)
 """The names of the policies; ``formula`` is the SLA planner with Dynamo's formulas alone."""
 
 ProgressCallback = Callable[[str, int, float, float], None]
@@ -275,7 +274,7 @@ def warnings(options: SimulateOptions) -> list[str]:
         size = checked.tensor_parallel_size
         measured = profile_tp_size(checked)
         if size != measured:
-            name = profile_name(checked)
+            name = checked.profile_name
             found[name, size] = (
                 f"the profile {name} was measured with tensor-parallel-size {measured}: a worker of "
                 f"{size} GPUs is timed as one of {measured}"
@@ -332,17 +331,12 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         return StaticPolicy(name)
     if rest:
         raise ConfigError(f"policy {name!r}", hint=f"Expected {kind} alone.")
-    if kind in PLANNED:
-        planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
-        model = None
-        if planner.is_by_targets:
-            prefill = options.engine_of(Role.PREFILL)
-            mode = options.routing.mode
-            model = build_sla_model(planner, options.engine, mode, prefill_engine=prefill)
-        return PlannerPolicy(
-            name, planner, model, before=_warm_up(planner), method=_library_forecasts(planner)
-        )
-    return HpaPolicy(hpa_targets(settings)) if kind == "hpa" else KpaPolicy(kpa_targets(settings))
+    planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
+    model = None
+    if planner.is_by_targets:
+        prefill = options.engine_of(Role.PREFILL)
+        model = build_sla_model(planner, options.engine, options.routing.mode, prefill_engine=prefill)
+    return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_library_forecasts(planner))
 
 
 def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
@@ -394,7 +388,7 @@ def _planner_settings(
 ) -> PlannerSettings:
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
     slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
-    profile = {"profile-results-dir": profile_name(SimOptions.from_options(options.engine))}
+    profile = {"profile-results-dir": SimOptions.from_options(options.engine).profile_name}
     deadline = {DEADLINE: settings.disaggregation.prefill_deadline_ms}
     known = kebab_keys(given)
     return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo, **deadline})

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad
@@ -39,9 +38,6 @@ from dynaplan.util.connection import Closable
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import CapacityError, ClusterConflict, TemporaryError
 
-if TYPE_CHECKING:
-    from dynaplan.planner.ports import CountsChange
-
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +46,7 @@ async def _ignore(workload: Workload) -> None:
 
 
 class KubernetesConnector:
-    """Scales workloads of a cluster; see ``dynaplan.planner.ports.ClusterConnector``.
+    """Scales workloads of a cluster; see ``dynaplan.planner.ports.Connector``.
 
     ``close`` ends the background work and the ``client``. Methods raise ClusterUnavailable while the API
     server is away, ClusterForbidden and PlannerError for what a user has to mend. Unless it ``acts``, nothing
@@ -109,22 +105,6 @@ class KubernetesConnector:
         wanted = {role: decision.desired.of(role) for role in SCALED_ROLES}
         return await self._write_decision(intent, view, {r: n for r, n in wanted.items() if n or view.of(r)})
 
-    async def ask(self, change: CountsChange) -> int:
-        """Write what a person asks for, unless somebody wrote since it was read, and have it carried out.
-
-        More GPUs than the budget are not refused here: the planner that carries it out keeps to its budget.
-        """
-        intent, view = await self._intents.read(), await self._workloads.read()
-        now, before = _counts(view, intent), self._holds(intent)
-        asked, holds = change(now, before)
-        intent = intent if holds == before else replace(intent, holds=holds.to_text())
-        if asked:
-            every = {each.role: now.of(each.role) for each in view.workloads}
-            return await self._write_decision(intent, view, every | dict(asked))
-        if holds != before:
-            await self._write(intent)
-        return now.decision_id
-
     async def _write_decision(self, intent: Intent, view: WorkloadView, wanted: Mapping[Role, int]) -> int:
         """Write a decision down, by role, and have it carried out; return its id."""
         changes = {}
@@ -140,16 +120,13 @@ class KubernetesConnector:
             num_decode_workers=wanted.get(Role.DECODE, -1),
             decision_id=intent.counts.next_decision_id,
         )
-        await self._write(replace(intent, counts=counts, unfinished=changes))
+        try:
+            await self._intents.write(replace(intent, counts=counts, unfinished=changes))
+        except ClusterConflict as error:
+            raise TemporaryError("the desired counts are being changed by somebody else") from error
         self._start_executor()
         self._executor.wake()
         return counts.decision_id
-
-    async def _write(self, intent: Intent) -> None:
-        try:
-            await self._intents.write(intent)
-        except ClusterConflict as error:
-            raise TemporaryError("the desired counts are being changed by somebody else") from error
 
     async def components(self) -> DeployedComponents:
         """The workloads, with the models that their command lines or their status name."""

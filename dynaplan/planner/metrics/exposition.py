@@ -89,17 +89,7 @@ class Exposition:
         self._own = re.compile(rb'[{,]dynamo_namespace="' + re.escape(_escaped(namespace)) + b'"')
         self._model = re.compile(rb'[{,]model="' + re.escape(_escaped(model)) + b'"', re.IGNORECASE)
         self._has_model = bool(model)
-        self._name = model
-        self._is_served = False
-        self._others: set[str] = set()
-
-    @property
-    def unserved(self) -> str:
-        """Say that frontends counted requests for other models, and none ever for this one; "" if not so."""
-        if self._is_served or not self._others:
-            return ""
-        others = ", ".join(repr(each) for each in sorted(self._others)[:MAX_NAMED_MODELS])
-        return f"served-model-name is {self._name!r}, and the frontends have served {others} only"
+        self.served = ServedNames(model)
 
     def read(self, text: bytes) -> Counts:
         """The counts; ValueError when the text holds no metrics of a frontend."""
@@ -121,13 +111,42 @@ class Exposition:
         if not self._has_model or b"model=" not in labels:
             return True
         if self._model.search(labels):
-            self._is_served = True
+            self.served.is_served = True
             return True
         if _is_refused(labels):
             return True
-        if len(self._others) < MAX_NAMED_MODELS and (other := _MODEL.search(labels)):
-            self._others.add(other[1].decode(errors="replace"))
+        if not self.served.is_enough and (other := _MODEL.search(labels)):
+            self.served.note(other[1].decode(errors="replace"))
         return False
+
+
+class ServedNames:
+    """The models that frontends have counted requests for, beside the ``served-model-name`` of a planner."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._others: set[str] = set()
+        self.is_served = False
+
+    @property
+    def is_enough(self) -> bool:
+        """True when no further model would be named."""
+        return self.is_served or len(self._others) >= MAX_NAMED_MODELS
+
+    def note(self, model: str) -> None:
+        """Note a model that requests were counted for, whatever the case of its name."""
+        if model.lower() == self._name.lower():
+            self.is_served = True
+        elif not self.is_enough and model != REFUSED_LABELS["model"]:
+            self._others.add(model)
+
+    @property
+    def unserved(self) -> str:
+        """Say that requests were counted for other models, and none ever for this one; "" if not so."""
+        if self.is_served or not self._others:
+            return ""
+        others = ", ".join(map(repr, sorted(self._others)))
+        return f"served-model-name is {self._name!r}, and the frontends have served {others} only"
 
 
 MAX_NAMED_MODELS = 5

@@ -124,7 +124,7 @@ class FrontendsTraffic:
             return Traffic(interval_s, missing=self._missing())
         if self._pulled_s > self._began_s:
             interval_s = self._pulled_s - self._began_s
-        if unserved := self._exposition.unserved:
+        if unserved := self._exposition.served.unserved:
             return Traffic(interval_s, missing=unserved)
         arrivals = tuple(arrived for _, arrived in windows)
         return replace(traffic_of(interval_s, self._seen, dispersion(windows)), arrivals=arrivals)

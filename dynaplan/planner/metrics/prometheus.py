@@ -24,6 +24,7 @@ from dynaplan.planner.metrics.exposition import (
     STARTED,
     TARGET_MS,
     Counts,
+    ServedNames,
     is_bucket_bound,
     traffic_of,
 )
@@ -42,8 +43,8 @@ MAX_COUNT = 1e15
 PRESENCE_GAUGE = "model_ready"
 """A gauge that a frontend has before its first request: without it the frontend is not scraped."""
 
-REFUSED, SAMPLES = "refused", "samples"
-"""Two parts of the answer: the refused requests, and the number of scrapes of a frontend."""
+REFUSED, SAMPLES, MODELS = "refused", "samples", "models"
+"""Parts of the answer: the refused requests, the scrapes of a frontend, and the models that were served."""
 
 SUCCESS = ',status="success"'
 """The selector of requests that were answered completely."""
@@ -74,6 +75,7 @@ class PrometheusTraffic:
         self._shown = str(self._url.with_user(None).with_password(None))
         self._namespace = namespace
         self._model = model
+        self._served = ServedNames(model)
         self._prefix = prefix
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -93,6 +95,8 @@ class PrometheusTraffic:
         samples = counts.get((SAMPLES, ""), 0.0)
         if (REQUESTS, "") not in counts and samples < MIN_SAMPLES:
             return self._missing(interval_s, _describe_samples(samples, interval_s, self._namespace))
+        if unserved := self._served.unserved:
+            return self._missing(interval_s, unserved)
         if self._problem:
             log.info("the traffic is read from Prometheus at %s again", self._shown)
         self._problem = ""
@@ -122,7 +126,9 @@ class PrometheusTraffic:
         try:
             for series in data["result"]:
                 labels, value = series["metric"], float(series["value"][1])
-                if 0 <= value <= MAX_COUNT:
+                if labels["is"] == MODELS:
+                    self._served.note(labels["model"])
+                elif 0 <= value <= MAX_COUNT:
                     part = REQUESTS if labels["is"] == REFUSED else labels["is"]
                     le = labels.get("le", "") or labels.get(TARGET_MS, "")
                     if le == "" or is_bucket_bound(le):
@@ -177,6 +183,10 @@ def _subqueries(prefix: str, own: str, its: str, window: str) -> Iterator[str]:
         yield _label(growth(name, by=f"{NAMESPACE}, {TARGET_MS}"), name)
     scraped = f"max by ({NAMESPACE}) (count_over_time({prefix}{PRESENCE_GAUGE}{{{own}}}{window}))"
     yield _label(scraped, SAMPLES)
+    if its:
+        counters = (f"{STARTED}{{{own}}}", f"{ENDED}{{{own}{SUCCESS}}}")
+        each = (f"count by ({NAMESPACE}, model) ({prefix}{counter})" for counter in counters)
+        yield _label(f"({' or '.join(each)})", MODELS)
 
 
 def _label(expression: str, name: str) -> str:

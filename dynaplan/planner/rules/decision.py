@@ -30,7 +30,7 @@ from dynaplan.planner.model import (
     WorkerLimits,
 )
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.load_policy import Situation, Stage, scale_down, scale_up
+from dynaplan.planner.rules.load_policy import Situation, Stage, bound, scale_down, scale_up
 from dynaplan.planner.rules.sla_policy import (
     SlaModel,
     add_workers,
@@ -75,8 +75,7 @@ def decide(
     """
     noted = state.note_pending(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, current_targets(observation))
-    targets = situation.current
-    prediction = None
+    targets, prediction = situation.current, None
     is_known, why = _is_known(situation)
     steps = [Step("known", targets, targets, why)]
     if is_known and settings.waits_with_targets:
@@ -89,6 +88,7 @@ def decide(
     if is_known and settings.policy != "sla":
         steps += _apply_thresholds(situation, targets)
     if is_known:
+        steps += _restore_minimum(situation, steps[-1].after)
         steps += apply_holds(settings, observation, situation.current, steps[-1].after)
     desired = steps[-1].after
     decision = Decision(
@@ -164,9 +164,26 @@ def _apply_thresholds(situation: Situation, targets: Targets) -> list[Step]:
         return [*steps, Step("floor raised", targets, targets, "the thresholds wait for its effect")]
     for name, stage in _stages(situation).items():
         after, why = stage(situation, targets)
-        steps.append(Step(name, targets, after, why))
-        targets = after
+        steps += [Step(name, targets, after, why), *bound(situation, targets, after)]
+        targets = steps[-1].after
     return steps
+
+
+def _restore_minimum(situation: Situation, targets: Targets) -> list[Step]:
+    """Return the step to the least decode workers from none, where the GPUs and what is held allow it.
+
+    Whatever the policy: without one nobody answers, and so nothing would ever be measured.
+    """
+    settings, observation = situation.settings, situation.observation
+    if targets.decode or observation.fleet.decode.unmanaged:
+        return []
+    limits = limits_of(settings, observation, situation.current)
+    after = limits.cap(replace(targets, decode=limits.least.decode))
+    if after == targets or limits.gpus(after) > limits.max_gpus:
+        return []
+    return [
+        Step("minimum", targets, after, f"without a decode worker nobody answers: at least {limits.least}")
+    ]
 
 
 def state_without_change(state: PlannerState) -> PlannerState:
@@ -305,8 +322,9 @@ def preview_decision(
 
 
 def has_data(observation: Observation) -> bool:
-    """Tell whether the planner knew enough in that interval to tell of the next one."""
-    return not observation.unknown
+    """Tell whether fleet and traffic were known in that interval, as far as the policy asks for them."""
+    traffic = observation.traffic
+    return not observation.unknown and (traffic is None or traffic.requests is not None)
 
 
 def _ready(counts: WorkerCounts, workers: int) -> WorkerCounts:

@@ -17,8 +17,9 @@ from dynaplan.config.settings.planner import (
     PlannerSettings,
 )
 from dynaplan.fleet.counts import Sample, Targets
+from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model import Load, Observation, PlannerState
+from dynaplan.planner.model import Load, Observation, PlannerState, Step
 from dynaplan.planner.rules import guards
 
 
@@ -144,7 +145,7 @@ def scale_down(role: Role) -> Stage:
 
 
 def scale_up(role: Role) -> Stage:
-    """Make the stage that adds a worker of the role above the upper threshold, if no guard objects."""
+    """Make the stage that adds a worker of the role above the upper threshold, unless its queue shrinks."""
 
     def stage(situation: Situation, targets: Targets) -> tuple[Targets, str]:
         signal = situation.signal(role)
@@ -152,17 +153,24 @@ def scale_up(role: Role) -> Stage:
             return targets, f"no data: change nothing, because {signal.missing}"
         if not signal.load > signal.up:
             return targets, f"{signal} is not above {signal.up:g}"
-        fleet = situation.observation.fleet
-        obstacle = (
-            _against_trend(signal)
-            or guards.against_failures(fleet, role)
-            or guards.against_budget(situation.settings, fleet, situation.current, targets, role)
-        )
-        if obstacle:
-            return targets, f"{signal} is above {signal.up:g}, but {obstacle}"
+        if trend := _against_trend(signal):
+            return targets, f"{signal} is above {signal.up:g}, but {trend}"
         return targets.plus(role, 1), f"{signal} is above {signal.up:g}: one {role.value} worker more"
 
     return stage
+
+
+def bound(situation: Situation, before: Targets, wanted: Targets) -> list[Step]:
+    """Return the step that takes an addition back, where a guard objects to it; none where none does."""
+    fleet = situation.observation.fleet
+    for role in SCALED_ROLES:
+        if wanted.of(role) <= before.of(role):
+            continue
+        if why := guards.against_failures(fleet, role):
+            return [Step("failures", wanted, before, why)]
+        if why := guards.against_budget(situation.settings, fleet, situation.current, before, role):
+            return [Step("budget", wanted, before, why)]
+    return []
 
 
 def _against_removing(situation: Situation, role: Role, signal: Signal, load: float, targets: Targets) -> str:

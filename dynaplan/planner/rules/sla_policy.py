@@ -75,8 +75,7 @@ def plan_for_targets(
 ) -> tuple[PlannerState, Sizing]:
     """Return the next state, and the workers that the coming traffic needs within every limit.
 
-    Without traffic data or a forecast nothing changes; but without a decode worker nobody answers, and so
-    nothing would ever be measured: then there is the minimum of them.
+    Without traffic data or a forecast nothing changes.
     """
     unmanaged = unmanaged_workers(observation.fleet, current)
     limits = raise_limits(limits_of(settings, observation, current), unmanaged)
@@ -93,12 +92,8 @@ def plan_for_targets(
     if foresight is None or not foresight.expected or not is_measured:
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
-        steps, after = (*notes, Step("demand", current, current, why)), current
-        least = limits.cap(replace(current, decode=max(current.decode, limits.least.decode)))
-        if not current.decode and limits.gpus(least) <= limits.max_gpus:
-            after = least
-            steps = (*steps, Step("minimum", current, after, f"at least {limits.least}"))
-        return state, subtract_unmanaged(Sizing(after, steps), unmanaged)
+        steps = (*notes, Step("demand", current, current, why))
+        return state, subtract_unmanaged(Sizing(current, steps), unmanaged)
     if model.formula:
         expected, targets = foresight.expected[0], settings.targets()
         sizing = model.formula.size(

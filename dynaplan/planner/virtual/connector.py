@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class VirtualConnector:
     """Writes desired counts into the key-value store; see ``dynaplan.planner.ports.Connector``.
 
-    ``registrations`` count the workers where no supervisor publishes its fleet, and name the components.
+    ``registrations`` count the workers where no ``serve`` publishes its fleet, and name the components.
     ``unix_time_s`` is the wall clock that ends holds. Holds that were there and are gone are waited for
     during ``lost_for_s`` seconds: nobody ends a hold by deleting it, so an etcd without its data has lost
     them, and the fleet plugin writes them again.
@@ -62,7 +62,7 @@ class VirtualConnector:
         self._done_id = -1
 
     async def fleet(self) -> FleetCounts:
-        """The fleet as its supervisor publishes it, or else as it is registered."""
+        """The fleet as its ``serve`` publishes it, or else as it is registered."""
         item = await self._store.get(fleet_key(self._namespace))
         if item is None:
             return self._registrations.registered()

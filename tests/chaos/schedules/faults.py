@@ -87,7 +87,7 @@ class Faults:
         self.machine.kill(self.machine.plugin.process)
 
     async def _kill_serve(self) -> None:
-        """The plugin dies with it; its holder starts it again, the later the more often it was killed."""
+        """The plugin dies with it; its supervisor starts it again, the later the more often it was killed."""
         back_s = self.dice.choice([0.5, 3.0, 8.0])
         self.machine.tell(f"kill -9 serve, which is back in {back_s} s")
         self.machine.kill(self.machine.plugin.process)

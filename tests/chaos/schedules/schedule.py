@@ -123,7 +123,7 @@ class Schedule(Faults):
         return WorkerProgram(self.machine, name, service, gpus).process
 
     async def _circus(self) -> None:
-        """circus starts a plugin that has died again, and the holder a ``serve``."""
+        """circus starts a plugin that has died again, and the supervisor a ``serve``."""
         while True:
             await asyncio.sleep(PLUGIN_BACK_S / 2)
             if self.machine.plugin and self.machine.plugin.process.is_dead:

@@ -144,6 +144,23 @@ def test_the_simulation_has_the_deployments_workers_policy_gpus_and_options(tmp_
     )
 
 
+def test_gpus_that_others_have_are_none_that_the_planner_adds_workers_on(tmp_path: Any) -> None:
+    planner, engine = worker(Role.PLANNER, "Planner"), worker(Role.DECODE, "VllmWorker")
+    leaving = worker(Role.DECODE, "VllmWorker", 1, WorkerState.DRAINING)
+    found = deployment(tmp_path, [planner, engine, leaving], Planner={"policy": "load"}, VllmWorker={})
+    scarce = predict(found, GIVEN, free=1)
+    assert scarce.options.gpus == 3
+    assert scarce.notes[0].endswith("Others have 1 of its 4 GPUs: left out.")
+    everything = predict(found, GIVEN, free=2)
+    assert everything.options.gpus == 4
+    assert "left out" not in everything.notes[0]
+
+
+def test_all_gpus_count_where_the_free_ones_are_not_known(tmp_path: Any) -> None:
+    found = deployment(tmp_path, [worker(Role.DECODE, "VllmWorker")], VllmWorker={})
+    assert predict(found, GIVEN).options.gpus == 4
+
+
 def test_without_a_planner_the_workers_stay_and_workers_of_other_names_are_known(tmp_path: Any) -> None:
     found = deployment(
         tmp_path,

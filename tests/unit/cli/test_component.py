@@ -146,6 +146,11 @@ def test_flags_come_over_the_file_and_the_file_over_what_the_deployment_has(tmp_
     assert made.worker_name.endswith(f"_{os.getpid()}")
 
 
+def test_a_component_bears_a_file_with_automatic_frontends() -> None:
+    made = checked_component({}, {"Frontend": {"ServiceArgs": {"workers": "auto"}}})
+    assert made.name == WORKER
+
+
 def test_an_option_is_checked_as_its_own_process_would() -> None:
     with pytest.raises(ConfigError, match="max-num-seqs"):
         checked_component({"max-num-seqs": "many"})

@@ -57,6 +57,13 @@ def test_with_the_clusters_discovery_an_aggregated_graph_has_no_server(
     assert len(pods) == 3
 
 
+def test_automatic_frontends_go_by_the_gpus_of_the_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--Frontend.ServiceArgs.workers=auto", "--VllmWorker.ServiceArgs.workers=5")
+    assert run("graphs.agg:Frontend", "-f", "agg.yaml", "--image", "i:1", *arguments) == 0
+    documents = {each["metadata"]["name"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
+    assert documents["dynamo-frontend"]["spec"]["replicas"] == 3
+
+
 def test_one_store_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     graph = ("graphs.agg:Frontend", "-f", "agg.yaml", "--image", "i:1")
     assert run(*graph, "--store", "kubernetes", "--etcd", "http://etcd:2379") == 2

@@ -48,7 +48,7 @@ def test_a_unit_runs_serve_with_its_options_and_gets_the_time_to_drain(
     assert not {"User", "Wants", "After"} & settings.keys()
 
 
-def test_a_unit_with_a_holder_hears_serve_below_it() -> None:
+def test_a_unit_with_a_supervisor_hears_serve_below_it() -> None:
     assert unit("graphs.agg:Frontend")["NotifyAccess"] == ["all"]
     assert unit("graphs.agg:Frontend", "--no-supervise")["NotifyAccess"] == ["main"]
     assert unit("graphs.agg:Frontend", "--orphan-grace", "0")["NotifyAccess"] == ["main"]

@@ -51,6 +51,14 @@ MISTAKES: list[tuple[str, list[str]]] = [
     (f"{AGG} --VllmWorker.engine=vlm", ["'vlm'", "Did you mean 'vllm'?", "llamacpp"]),  # 10
     (f"{DISAGG} --Planner.adjustment-interval=ten", ["'ten'", "expected a number, more than 0"]),  # 11
     (f"{AGG} --VllmWorker.workers=9", ["workers", "Write --VllmWorker.ServiceArgs.workers=9"]),
+    (
+        f"{AGG} --Frontend.ServiceArgs.workers=many",
+        ["Frontend.ServiceArgs.workers", "'many'", "a whole number of at least 1, or auto"],
+    ),
+    (
+        f"{AGG} --VllmWorker.ServiceArgs.workers=auto",
+        ["VllmWorker.ServiceArgs.workers", "'auto'", "expected a whole number of at least 1"],
+    ),
     (f"{AGG} --VllmWorker.gpu=2", ["Write --VllmWorker.ServiceArgs.resources.gpu=2"]),
     (f"{AGG} --Router.router=kvv", ["Router.router", "'kvv'", "round-robin", "kv"]),
     (f"{AGG} --VllmWorker.ServiceArgs.workers=9", ["9 x 1", "8 visible", "Lower"]),  # 22
@@ -67,7 +75,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("status --namespace tow", ["no deployment tow"]),  # 24
     ("status", ["no deployment is running", "dynaplan serve", "DYN_LOCAL_STATE_DIR"]),  # 25
     ("why mine", ["no deployment mine"]),
-    ("report mine --output /nonexistent/x", ["/nonexistent/x"]),
     ("bench mine", ["no deployment mine"]),
     ("reload mine", ["no deployment mine"]),
     ("orchestrate mine --exec true", ["no deployment mine"]),

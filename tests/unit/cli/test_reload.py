@@ -95,6 +95,12 @@ def test_an_unchanged_file_changes_nothing(served: Served) -> None:
     assert served.applied == []
 
 
+def test_automatic_frontends_are_as_many_as_before(served: Served) -> None:
+    served.write(YAML.replace("{api-key: secret}", "{ServiceArgs: {workers: auto}}"))
+    served.serve()
+    assert served.typed("-y").output == f"nothing has changed in {served.file}\n"
+
+
 def test_the_difference_is_shown_with_what_it_takes_and_secrets_are_not(served: Served) -> None:
     served.write(YAML.replace("8", "16").replace("secret", "other") + "  max-prefill-queue-size: 5\n")
     shown = served.typed("--dry-run").output
@@ -139,11 +145,11 @@ TARGETS = YAML + "  remote-prefill: true\nPlanner: {policy: sla, profile-results
         ),
         (("  remote", "  prefill-deadline: 0\n  remote"), "-  0  rolling restart of Frontend, Planner"),
         (("remote-prefill: true", "remote-prefill: false"), "rolling restart of Frontend, Planner"),
-        (("  remote", "  swap-space: 4\n  remote"), "-  4  rolling restart of VllmWorker"),
+        (("  remote", "  swap-space: 4\n  remote"), "-  4  rolling restart of Planner, VllmWorker"),
         (("  remote", "  max-prefill-queue-size: 4\n  remote"), "-  4  live"),
     ],
 )
-def test_a_planner_for_targets_is_replaced_where_it_knows_the_setting_of_another_service(
+def test_a_planner_for_targets_is_replaced_with_the_workers_and_frontends_that_it_has_a_model_of(
     served: Served, change: tuple[str, str], row: str
 ) -> None:
     served.write(TARGETS)

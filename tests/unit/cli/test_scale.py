@@ -53,7 +53,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
 
     asyncio.run(counted())
     monkeypatch.setattr(store, "close", closed)
-    monkeypatch.setattr(scale, "find_here", lambda _: found)
+    monkeypatch.setattr(scale, "connect", lambda _: found)
     monkeypatch.setattr(scale, "gpus_of", lambda _: (0,))
     monkeypatch.setattr(reserve, "connect", lambda _: found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
@@ -146,7 +146,7 @@ def test_a_hold_above_the_gpu_budget_or_the_gpus_is_refused(store: MemoryStore) 
 def test_without_a_planner_that_scales_a_number_stays_and_a_hold_waits_for_one(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None
 ) -> None:
-    monkeypatch.setattr(scale, "find_here", lambda _: deployment(planner))
+    monkeypatch.setattr(scale, "connect", lambda _: deployment(planner))
     assert typed("scale", "decode=2", "--no-wait").output == "asked for decode=2 (decision 2)\n"
     held = typed("scale", "decode=2", "--hold", "--no-wait").output
     assert "No planner scales this deployment now; one that is started keeps to it." in held
@@ -182,7 +182,6 @@ def test_hours_are_held_without_a_decision_and_released_as_any_hold(store: Memor
 
 
 def test_hours_need_a_planner_that_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found in (deployment(None), None):
-        monkeypatch.setattr(scale, "find_here", lambda _, found=found: found)
-        refused = typed("scale", "decode=3", "--at", "09:00-17:00")
-        assert "--at: no planner" in str(refused.exception)
+    monkeypatch.setattr(scale, "connect", lambda _: deployment(None))
+    refused = typed("scale", "decode=3", "--at", "09:00-17:00")
+    assert "--at: no planner" in str(refused.exception)

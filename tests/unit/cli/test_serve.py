@@ -70,6 +70,16 @@ def test_port_0_of_the_file_asks_the_kernel_for_one_as_on_the_command_line(
     assert [each.port for each in served] == [port]
 
 
+@pytest.mark.parametrize(("gpus", "frontends"), [(2, 1), (8, 4)])
+def test_automatic_frontends_are_a_number_before_anything_starts(
+    gpus: int, frontends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    text = dry_run("--Frontend.ServiceArgs.workers=auto", "--gpus", str(gpus), "--show-env")
+    assert f'"ServiceArgs": {{"workers": {frontends}}}' in text
+    assert '"auto"' not in text
+
+
 @pytest.mark.parametrize(
     ("options", "is_program", "is_held"),
     [
@@ -80,13 +90,13 @@ def test_port_0_of_the_file_asks_the_kernel_for_one_as_on_the_command_line(
         ([], False, False),
     ],
 )
-def test_serve_gets_a_holder_where_the_command_line_is_all_that_the_process_does(
+def test_serve_gets_a_supervisor_where_the_command_line_is_all_that_the_process_does(
     options: list[str], is_program: bool, is_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grace_s: list[float] = []
     monkeypatch.setattr("dynaplan.fleet.serve.serve", lambda spec, config, options, link: 0)
     monkeypatch.setattr(
-        "dynaplan.cli.serve.run_below_holder",
+        "dynaplan.cli.serve.run_under_supervisor",
         lambda arguments, grace, drain, namespace: grace_s.append(grace) or (None, None),
     )
     words = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *options]

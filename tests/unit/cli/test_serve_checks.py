@@ -11,6 +11,7 @@ import pytest
 import graphs
 from dynaplan.cli.main import main
 from dynaplan.cli.serve_checks import check_memory, check_settings, locate_models
+from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines import registry
 from dynaplan.engines.model_memory import MemoryNeed
 from dynaplan.fleet.gpus import Gpu
@@ -117,6 +118,32 @@ def test_what_the_planner_would_refuse_is_refused_before_anything_starts(
     planner = {"policy": "sla", "profile-results-dir": "mocker", option: value}
     with pytest.raises(ConfigError, match=rf"Planner\.{option}(:| is) {value!r}"):
         check(disagg, {"Planner": planner})
+
+
+def test_a_planner_that_counts_a_model_that_no_frontend_serves_is_refused(disagg: Graph) -> None:
+    config = {
+        "Common": {"model": "meta/llama"},
+        "Frontend": {"served_model_name": "llama"},
+        "Planner": {"policy": "sla", "profile-results-dir": "mocker", "served_model_name": "lama"},
+    }
+    with pytest.raises(
+        ConfigError, match=r"Planner\.served-model-name is 'lama', and no frontend"
+    ) as refused:
+        check(disagg, config)
+    assert refused.value.hint == f"Leave it out, or write one of: llama, meta/llama, {SimOptions.model}."
+    config["Planner"]["policy"] = "load"
+    assert check(disagg, config) == []
+
+
+@pytest.mark.parametrize("name", ["Meta/Llama", "llama", "adapter"])
+def test_a_planner_counts_a_model_by_any_name_that_clients_may_call_it(
+    disagg: Graph, checked: list[tuple[str, Any, float]], name: str
+) -> None:
+    config = both(
+        engine="vllm", model="meta/llama", served_model_name="llama", lora_modules=["adapter=a/path"]
+    )
+    config["Planner"] = {"policy": "sla", "profile-results-dir": "mocker", "served-model-name": name}
+    assert all("vllm is only looked at" in warning for warning in check(disagg, config))
 
 
 def test_a_recording_needs_a_directory_that_is_there(disagg: Graph, tmp_path: Path) -> None:

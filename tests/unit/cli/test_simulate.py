@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from dynaplan.cli import simulate as simulate_command
 from dynaplan.cli.simulate import command
-from dynaplan.engines.sim.profiles import DEFAULT_PROFILE, SHIPPED_DIR
+from dynaplan.config.settings.worker import DEFAULT_PROFILE
+from dynaplan.engines.sim.profiles import SHIPPED_DIR
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.simulation import recommend_policy, run_simulations
 from dynaplan.util.errors import ConfigError
@@ -28,9 +29,11 @@ def simulate(*arguments: str) -> str:
 def test_policies_are_compared_side_by_side_on_the_same_trace(tmp_path):
     path = tmp_path / "results.json"
 
-    text = simulate("--policy", "load", "--policy", "static:1,2", "--policy", "hpa", "--json", str(path))
+    text = simulate(
+        "--policy", "load", "--policy", "static:1,2", "--policy", "static:2,2", "--json", str(path)
+    )
 
-    assert [line.split()[0] for line in text.splitlines()] == ["POLICY", "load", "static:1,2", "hpa"]
+    assert [line.split()[0] for line in text.splitlines()] == ["POLICY", "load", "static:1,2", "static:2,2"]
     rows = json.loads(path.read_text())
     assert len({row["requests"] for row in rows}) == 1
     assert all(row["lost"] == 0 for row in rows)
@@ -68,7 +71,7 @@ def test_each_recommended_policy_is_simulated_as_it_would_be_served():
 
 
 def test_the_same_command_twice_prints_the_same():
-    assert simulate("--policy", "kpa", "--mode", "agg") == simulate("--policy", "kpa", "--mode", "agg")
+    assert simulate("--policy", "sla", "--mode", "agg") == simulate("--policy", "sla", "--mode", "agg")
 
 
 def test_options_of_the_planner_and_the_engine_are_taken(tmp_path):
@@ -91,7 +94,7 @@ def test_options_of_the_planner_and_the_engine_are_taken(tmp_path):
     [
         ["--policy", "magic"],
         ["--policy", "load,sla"],
-        ["--policy", "hpa:4"],
+        ["--policy", "formula:4"],
         ["--policy", "sla", "--gpus", "1"],
         ["--policy", "best-static", "--gpus", "1"],
         ["--policy", "best-static:2,1"],
@@ -226,9 +229,9 @@ def test_the_progress_tells_policy_simulated_time_and_time_left(monkeypatch):
 
 def test_every_policy_and_pass_is_told_up_to_the_traces_end():
     calls = []
-    options = SimulateOptions(LOAD, policies=("static:1,1", "hpa"))
+    options = SimulateOptions(LOAD, policies=("static:1,1", "load"))
     list(run_simulations(options, lambda *call: calls.append(call)))
-    assert {(name, number) for name, number, _, _ in calls} == {("static:1,1", 1), ("hpa", 1)}
+    assert {(name, number) for name, number, _, _ in calls} == {("static:1,1", 1), ("load", 1)}
     assert all(0 <= at_s <= length_s == pytest.approx(60, abs=1) for _, _, at_s, length_s in calls)
 
 

@@ -105,15 +105,17 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
     ]
 
 
-def test_a_serve_that_its_holder_starts_again_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_serve_that_its_supervisor_starts_again_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     from dynaplan.fleet.heartbeats import HeartbeatFiles
 
     heartbeat = Heartbeat(ProcessIdentity(8, 1, "boot"), 0.0, 1.0, 1.0, False)
     monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read={"serve": heartbeat}.get))
-    holder = ProcessIdentity(7, 1, "boot")
-    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=holder, workers=())
+    supervisor = ProcessIdentity(7, 1, "boot")
+    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=supervisor, workers=())
     [trouble] = status_document._troubles(found)
-    assert trouble == "`dynaplan serve` (pid 8) has ended. Its holder starts it again, and requests go on."
+    assert (
+        trouble == "`dynaplan serve` (pid 8) has ended. Its supervisor starts it again, and requests go on."
+    )
 
 
 def test_a_narrow_screen_does_without_the_usual_time_first_and_then_without_columns() -> None:

@@ -11,6 +11,7 @@ import pytest
 from dynaplan.config.frontend import (
     PrefillDeadline,
     configured_deadline,
+    frontends_for,
     own_frontend_settings,
     prefill_deadline,
     promised_times,
@@ -185,6 +186,27 @@ def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
         ServiceConfig.reset()
     assert settings.disaggregation.prefill_deadline_ms == deadline.ms == deadline_ms
     assert (f"queued prompts are computed {deadline}" in caplog.text) is bool(worker)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "frontends"),
+    [(0, 64, 1), (2, 64, 1), (3, 64, 2), (8, 64, 4), (16, None, 8), (8, 1, 1), (8, 2, 1), (8, 5, 2)],
+)
+def test_there_is_a_frontend_for_every_two_gpus_on_at_most_half_of_the_cores(
+    gpus: int, cores: int | None, frontends: int
+) -> None:
+    assert frontends_for(gpus, cores) == frontends
+
+
+def test_the_number_of_frontends_may_be_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"Frontend": {"max-waiting-requests": 10, "ServiceArgs": {"workers": "4"}}}
+    monkeypatch.setenv(CONFIG_VARIABLE, json.dumps(config))
+    ServiceConfig.reset()
+    try:
+        settings = own_frontend_settings(ServiceConfig.get_instance().get_parsed_config("Frontend"))
+    finally:
+        ServiceConfig.reset()
+    assert settings.max_waiting_requests == 3
 
 
 def test_a_planner_that_plans_for_targets_promises_them_and_another_nothing() -> None:

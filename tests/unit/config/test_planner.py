@@ -153,3 +153,20 @@ def test_a_namespace_that_is_not_the_graphs_is_refused_and_the_graphs_own_is_not
     assert settings_in_graph({}, "ns").namespace == "ns"
     with pytest.raises(ConfigError, match=r"Planner.namespace is 'other', but the graph runs in 'ns'"):
         settings_in_graph({"namespace": "other"}, "ns")
+
+
+@pytest.mark.parametrize(
+    ("engine", "profile"),
+    [
+        ({}, H200),
+        ({"model": "some/70B"}, "h100_sxm-Llama-3.3-70B-Instruct-FP8"),
+        ({"model": "some/70B", "profile": "mocker"}, "mocker"),
+        ({"engine": "vllm", "model": "some/70B"}, PlannerSettings.profile_results_dir),
+    ],
+)
+def test_a_simulated_engine_is_planned_for_by_its_own_profile_unless_another_is_named(
+    monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any], profile: str
+) -> None:
+    section = {"VllmWorker": engine, "Planner": {}}
+    assert served(monkeypatch, {"profile-results-dir": None}, **section).profile_results_dir == profile
+    assert served(monkeypatch, **section).profile_results_dir == H200

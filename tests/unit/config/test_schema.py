@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def fits(value: Any, schema: Any) -> bool:
         "enum", [value]
     ):
         return False
+    if isinstance(value, str):
+        return re.search(schema.get("pattern", ""), value) is not None
     if isinstance(value, bool) or not isinstance(value, int | float | dict):
         return True
     if isinstance(value, dict):
@@ -53,6 +56,9 @@ def test_every_shipped_file_fits(path: Path) -> None:
         {"Planner": {"policy": "lod"}},
         {"VllmWorker": {"max-num-seqs": 0}},
         {"VllmWorker": {"ServiceArgs": {"workers": 0}}},
+        {"VllmWorker": {"ServiceArgs": {"workers": "auto"}}},
+        {"Frontend": {"ServiceArgs": {"workers": 0}}},
+        {"Frontend": {"ServiceArgs": {"workers": "many"}}},
         {"Frontend": []},
     ],
 )
@@ -64,6 +70,10 @@ def test_keys_have_both_spellings_and_their_meaning() -> None:
     planner = config_schema()["properties"]["Planner"]["properties"]
     assert planner["adjustment-interval"] == planner["adjustment_interval"]
     assert "30" in planner["adjustment-interval"]["description"]
+
+
+def test_a_frontend_may_be_counted_by_the_gpus() -> None:
+    assert fits({"Frontend": {"ServiceArgs": {"workers": "auto"}}}, config_schema())
 
 
 def test_a_service_of_ones_own_and_an_option_of_an_engine_are_free() -> None:

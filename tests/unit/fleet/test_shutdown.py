@@ -62,7 +62,7 @@ class Arbiter:
 
 @pytest.fixture
 def childless() -> Iterator[int]:
-    """A process without children: those of the holder are killed at the end."""
+    """A process without children: those of the supervisor are killed at the end."""
     process = subprocess.Popen(["sleep", "600"])
     yield process.pid
     process.kill()
@@ -79,7 +79,7 @@ def shutdown(arbiter: Arbiter, childless: int) -> Shutdown:
     services = (ServiceSpec("Frontend", Role.FRONTEND), ServiceSpec("VllmWorker", Role.DECODE))
     graph = GraphSpec("graphs.agg:Frontend", "/srv/project", "box", services)
     surroundings: Any = (arbiter, graph, PLUGIN, None, DRAIN_S, print)
-    link: Any = SimpleNamespace(holder_pid=childless, look=lambda: None)
+    link: Any = SimpleNamespace(supervisor_pid=childless, look=lambda: None)
     return Shutdown(*surroundings, link=link)
 
 

@@ -58,14 +58,14 @@ def test_a_process_that_has_never_beaten_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("holder", "killed"), [(6, [7]), pytest.param(7, [], id="there is no holder to start it again")]
+    ("supervisor", "killed"), [(6, [7]), pytest.param(7, [], id="there is no supervisor to start it again")]
 )
-async def test_a_serve_that_stands_still_for_a_minute_is_killed_for_its_holder_to_start_it_again(
-    holder: int, killed: list[int]
+async def test_a_serve_that_stands_still_for_a_minute_is_killed_for_its_supervisor_to_start_it_again(
+    supervisor: int, killed: list[int]
 ) -> None:
     box, seen, reported = Box(), set[int](), list[str]()
     processes = SimpleNamespace(kill=lambda process: seen.add(process.pid))
-    identity = ProcessIdentity(holder, 1, "boot")
+    identity = ProcessIdentity(supervisor, 1, "boot")
     watchdog = ServeWatchdog(box, identity, cast(Any, processes), box.clock, reported.append)
     for elapsed_s in range(70):
         watchdog.check()

@@ -141,6 +141,17 @@ async def test_an_interval_that_changes_nothing_says_so_in_the_words_of_dynamo_s
     ]
 
 
+async def test_a_worker_that_is_needed_and_not_allowed_is_said_in_place_of_no_scaling_needed(caplog):
+    world = World(prefill=1, decode=2, **{"max-gpu-budget": 3})
+    world.usage = 0.95
+    with caplog.at_level(logging.INFO):
+        await world.passing(11)
+    said = [record.getMessage() for record in caplog.records]
+    (withheld,) = [each for each in said if each.startswith("scaling is needed, and not possible now: ")]
+    assert "4 GPUs would be over the budget of 3" in withheld
+    assert not [each for each in said if "No scaling needed" in each]
+
+
 async def test_nothing_is_said_of_scaling_where_the_fleet_is_not_known(caplog, monkeypatch):
     world = World()
 
@@ -344,8 +355,9 @@ async def test_a_decision_that_cannot_be_carried_out_is_told_in_the_next_record_
 
 def waiting() -> World:
     """A world in which planning cannot begin yet."""
-    world = World(decode=0)
+    world = World()
     world.is_obedient = False
+    world.connector.set_fleet(FleetCounts(WorkerCounts(ready=1)))
     return world
 
 
@@ -357,6 +369,12 @@ async def test_it_waits_for_the_first_decode_worker_and_prefill_workers_alone_wi
     world.connector.set_fleet(FleetCounts(decode=WorkerCounts(ready=1)))
     await world.passing(5)
     assert world.notes.samples
+
+
+async def test_where_no_decode_worker_was_asked_for_it_asks_for_the_least_and_waits_for_none():
+    world = World(decode=0)
+    await world.passing(11)
+    assert await world.decode_workers() == 1
 
 
 async def test_waiting_outlives_an_absence_of_the_store():

@@ -26,6 +26,7 @@ class Source:
     def __init__(self, clock: ManualClock) -> None:
         self.rate: float | None = 1.0
         self.pulls = 0
+        self.missing = ""
         self.intervals: list[float] = []
 
     async def pull(self) -> None:
@@ -33,6 +34,8 @@ class Source:
 
     async def traffic(self, interval_s: float) -> Traffic:
         self.intervals.append(interval_s)
+        if self.missing:
+            return Traffic(interval_s, missing=self.missing)
         return traffic(self.rate, interval_s=interval_s)
 
     async def close(self) -> None:
@@ -66,6 +69,20 @@ async def test_it_looks_at_every_pull_and_plans_in_even_intervals():
     assert world.source.pulls >= 30
     assert world.source.intervals == [10.0] * len(world.notes.records)
     assert len(world.notes.records) == 3
+
+
+async def test_traffic_that_is_not_known_is_logged_every_30_s_until_it_is(caplog):
+    world = TargetsWorld()
+    world.source.missing = "served-model-name is 'misspelt', and the frontends have served 'mine' only"
+    with caplog.at_level("INFO"):
+        await world.passing(75)
+    assert not [each for each in caplog.records if "No scaling needed" in each.message]
+    said = [each.message for each in caplog.records if "traffic is not known" in each.message]
+    assert said == [f"the traffic is not known: {world.source.missing}"] * 3
+    world.source.missing = ""
+    with caplog.at_level("INFO"):
+        await world.passing(15)
+    assert "the traffic is known again" in [each.message for each in caplog.records]
 
 
 async def test_traffic_that_needs_them_gets_workers_although_nothing_was_acknowledged():

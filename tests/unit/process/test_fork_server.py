@@ -137,7 +137,8 @@ def environment_in(directory: Path, imported: str = FINE) -> dict[str, str]:
 
 @pytest.fixture
 def driven(tmp_path: Path) -> Driven:
-    """Runs a process that starts others as a holder does; returns exit codes, and what they have printed."""
+    """Runs a process that starts others as a supervisor does; returns exit codes, and what they have
+    printed."""
 
     def run(code: str, imported: str = FINE) -> dict[str, Any]:
         words = [sys.executable, "-c", DRIVER, str(tmp_path), code]
@@ -258,11 +259,11 @@ def test_a_fork_server_that_was_killed_or_stands_still_holds_nothing_up(driven: 
     assert forked == ["forked", "again"]
 
 
-def test_it_dies_with_the_holder(tmp_path: Path) -> None:
+def test_it_dies_with_the_supervisor(tmp_path: Path) -> None:
     words = [sys.executable, "-c", HOLDER]
-    holder = subprocess.Popen(words, env=environment_in(tmp_path), stdout=subprocess.PIPE)
-    assert holder.stdout
-    [pid] = holder.stdout.readline().split()
-    holder.kill()
-    holder.communicate()
+    supervisor = subprocess.Popen(words, env=environment_in(tmp_path), stdout=subprocess.PIPE)
+    assert supervisor.stdout
+    [pid] = supervisor.stdout.readline().split()
+    supervisor.kill()
+    supervisor.communicate()
     wait_until(lambda: not Path(f"/proc/{int(pid)}/cmdline").exists())

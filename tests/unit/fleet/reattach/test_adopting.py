@@ -1,6 +1,6 @@
 """What a ``serve`` that was started again adopts, what it ends, and what it leaves alone.
 
-The link and the processes are fakes: the holder's answers are those of ``process/holder.py``, and
+The link and the processes are fakes: the supervisor's answers are those of ``process/supervisor.py``, and
 ``kill_group`` only writes down what it was asked to end.
 """
 
@@ -21,14 +21,14 @@ from dynaplan.fleet.launch import RELOADED_FILE, Launch, Reload
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.preparation import Preparation
 from dynaplan.fleet.reattach.adopting import DEPLOYMENT, adopt_deployment, save_handover
-from dynaplan.fleet.reattach.processes import HolderFleet
+from dynaplan.fleet.reattach.processes import SupervisedFleet
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.process.holder_link import HolderState
 from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.supervisor_link import SupervisorState
 from tests.unit.fleet.test_launch import LAUNCH
 
-HOLDER = ProcessIdentity(os.getpid(), 77, "this-boot")
+SUPERVISOR = ProcessIdentity(os.getpid(), 77, "this-boot")
 FRONTEND = Worker("ns_Frontend", "Frontend", Role.FRONTEND, pid=501, state=WorkerState.READY)
 DECODE = Worker("ns_VllmWorker", "VllmWorker", Role.DECODE, gpus=(0,), pid=502, state=WorkerState.READY)
 STRANGER = 999
@@ -36,18 +36,19 @@ STRANGER = 999
 
 
 class KeepingLink:
-    """A link to a holder that has these processes, by name; ``dropped`` is what it need not keep any more."""
+    """A link to a supervisor that has these processes, by name; ``dropped`` is what it need not keep any
+    more."""
 
     def __init__(self, pids: dict[str, int]) -> None:
-        self.holder_pid, self.is_trial = HOLDER.pid, False
+        self.supervisor_pid, self.is_trial = SUPERVISOR.pid, False
         self.pids = pids
         self.kept: dict[str, int] = {}
         self.dropped: list[str] = []
         self.paths: list[Path] | None = None
         self.on_end: Callable[[int, int], None] = lambda pid, status: None
 
-    def hello(self) -> HolderState:
-        return HolderState(self.pids, self.kept, 1.0)
+    def hello(self) -> SupervisorState:
+        return SupervisorState(self.pids, self.kept, 1.0)
 
     def keep_text(self, name: str, text: bytes) -> None:
         if name in self.kept:
@@ -74,7 +75,7 @@ class Box:
         self.launch = replace(
             LAUNCH,
             graph=replace(LAUNCH.graph, working_dir=str(directory)),
-            arbiter=HOLDER,
+            arbiter=SUPERVISOR,
             runtime_dir=directory / "run",
             log_dir=directory,
             statefile=directory / "ns.json",
@@ -87,14 +88,14 @@ class Box:
         self.link = KeepingLink({FRONTEND.name: FRONTEND.pid, DECODE.name: DECODE.pid})
         self.write(FRONTEND, DECODE)
 
-    def write(self, *workers: Worker, arbiter: ProcessIdentity = HOLDER) -> None:
+    def write(self, *workers: Worker, arbiter: ProcessIdentity = SUPERVISOR) -> None:
         document = with_fleet(new_document(replace(self.launch, arbiter=arbiter)), workers)
         self.launch.statefile.write_text(json.dumps(document))
 
     def leave(self, launch: Launch | None = None) -> None:
-        """Have the holder keep what the ``serve`` before leaves to the next."""
-        fleet = HolderFleet(self.link, {}, ())  # type: ignore[arg-type]
-        save_handover(Preparation(launch or self.launch, (), (), True, (), holder_fleet=fleet), False)
+        """Have the supervisor keep what the ``serve`` before leaves to the next."""
+        fleet = SupervisedFleet(self.link, {}, ())  # type: ignore[arg-type]
+        save_handover(Preparation(launch or self.launch, (), (), True, (), supervised_fleet=fleet), False)
 
     def adopt_deployment(self) -> Preparation | None:
         found = adopt_deployment(self.link, self.stack)  # type: ignore[arg-type]
@@ -105,7 +106,7 @@ class Box:
             self.ended.append(pid)
             return (pid,)
 
-        known = {HOLDER.pid: HOLDER}
+        known = {SUPERVISOR.pid: SUPERVISOR}
         return SimpleNamespace(kill_group=kill_group, identify=lambda pid: 1, identity_of=known.__getitem__)
 
 
@@ -123,14 +124,14 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
             os.close(descriptor)
 
 
-def test_what_the_holder_has_and_the_statefile_knows_is_adopted(box: Box) -> None:
+def test_what_the_supervisor_has_and_the_statefile_knows_is_adopted(box: Box) -> None:
     box.leave()
     found = box.adopt_deployment()
     assert found
     assert found.launch == box.launch
     assert [each.name for each in found.workers] == [FRONTEND.name, DECODE.name]
-    assert found.holder_fleet
-    assert found.holder_fleet.adoptable == box.link.pids
+    assert found.supervised_fleet
+    assert found.supervised_fleet.adoptable == box.link.pids
     assert box.ended == []
 
 
@@ -138,8 +139,8 @@ def test_a_process_that_the_statefile_does_not_know_is_ended(box: Box) -> None:
     box.leave()
     box.write(FRONTEND)
     found = box.adopt_deployment()
-    assert found and found.holder_fleet
-    assert found.holder_fleet.adoptable == {FRONTEND.name: FRONTEND.pid}
+    assert found and found.supervised_fleet
+    assert found.supervised_fleet.adoptable == {FRONTEND.name: FRONTEND.pid}
     assert box.ended == [DECODE.pid]
 
 
@@ -148,23 +149,23 @@ def test_a_pid_that_is_another_programs_by_now_is_neither_adopted_nor_ended(box:
     gone = replace(DECODE, name="ns_VllmWorker_1", gpus=(1,), pid=STRANGER)
     box.write(FRONTEND, replace(DECODE, pid=STRANGER), gone)
     found = box.adopt_deployment()
-    assert found and found.holder_fleet
-    # Its own child, which nothing else can have the pid of, is what the holder says it is.
-    assert found.holder_fleet.adoptable == box.link.pids
+    assert found and found.supervised_fleet
+    # Its own child, which nothing else can have the pid of, is what the supervisor says it is.
+    assert found.supervised_fleet.adoptable == box.link.pids
     assert [each.name for each in found.workers] == [FRONTEND.name, DECODE.name]
     assert box.ended == []
 
 
 def other_boot(box: Box) -> None:
-    box.write(FRONTEND, replace(DECODE, pid=STRANGER), arbiter=replace(HOLDER, boot_id="before"))
+    box.write(FRONTEND, replace(DECODE, pid=STRANGER), arbiter=replace(SUPERVISOR, boot_id="before"))
 
 
 def other_arbiter(box: Box) -> None:
-    box.write(FRONTEND, replace(DECODE, pid=STRANGER), arbiter=replace(HOLDER, started_at=1))
+    box.write(FRONTEND, replace(DECODE, pid=STRANGER), arbiter=replace(SUPERVISOR, started_at=1))
 
 
-def kept_of_another_holder(box: Box) -> None:
-    box.leave(replace(box.launch, arbiter=replace(HOLDER, started_at=1)))
+def kept_of_another_supervisor(box: Box) -> None:
+    box.leave(replace(box.launch, arbiter=replace(SUPERVISOR, started_at=1)))
 
 
 def kept_text_is_torn(box: Box) -> None:
@@ -188,7 +189,7 @@ def directory_is_gone(box: Box) -> None:
     [
         other_boot,
         other_arbiter,
-        kept_of_another_holder,
+        kept_of_another_supervisor,
         kept_text_is_torn,
         statefile_is_gone,
         statefile_is_torn,

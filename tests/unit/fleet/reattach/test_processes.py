@@ -13,7 +13,7 @@ import psutil
 import pytest
 from circus.process import Process
 
-from dynaplan.fleet.reattach.processes import HolderFleet, HolderProcess, RetryingWatcher
+from dynaplan.fleet.reattach.processes import RetryingWatcher, SupervisedFleet, SupervisedProcess
 
 
 def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
@@ -21,26 +21,26 @@ def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
 ) -> None:
     begun_s = psutil.Process().create_time()
     monkeypatch.setattr(time, "time", lambda: begun_s - 30)
-    process = HolderProcess.__new__(HolderProcess)
+    process = SupervisedProcess.__new__(SupervisedProcess)
     process.name = "ns_VllmWorker"
     fleet = SimpleNamespace(adoptable={"ns_VllmWorker": os.getpid()}, processes={})
-    process.watcher = SimpleNamespace(holder_fleet=fleet)
+    process.watcher = SimpleNamespace(supervised_fleet=fleet)
     process.spawn()
     assert process.started == begun_s - 30
     assert fleet.processes == {os.getpid(): process}
 
 
-def fleet_that_adopts(**pids: int) -> tuple[HolderFleet, SimpleNamespace]:
-    """A fleet that was told what its holder has, and the link."""
+def fleet_that_adopts(**pids: int) -> tuple[SupervisedFleet, SimpleNamespace]:
+    """A fleet that was told what its supervisor has, and the link."""
     link = SimpleNamespace(started=[], on_end=None)
     link.spawn = lambda name, *about: link.started.append(name) or os.getpid()
-    return HolderFleet(cast(Any, link), pids, ()), link
+    return SupervisedFleet(cast(Any, link), pids, ()), link
 
 
-def held_process(fleet: HolderFleet, name: str, *args: str) -> HolderProcess:
-    process = HolderProcess.__new__(HolderProcess)
+def held_process(fleet: SupervisedFleet, name: str, *args: str) -> SupervisedProcess:
+    process = SupervisedProcess.__new__(SupervisedProcess)
     process.name, process.working_dir, process.env = name, "/", {}
-    process.watcher = SimpleNamespace(holder_fleet=fleet, args=args, ends_with_serve=False)
+    process.watcher = SimpleNamespace(supervised_fleet=fleet, args=args, ends_with_serve=False)
     for method, answer in (("format_args", ["x"]), ("_get_stdin_socket_fd", None)):
         setattr(process, method, lambda answer=answer: answer)
     return process

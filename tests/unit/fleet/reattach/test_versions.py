@@ -17,7 +17,6 @@ from dynaplan.fleet.reattach.versions import (
     SUCCESSOR_FILE,
     VERSION_FILE,
     RunningServe,
-    Takeover,
     Version,
     check_own_package,
     own_version,
@@ -46,13 +45,13 @@ def test_the_same_version_that_comes_back_keeps_the_moment_since_which_it_runs(
     write_own(tmp_path, ["graph"])
     second = read_serve(tmp_path)
     assert second and second.version.number == "99"
-    assert second.takeovers[:1] == first.takeovers
+    assert (first.since, second.since) == (0, second.started_at)
     assert [each.name for each in tmp_path.iterdir()] == [VERSION_FILE]
 
 
 def test_what_cannot_be_read_is_nothing(tmp_path: Path) -> None:
     assert read_serve(tmp_path) is None
-    for text in ("{", "[]", '{"pid": 1}', '{"pid": 1, "started_at": 1, "takeovers": [], "arguments": []}'):
+    for text in ("{", "[]", '{"pid": 1}', '{"pid": 1, "started_at": 1, "version": {}, "arguments": []}'):
         (tmp_path / VERSION_FILE).write_text(text)
         assert read_serve(tmp_path) is None
 
@@ -70,13 +69,11 @@ def test_workers_of_another_version_are_renewed_frontends_first_and_those_that_l
         started("leaving", Role.DECODE, 10, state=WorkerState.DRAINING),
         started("frontend", Role.FRONTEND, 10),
     )
-    upgraded = RunningServe(1, 30, (Takeover(A, 5), Takeover(B, 20)))
+    upgraded = RunningServe(1, 30, B, since=20)
     in_order = ["frontend", "decode", "prefill", "planner"]
     assert [each.name for each in upgraded.not_renewed(workers)] == in_order
     assert [each.name for each in upgraded.older(workers)] == ["frontend", "decode", "new", *in_order[2:]]
-    back = RunningServe(1, 30, (*upgraded.takeovers, Takeover(A, 30)))
-    assert [each.name for each in back.not_renewed(workers)] == ["new"]
-    assert RunningServe(1, 30, (Takeover(A, 30),)).not_renewed(workers) == []
+    assert RunningServe(1, 30, A).not_renewed(workers) == []
 
 
 def serve_of_before(arguments: tuple[str, ...] = ("graph", "--port", "0")) -> tuple[Any, RunningServe]:
@@ -84,7 +81,7 @@ def serve_of_before(arguments: tuple[str, ...] = ("graph", "--port", "0")) -> tu
     process = subprocess.Popen(["sleep", "600"])
     started_at = process_table.identify(process.pid)
     assert started_at
-    return process, RunningServe(process.pid, started_at, (Takeover(A, 5),), arguments)
+    return process, RunningServe(process.pid, started_at, A, arguments=arguments)
 
 
 def test_the_successor_has_the_new_program_and_the_old_arguments_and_serve_is_killed(tmp_path: Path) -> None:

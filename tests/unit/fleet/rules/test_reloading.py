@@ -71,10 +71,11 @@ def test_frontends_read_what_says_their_deadline_in_the_planners_section() -> No
     assert change("VllmWorker", "ttft", rules=rules).restarts == {"VllmWorker"}
 
 
-def test_the_planner_is_replaced_with_what_it_learns_of_others() -> None:
-    rules = replace(RULES, learnt={("VllmWorker", "router"), ("VllmWorker", "max-num-seqs")})
+def test_a_planner_for_targets_is_replaced_with_workers_and_frontends() -> None:
+    rules = replace(RULES, plans_for_targets=True)
     assert change("VllmWorker", "router", rules=rules).restarts == {"Frontend", "VllmWorker", "Planner"}
     assert change("VllmWorker", "max-num-seqs", rules=rules).restarts == {"VllmWorker", "Planner"}
+    assert change("VllmWorker", "max-prefill-queue-size", rules=rules).taking is Taking.LIVE
     assert change("Middle", "router", rules=rules).restarts == {"Middle"}
     assert change("VllmWorker", "router", spec=DISAGG, rules=rules).restarts == {"Frontend", "VllmWorker"}
 

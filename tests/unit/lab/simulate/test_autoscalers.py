@@ -5,8 +5,8 @@ import pytest
 from dynaplan.fleet.counts import Sample, Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.autoscalers import HpaPolicy, KpaPolicy, fit_gpus
 from dynaplan.simulation.service import SimulatedService
+from tests.bench.autoscalers import HpaPolicy, KpaPolicy, fit_gpus
 from tests.unit.simulation.services import service, workers
 
 

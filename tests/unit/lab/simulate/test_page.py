@@ -18,7 +18,7 @@ from dynaplan.simulation.run import Result, ScaleEvent
 
 OPTIONS = SimulateOptions(
     trace="step:low=2,high=14,at=20,duration=60,isl=2000,osl=60",
-    policies=("load", "static:1,2", "hpa"),
+    policies=("load", "static:1,2", "both"),
     gpus=6,
     startup_time_s=10.0,
     slo=Slo(300.0, 20.0),

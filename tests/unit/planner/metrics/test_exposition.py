@@ -80,15 +80,15 @@ def test_with_a_model_only_its_traffic_counts_and_what_was_refused_before_the_mo
 def test_a_model_that_no_frontend_has_served_while_others_were_is_told() -> None:
     metrics, exposition = frontend(), Exposition(DEFAULT_PREFIX, "ns", "misspelt")
     exposition.read(metrics.render())
-    assert exposition.unserved == "", "nobody has asked for anything yet"
+    assert exposition.served.unserved == "", "nobody has asked for anything yet"
     answer(metrics, "mine")
     exposition.read(metrics.render())
-    assert exposition.unserved == (
+    assert exposition.served.unserved == (
         "served-model-name is 'misspelt', and the frontends have served 'mine' only"
     )
     answer(metrics, "Misspelt")
     exposition.read(metrics.render())
-    assert exposition.unserved == ""
+    assert exposition.served.unserved == ""
 
 
 def test_requests_that_found_the_waiting_room_full_are_demand_and_other_refusals_are_not() -> None:

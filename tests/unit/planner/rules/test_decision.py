@@ -17,6 +17,7 @@ from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
 from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.rules.decision import decide, has_data, preview_decision, state_without_change
 from dynaplan.planner.rules.explain import explain
@@ -193,6 +194,21 @@ def test_draining_workers_hold_their_gpus():
     assert "4 GPUs would be over the budget of 3" in told(settings, observation)
 
 
+def test_a_worker_that_is_needed_and_not_allowed_is_a_step_forth_and_one_back():
+    full = interval(1, 2, kv=0.95)
+    for settings, observation, stage in (
+        (replace(SEEDS, max_gpu_budget=3), full, "budget"),
+        (SEEDS, replace(full, fleet=replace(full.fleet, decode=WorkerCounts(2, failed=2))), "failures"),
+    ):
+        _, decision = decide(settings, PlannerState(), observation)
+        more, back = decision.steps[-2:]
+        assert (more.stage, more.after) == ("decode scale up", Targets(1, 3))
+        assert (back.stage, back.before, back.after) == (stage, Targets(1, 3), Targets(1, 2))
+        assert decision.is_withheld
+    _, enough = decide(SEEDS, PlannerState(), interval(1, 2, kv=0.7))
+    assert not enough.is_withheld
+
+
 def test_a_fleet_over_the_budget_does_not_grow_and_the_story_says_so():
     settings = replace(SEEDS, max_gpu_budget=2)
     observation = interval(1, 2, 0.95, (1,))
@@ -300,6 +316,7 @@ def test_without_data_or_workers_nothing_is_foretold() -> None:
     )
     assert has_data(last.observation)
     assert not has_data(replace(last.observation, unknown="the store is away"))
+    assert not has_data(replace(last.observation, traffic=Traffic(30.0, missing="no frontend answered")))
 
 
 QUIET, BUSY = 0.0, 1.5

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dynaplan.fleet.counts import Targets, WorkerCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.planner.model import LOAD_BELOW, Backtest, DecisionRecord, PlannerState
+from dynaplan.planner.model import LOAD_BELOW, Backtest, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.recorders.gauges import values_of
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.explain import explain
+from tests.unit.planner.rules.situations import interval
 from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval, traffic
 
 BOTH = replace(SETTINGS, policy="both")
@@ -117,10 +120,21 @@ def test_no_requests_need_the_minimums_only():
     assert desired(replace(planned_interval(3, 2, [0.0]), backtest=ended)) == Targets(1, 1)
 
 
-def test_without_a_decode_worker_and_without_data_there_is_the_minimum():
+@pytest.mark.parametrize("policy", ["load", "sla", "both"])
+def test_without_a_decode_worker_there_is_the_minimum_as_far_as_gpus_and_holds_go(policy: str):
     """After ``scale decode=0`` and ``release`` nobody answers, and nothing is ever measured."""
+    settings = replace(SETTINGS, policy=policy)
     seen = replace(planned_interval(1, 0, [0.0]), traffic=traffic(None), foresight=foreseen([]))
-    assert desired(seen) == Targets(1, 1)
+    seen = replace(seen, load=interval(1, 0, kv=None).load)
+
+    def asked(observation: Observation, **options: Any) -> Targets:
+        return decide(replace(settings, **options), PlannerState(), observation, MODEL)[1].desired
+
+    assert asked(seen) == Targets(1, 1)
+    assert asked(seen, max_gpu_budget=1) == Targets(1, 0)
+    assert asked(replace(seen, holds=RoleHolds(decode=Hold(0, 0)))) == Targets(1, 0)
+    served = replace(seen.fleet, decode=WorkerCounts(unmanaged=1, gpus=1))
+    assert asked(replace(seen, fleet=served)) == Targets(1, 0)
 
 
 def test_an_unknown_fleet_changes_nothing():

@@ -1,4 +1,4 @@
-"""The fork server below a holder: it outlives the program, and ends with the holder."""
+"""The fork server under a supervisor: it outlives the program, and ends with the supervisor."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tests.fakes.polling import wait_until
 
 PROGRAM = """
 import json, os, pathlib, sys, time
-from dynaplan.process.holder import OF_THE_PROGRAM
-from dynaplan.process.holder_link import fork_below_holder, inherited_link
+from dynaplan.process.supervisor import PROGRAM_STAGE
+from dynaplan.process.supervisor_link import fork_under_supervisor, inherited_link
 from dynaplan.process.guard import guard_command
 own, version = sys.argv[1:]
 link = inherited_link(os.environ)
 command = [sys.executable, "-m", "program", own]
-link = link or fork_below_holder([*command, "1"], 60.0, 5.0)
+link = link or fork_under_supervisor([*command, "1"], 60.0, 5.0)
 link.have_fork_server("imported", [sys.executable, "-m", "lives"], {}, ["OWN_VERSION", "DYNAPLAN_HOLDER"])
 pids = {name: pid for name, pid in link.hello().pids.items() if name != "own"}
 name = f"lives {version} {len(pids)}"
-argv = [sys.executable, "-m", "lives", name, str(link.holder_pid)]
+argv = [sys.executable, "-m", "lives", name, str(link.supervisor_pid)]
 pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
-sleep = guard_command(["sleep", "600"], link.holder_pid)
-own_pid = link.spawn("own", OF_THE_PROGRAM, sleep, own, dict(os.environ), (0, 1, 2))
+sleep = guard_command(["sleep", "600"], link.supervisor_pid)
+own_pid = link.spawn("own", PROGRAM_STAGE, sleep, own, dict(os.environ), (0, 1, 2))
 link.confirm_running(pathlib.Path(own, "successor"))
-say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "own": own_pid}
+say = {"me": os.getpid(), "supervisor": link.supervisor_pid, "pids": pids, "own": own_pid}
 print(json.dumps(say), flush=True)
 if sys.stdin.readline() == "make way\\n":
     pathlib.Path(own, "successor").write_text("\\0".join([*command, "2"]))
@@ -45,8 +45,8 @@ LIVES = """
 import os, sys, time
 from dynaplan.process.kernel import die_with_parent
 def main(arguments):
-    name, holder = arguments
-    die_with_parent(int(holder))
+    name, supervisor = arguments
+    die_with_parent(int(supervisor))
     with open(f"{name}.new", "w") as file:
         file.write("forked" if "imported" in sys.modules else "executed")
     os.rename(f"{name}.new", name)
@@ -56,24 +56,24 @@ def main(arguments):
 IMPORTED = "FIRST = THEN = ()"
 
 
-def fork_server_below(holder: int, forked: Iterable[int]) -> int:
-    """The fork server that is a child of the holder; what it has forked has the same command line."""
-    wait_until(lambda: len(set(forks_below(holder)) - set(forked)) == 1)
-    [pid] = set(forks_below(holder)) - set(forked)
+def fork_server_below(supervisor: int, forked: Iterable[int]) -> int:
+    """The fork server that is a child of the supervisor; what it has forked has the same command line."""
+    wait_until(lambda: len(set(forks_below(supervisor)) - set(forked)) == 1)
+    [pid] = set(forks_below(supervisor)) - set(forked)
     return pid
 
 
-def forks_below(holder: int) -> list[int]:
-    """The children of the holder that are fork servers by their command line."""
+def forks_below(supervisor: int) -> list[int]:
+    """The children of the supervisor that are fork servers by their command line."""
     found = []
-    for pid in [pid for pid, parent in parents().items() if parent == holder]:
+    for pid in [pid for pid, parent in parents().items() if parent == supervisor]:
         with suppress(OSError):  # one that has ended meanwhile
             if b"process.fork_server import" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
 
-def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_with_the_holder(
+def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_with_the_supervisor(
     tmp_path: Path,
 ) -> None:
     files = {"program.py": PROGRAM, "lives.py": LIVES, "imported.py": IMPORTED}
@@ -112,7 +112,7 @@ def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_wit
 
 
 def said(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """The next thing that the program says; what the holder says is passed over."""
+    """The next thing that the program says; what the supervisor says is passed over."""
     assert process.stdout
     line = next(line for line in process.stdout if line.startswith(b"{"))
     found: dict[str, Any] = json.loads(line)

@@ -1,6 +1,7 @@
 """Autoscalers to compare with: Kubernetes' HPA and Knative's KPA, with their documented rules and defaults.
 
-Both look at one number per pool and know nothing of SLOs, start-up times or the other pool.
+Both look at one number per pool and know nothing of SLOs, start-up times or the other pool. They are for our
+own comparisons: ``run_policy`` simulates them, or a policy of ``dynaplan simulate``, on the same trace.
 
 HPA, every 15 s: wanted = ceil(workers * metric / target), unless the ratio is within 10 % of 1; at most 4
 workers or twice as many per sync upwards; downwards the highest proposal of the last 300 s counts. Source:
@@ -17,13 +18,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import fmean
 
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.simulation.run import Result, simulate
 from dynaplan.simulation.service import ServiceSettings, SimulatedService
+from dynaplan.simulation.traces.reading import read_requests
 
 HPA_SYNC_S = 15.0
 """Seconds between two syncs of the HPA (``--horizontal-pod-autoscaler-sync-period``)."""
@@ -228,3 +234,16 @@ def fit_gpus(service: SimulatedService, wanted: Mapping[Role, int]) -> Targets:
             break
         targets[most] -= 1
     return Targets(targets.get(Role.PREFILL, 0), targets.get(Role.DECODE, 0))
+
+
+def run_policy(options: SimulateOptions, policy: str) -> Result:
+    """Return the result of one policy on the options' trace, whichever those name."""
+    options = replace(options, policies=(policy,))
+    if policy not in ("hpa", "kpa"):
+        [result] = run_simulations(options)
+        return result
+    settings = service_settings(options)
+    scaler = HpaPolicy(hpa_targets(settings)) if policy == "hpa" else KpaPolicy(kpa_targets(settings))
+    first = options.first or Targets(int(options.is_disaggregated), 1)
+    trace = read_requests(options.trace, options.rate_scale, options.seed)
+    return simulate(trace, settings, first, scaler)

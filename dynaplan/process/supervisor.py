@@ -1,19 +1,20 @@
-"""The holder: one small process above a program, which is the parent of everything that the program starts.
+"""The supervisor: one small process above a program, which is the parent of everything that the program
+starts.
 
-Linux only. ``holder_link.fork_below_holder`` forks the program off and becomes a Python that calls ``main``
-with the words ``PROGRAM_PID SOCKET GRACE_S DRAIN_S -- COMMAND [ARG]...``. The pid stays, so the process that
-has started the program waits for the holder. A program that a signal has killed is started again, as COMMAND,
-and finds at its end of a socket what it had started and what it had given to keep.
+Linux only. ``supervisor_link.fork_under_supervisor`` forks the program off and becomes a Python that calls
+``main`` with the words ``PROGRAM_PID SOCKET GRACE_S DRAIN_S -- COMMAND [ARG]...``. The pid stays, so the
+process that has started the program waits for the supervisor. A program that a signal has killed is started
+again, as COMMAND, and finds at its end of a socket what it had started and what it had given to keep.
 
-- The program exits: the holder ends what is left, and ends with the same code.
+- The program exits: the supervisor ends what is left, and ends with the same code.
 - SIGINT and SIGTERM are passed on. SIGHUP does nothing. A program that does not act on them is killed: one
   that is stopped (SIGSTOP) at once, one that runs UNRESPONSIVE_S seconds after its deadline, which is DRAIN_S
   seconds after the first signal, and the moment of the second. The third signal kills it in any case. Then
   everything ends as without a program.
-- A program that has not come back for GRACE_S seconds, or was killed after a signal to end: the holder
+- A program that has not come back for GRACE_S seconds, or was killed after a signal to end: the supervisor
   ends everything in order, in DRAIN_S seconds at most, and removes the files that it was given.
-- The holder is killed: its children end by the parent-death signals that they have asked for. The files stay
-  until the next start of the program.
+- The supervisor is killed: its children end by the parent-death signals that they have asked for. The files
+  stay until the next start of the program.
 
 It may run for months, and its files may be gone by then, as after an upgrade: nothing is imported any more
 when it ends.
@@ -37,7 +38,7 @@ answered at once:
 
 and gets ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
 ``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first; those of the
-stage OF_THE_PROGRAM end with each program.
+stage PROGRAM_STAGE end with each program.
 """
 
 from __future__ import annotations
@@ -89,13 +90,13 @@ AFTER_KILL_S, SPARED_S = 5.0, 3.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.02
 """Time between two checks of processes that were killed."""
 
-DRAINED = (0, 1)
+DRAINED_STAGES = (0, 1)
 """The stages whose processes get SIGTERM; those of later ones are killed when the others are gone."""
 
 EXIT_FORCED = 130
 """The exit code after a second signal to end; as in ``fleet/serve.py``."""
 
-OF_THE_PROGRAM = -1
+PROGRAM_STAGE = -1
 """The stage of processes that are killed whenever the program has ended."""
 
 STOP_SIGNALS = (_signal.SIGINT, _signal.SIGTERM)
@@ -108,12 +109,12 @@ MAX_MARKED_BYTES = 4096
 LINK = 3
 """The descriptor at which a program that is started again finds its link."""
 
-HOLDER_VARIABLE = "DYNAPLAN_HOLDER"
-"""The variable of a program that is started again: the number of a descriptor, a colon, the holder's pid; and
-``:trial`` for one that takes the place of another."""
+SUPERVISOR_VARIABLE = "DYNAPLAN_HOLDER"
+"""The variable of a program that is started again: the number of a descriptor, a colon, the supervisor's pid;
+and ``:trial`` for one that takes the place of another."""
 
 
-class Holder:
+class Supervisor:
     """Holds a program's processes, and starts the program again when it was killed."""
 
     def __init__(
@@ -155,10 +156,10 @@ class Holder:
         while True:
             self._wait(self._due_s())
             status = self._handle_events()
-            if status is not None and self._is_end(status):
+            if status is not None and self._record_exit(status):
                 self._end_all()
                 return status
-            if self._awaits_program and self._is_over():
+            if self._awaits_program and self._is_grace_over():
                 return self._end_in_order(status or _signal.SIGKILL)
             if self._is_unresponsive():
                 try_write_line("serve does not end: it is killed, and everything ends.")
@@ -182,7 +183,7 @@ class Holder:
         is_late = time.monotonic() >= self._stop_by_s
         return is_late or len(self._stop_signals) > 2 or is_stopped(self._program)
 
-    def _is_over(self) -> bool:
+    def _is_grace_over(self) -> bool:
         """Tell whether everything is to end without the program, and say so when it did not come back."""
         if self._stop_signals:
             return True
@@ -191,13 +192,13 @@ class Holder:
         try_write_line(f"serve has not come back within {self._grace_s:g} s: everything ends.")
         return True
 
-    def _is_end(self, status: int) -> bool:
-        """Take note of the program's end; return False when it is to come back."""
+    def _record_exit(self, status: int) -> bool:
+        """Record the program's exit; return True when it is final, False when the program is restarted."""
         now_s = time.monotonic()
         was_here_s = None if self._here_since_s is None else now_s - self._here_since_s
         self._program = 0
         self._disconnect()
-        for pid in self._of(OF_THE_PROGRAM):
+        for pid in self._in_stage(PROGRAM_STAGE):
             os.kill(pid, _signal.SIGKILL)
         successor = self._successor() if status == _signal.SIGKILL else []
         if successor or self._fallback:
@@ -253,7 +254,7 @@ class Holder:
     def _start_program(self) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         trial = ":trial" if self._fallback else ""
-        link = {HOLDER_VARIABLE: f"{LINK}:{os.getpid()}{trial}"}
+        link = {SUPERVISOR_VARIABLE: f"{LINK}:{os.getpid()}{trial}"}
         try:
             environment = {**os.environ, **link}
             self._program = start_session(self._command, ".", environment, (0, 1, 2, theirs.fileno()))
@@ -446,11 +447,11 @@ class Holder:
             self._program = 0
         self._disconnect()
         signals, end_s = len(self._stop_signals), time.monotonic() + self._left_to_drain_s()
-        for stage in DRAINED:
+        for stage in DRAINED_STAGES:
             until_s = end_s - (0.0 if stage else min(RESERVED_S, self._drain_s / 4))
-            for pid in self._of(stage):
+            for pid in self._in_stage(stage):
                 os.kill(pid, _signal.SIGTERM)
-            while self._of(stage) and time.monotonic() < until_s and len(self._stop_signals) == signals:
+            while self._in_stage(stage) and time.monotonic() < until_s and len(self._stop_signals) == signals:
                 self._wait(DRAIN_POLL_S)
                 self._handle_events()
         self._end_all()
@@ -467,7 +468,7 @@ class Holder:
         has_passed = bool(self._stop_signals) and time.monotonic() >= self._stop_by_s
         return 0.0 if is_hurried or has_passed else self._drain_s
 
-    def _of(self, stage: int) -> list[int]:
+    def _in_stage(self, stage: int) -> list[int]:
         return [pid for pid, (_, its) in self._held.items() if its == stage and pid not in self._ended]
 
     def _end_all(self) -> None:
@@ -480,8 +481,8 @@ class Holder:
 def main(arguments: list[str]) -> int:
     """Hold the program; return its exit code, or die by its signal."""
     program, descriptor, grace_s, drain_s = arguments[:4]
-    holder = Holder(arguments[5:], int(program), int(descriptor), float(grace_s), float(drain_s))
-    code = os.waitstatus_to_exitcode(holder.run())
+    supervisor = Supervisor(arguments[5:], int(program), int(descriptor), float(grace_s), float(drain_s))
+    code = os.waitstatus_to_exitcode(supervisor.run())
     if code >= 0:
         os._exit(code)  # at its own end Python would take a signal's handler away before the process is gone
     if -code != _signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""A program's side of its holder (``holder.py``): getting one, and what is asked of it."""
+"""A program's side of its supervisor (``supervisor.py``): getting one, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 
 import dynaplan
 from dynaplan.process.fork_server import RUN
-from dynaplan.process.holder import AWAITED, HOLDER_VARIABLE
 from dynaplan.process.kernel import adopt_orphans, die_with_parent, isolated_command
 from dynaplan.process.packets import END, PacketSocket
+from dynaplan.process.supervisor import AWAITED, SUPERVISOR_VARIABLE
 
 
 @dataclass(frozen=True)
-class HolderState:
+class SupervisorState:
     """The things that a program finds which was started again: processes and descriptors, by name.
 
     ``away_s`` is how long there was no program, in seconds; 0 for one that is the first.
@@ -33,50 +33,51 @@ class HolderState:
     away_s: float
 
 
-def fork_below_holder(command: Sequence[str], grace_s: float, drain_s: float) -> HolderLink:
-    """Fork: return in the child, the program, and have this process become its holder.
+def fork_under_supervisor(command: Sequence[str], grace_s: float, drain_s: float) -> SupervisorLink:
+    """Fork: return in the child, the program, and have this process become its supervisor.
 
     ``command`` starts the program again. To be called before there are threads, and before anything is open
-    that the holder must not keep open.
+    that the supervisor must not keep open.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     _open_standard_streams()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     adopt_orphans()
-    holder_pid, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    supervisor_pid, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     program = os.fork()
     if program:
-        _become_holder(ours.fileno(), program, command, grace_s, drain_s)
-    # Ctrl-C reaches the holder alone, which passes it on; and to write is no fault of a group in the back.
+        _become_supervisor(ours.fileno(), program, command, grace_s, drain_s)
+    # Ctrl-C reaches the supervisor alone, which passes it on; and to write is no fault of a group in the
+    # back.
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    die_with_parent(holder_pid)
+    die_with_parent(supervisor_pid)
     ours.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return HolderLink(theirs.detach(), holder_pid)
+    return SupervisorLink(theirs.detach(), supervisor_pid)
 
 
-def inherited_link(environ: MutableMapping[str, str]) -> HolderLink | None:
-    """Return the link to the holder that has restarted this program, if so; removes its variable."""
-    descriptor, *words = environ.pop(HOLDER_VARIABLE, "").split(":")
+def inherited_link(environ: MutableMapping[str, str]) -> SupervisorLink | None:
+    """Return the link to the supervisor that has restarted this program, if so; removes its variable."""
+    descriptor, *words = environ.pop(SUPERVISOR_VARIABLE, "").split(":")
     if not words:
         return None
     die_with_parent(int(words[0]))
-    return HolderLink(int(descriptor), int(words[0]), is_trial="trial" in words)
+    return SupervisorLink(int(descriptor), int(words[0]), is_trial="trial" in words)
 
 
-def _become_holder(
+def _become_supervisor(
     descriptor: int, program: int, command: Sequence[str], grace_s: float, drain_s: float
 ) -> None:
-    """Become the holder, with no other descriptors than its own; the program ends where that fails."""
+    """Become the supervisor, with no other descriptors than its own; the program ends where that fails."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             with suppress(OSError):  # the descriptor of the listing itself
                 os.set_inheritable(int(name), int(name) == descriptor)
     numbers = (str(program), str(descriptor), f"{grace_s:g}", f"{drain_s:g}")
     try:
-        os.execv(sys.executable, isolated_command("holder", *numbers, "--", *command))
+        os.execv(sys.executable, isolated_command("supervisor", *numbers, "--", *command))
     finally:
         os._exit(1)
 
@@ -90,16 +91,16 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-class HolderLink:
-    """The link to the holder. Answers are waited for: the holder does nothing else than to answer.
+class SupervisorLink:
+    """The link to the supervisor. Answers are waited for: the supervisor does nothing else than to answer.
 
     ``on_end(pid, wait_status)`` is called by ``poll``, and while an answer is waited for. A program that
     ``is_trial`` takes the place of another, which starts again unless this one says that it is here.
     ``arguments`` are this program's own.
     """
 
-    def __init__(self, descriptor: int, holder_pid: int, *, is_trial: bool = False) -> None:
-        self.holder_pid = holder_pid
+    def __init__(self, descriptor: int, supervisor_pid: int, *, is_trial: bool = False) -> None:
+        self.supervisor_pid = supervisor_pid
         self.is_trial = is_trial
         self.arguments: Sequence[str] = ()
         self.on_end: Callable[[int, int], None] = lambda pid, status: None
@@ -110,13 +111,13 @@ class HolderLink:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close the link: what the holder keeps stays kept."""
+        """Close the link: what the supervisor keeps stays kept."""
         self._socket.close()
 
-    def hello(self) -> HolderState:
-        """Return what the holder has of a program before this one; descriptors are this process's own."""
+    def hello(self) -> SupervisorState:
+        """Return what the supervisor has of a program before this one; descriptors are this process's own."""
         (_, children, names, away_s), descriptors = self._ask(("hello",))
-        return HolderState(dict(children), dict(zip(names, descriptors, strict=True)), away_s)
+        return SupervisorState(dict(children), dict(zip(names, descriptors, strict=True)), away_s)
 
     def spawn(
         self,
@@ -151,11 +152,11 @@ class HolderLink:
             self._ask(("fork server",), (text,))
 
     def keep(self, name: str, descriptor: int) -> None:
-        """Have the holder keep a copy of a descriptor, in the place of one of that name."""
+        """Have the supervisor keep a copy of a descriptor, in the place of one of that name."""
         self._ask(("keep", name), (descriptor,))
 
     def keep_text(self, name: str, text: bytes) -> None:
-        """Have the holder keep a text, as a file in memory."""
+        """Have the supervisor keep a text, as a file in memory."""
         file = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
             os.write(file, text)
@@ -164,7 +165,7 @@ class HolderLink:
             os.close(file)
 
     def drop(self, name: str) -> None:
-        """Have the holder close what it keeps by that name."""
+        """Have the supervisor close what it keeps by that name."""
         self._ask(("drop", name))
 
     def remove_at_the_end(
@@ -206,7 +207,7 @@ class HolderLink:
 
     def _note(self, message: tuple[Any, ...]) -> None:
         if message == END:
-            raise OSError(errno.EPIPE, "the holder has ended")
+            raise OSError(errno.EPIPE, "the supervisor has ended")
         _, pid, status = message
         self.on_end(pid, status)
         self._socket.send(("noted", pid))

@@ -1,4 +1,4 @@
-"""A program that is killed comes back below its holder, and finds what it had started."""
+"""A program that is killed comes back under its supervisor, and finds what it had started."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from dynaplan.process.holder import cleans_up, remove
 from dynaplan.process.kernel import descendants, parents
 from dynaplan.process.process_table import identify
+from dynaplan.process.supervisor import cleans_up, remove
 from tests.fakes.polling import wait_until
 
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from dynaplan.process.holder_link import fork_below_holder, inherited_link
+from dynaplan.process.supervisor_link import fork_under_supervisor, inherited_link
 from dynaplan.process.guard import guard_command
 own, grace_s, what = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 link = inherited_link(os.environ)
@@ -31,7 +31,7 @@ if link and what == "never-back":
 if link and what == "hangs":
     time.sleep(600)
 is_first = link is None
-link = link or fork_below_holder([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
+link = link or fork_under_supervisor([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
 ends = []
 link.on_end = lambda *end: ends.append(end)
 found = link.hello()
@@ -39,12 +39,12 @@ pids = dict(found.pids)
 if not pids:
     link.keep_text("text", b"kept by the first")
     link.remove_at_the_end([own / "gone", own / "gone-too"], [own / "gone-if-empty", own], [
-        (own / "marked", f"of {link.holder_pid}"), (own / "another's", f"of {link.holder_pid}")])
+        (own / "marked", f"of {link.supervisor_pid}"), (own / "another's", f"of {link.supervisor_pid}")])
     for stage, name in enumerate(("one", "two")):
         trap = f"trap 'echo {name} >> {own}/drained; exit 7' TERM"
         quick = ["sh", "-c", trap + "; echo up; while :; do sleep 0.02; done"]
         streams = os.pipe()
-        command = guard_command(quick, link.holder_pid)
+        command = guard_command(quick, link.supervisor_pid)
         big = {**os.environ, "LARGE": "x" * 100_000, "LARGER": "y" * 100_000}
         pids[name] = link.spawn(name, stage, command, "/", big, (0, streams[1], 2))
         os.read(streams[0], 3)
@@ -58,7 +58,8 @@ if what == "ignores":
     signal.signal(signal.SIGTERM, lambda *_: open(own / "told", "a").write("x"))
 if what != "starting":
     link.confirm_running(own / "successor")
-say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "text": text, "away_s": found.away_s}
+say = {"me": os.getpid(), "supervisor": link.supervisor_pid, "pids": pids, "text": text}
+say["away_s"] = found.away_s
 say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
 print(json.dumps(say), flush=True)
 if is_first and what.startswith("for "):
@@ -80,7 +81,7 @@ Program = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
-    """Starts the program below a holder; nothing of either is left at the end."""
+    """Starts the program under a supervisor; nothing of either is left at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(what: str = "", grace_s: float = 60.0) -> subprocess.Popen[bytes]:
@@ -101,7 +102,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 
 def said(process: subprocess.Popen[bytes]) -> Any:
-    """The next thing that a program says in JSON; what the holder says is passed over."""
+    """The next thing that a program says in JSON; what the supervisor says is passed over."""
     assert process.stdout is not None
     for line in process.stdout:
         if line[:1] in b"[{":
@@ -118,7 +119,7 @@ def test_a_killed_program_comes_back_and_finds_its_processes_and_what_it_gave_to
 ) -> None:
     process = program()
     first = said(process)
-    assert first["holder"] == process.pid != first["me"]
+    assert first["supervisor"] == process.pid != first["me"]
     assert first["pids"]["none"] == 0
     os.kill(first["me"], signal.SIGKILL)
     second = said(process)
@@ -130,7 +131,7 @@ def test_a_killed_program_comes_back_and_finds_its_processes_and_what_it_gave_to
     assert [os.waitstatus_to_exitcode(status) for _, status in said(process)] == [7]
 
 
-def test_the_exit_of_the_program_is_the_end_of_all_and_its_code_the_holders(program: Program) -> None:
+def test_the_exit_of_the_program_is_the_end_of_all_and_its_code_the_supervisors(program: Program) -> None:
     process = program("exit")
     pids = said(process)["pids"]
     assert process.wait(30) == 5
@@ -186,7 +187,7 @@ def test_a_program_killed_after_it_was_told_to_end_is_not_started_again_and_file
     # Before it stands still, SIGTERM would end it.
     wait_until(lambda: "State:\tT" in Path(f"/proc/{first['me']}/status").read_text())
     process.terminate()
-    # The holder kills a program that stands still and is to end: whoever comes first.
+    # The supervisor kills a program that stands still and is to end: whoever comes first.
     with suppress(ProcessLookupError):
         os.kill(first["me"], signal.SIGKILL)
     assert process.wait(30) == 0
@@ -219,7 +220,8 @@ def test_a_program_that_does_not_come_up_gives_its_place_back(program: Program, 
 
 
 def stopped(process: subprocess.Popen[bytes], own: Path) -> dict[str, Any]:
-    """Stop the program below the holder, with two files of which one is the holder's; what it has said."""
+    """Stop the program under the supervisor, with two files of which one is the supervisor's; what it has
+    said."""
     first: dict[str, Any] = said(process)
     (own / "marked").write_text(f"of {process.pid}, and more")
     (own / "another's").write_text("of 1")
@@ -263,7 +265,7 @@ def test_a_signal_to_end_counts_while_another_program_is_on_trial(program: Progr
     assert are_gone(pids)
 
 
-def test_kill_9_of_the_holder_leaves_nothing(program: Program) -> None:
+def test_kill_9_of_the_supervisor_leaves_nothing(program: Program) -> None:
     process = program()
     first = said(process)
     process.kill()
@@ -271,7 +273,7 @@ def test_kill_9_of_the_holder_leaves_nothing(program: Program) -> None:
     wait_until(lambda: are_gone({**first["pids"], "program": first["me"]}))
 
 
-def test_the_holder_is_small(program: Program) -> None:
+def test_the_supervisor_is_small(program: Program) -> None:
     process = program()
     said(process)
     loaded = Path(f"/proc/{process.pid}/maps").read_text()
