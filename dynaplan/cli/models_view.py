@@ -8,6 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from dynaplan.fleet.counts import WorkerCounts
 from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelEvent, ModelReport
 from dynaplan.util.durations import clock
 from dynaplan.util.tables import fold, text_table
@@ -86,7 +87,7 @@ def _cells(name: str, row: Row, now_s: float) -> tuple[str, ...]:
     return (
         name,
         model_state(row, now_s),
-        f"{row['workers']} of {row['max_workers']}",
+        f"{WorkerCounts.from_json(row['workers']).holding} of {row['max_workers']}",
         f"{row['memory_bytes'] / 10**9:.1f} GB" if row["memory_bytes"] else "-",
         ",".join(map(str, row["gpus"])) or "-",
         str(row["in_flight"]),

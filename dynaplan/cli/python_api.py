@@ -146,9 +146,9 @@ class ServedDeployment:
 
     def decisions(self, last: int = 100) -> list[DecisionRecord]:
         """Return the planner's last decisions as records, the oldest first."""
-        from dynaplan.planner.recorders.decision_log import recent_records
+        from dynaplan.planner.recorders.decision_log import all_recent_records
 
-        documents = recent_records(self.log_dir / "planner", last, since_s=self._began_s)
+        documents = all_recent_records(self.log_dir / "planner", last, since_s=self._began_s)
         return [DecisionRecord.from_json(document) for document in documents]
 
     def stop(self, *, now: bool = False) -> None:

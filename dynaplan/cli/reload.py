@@ -211,9 +211,11 @@ def _reload_models(
     if is_dry:
         return
     _confirm(yes)
-    frontends = [each for each in launch.graph.services if each.role is Role.FRONTEND]
+    roles = {Role.FRONTEND, Role.PLANNER} if changes.planners else {Role.FRONTEND}
+    kept = [each.name for each in (new.graph or launch.graph).services]
+    services = [each for each in launch.graph.services if each.role in roles and each.name in kept]
     reloading = ReloadRun(found, launch.graph, new, timeout)
-    asyncio.run(reloading.run({}, frontends, lambda store: put_away(store, found.namespace, changes.changed)))
+    asyncio.run(reloading.run({}, services, lambda store: put_away(store, found.namespace, changes.changed)))
 
 
 def _check_same_services(old: GraphSpec, new: GraphSpec) -> None:

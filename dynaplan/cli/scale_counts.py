@@ -273,14 +273,19 @@ def _left(progress: ScaleProgress, times: ScaleTimes, passed_s: float) -> str:
 
 
 def planner_settings(found: RunningDeployment) -> PlannerSettings | None:
-    """Return the settings of the planner that scales this deployment; None when none does."""
+    """Return the settings of the planner that scales this deployment; None when none does.
+
+    Those of models that are loaded on request scale each its own.
+    """
+    from dynaplan.config.models import planned_models
     from dynaplan.config.planner import settings_of
     from dynaplan.config.service_config import section_options
 
     planner = next((each.component for each in found.workers if each.role is Role.PLANNER), "")
-    if not planner:
+    config = service_config(found)
+    if not planner or planned_models(config):
         return None
-    settings: PlannerSettings = settings_of(section_options(service_config(found), planner))
+    settings: PlannerSettings = settings_of(section_options(config, planner))
     return None if settings.no_operation else settings
 
 

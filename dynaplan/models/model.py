@@ -89,7 +89,7 @@ class ModelPolicy:
     - ``estimate_load_s``: how long a load is expected to take before one was measured; 0 when nobody knows
     - ``sleep_levels``: how its engine can sleep, the quickest to wake first
     - ``max_workers``: the most workers that it may have at once, and ``requests_per_worker`` the requests of
-      each above which a further one is started
+      each above which a further one is started, where no planner says how many it wants
     """
 
     ttl_s: float = 1800.0
@@ -159,6 +159,7 @@ class ModelStatus:
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
     - ``reason``: why it is in its state, in words
+    - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests count
     - ``history``: its last moves
     """
 
@@ -185,6 +186,7 @@ class ModelStatus:
     retry_at_s: float = 0.0
     reason: str = ""
     replica_of: str = ""
+    planned_workers: int | None = None
     history: tuple[str, ...] = field(default=(), compare=False)
 
     def moved(self, state: ModelState, now_s: float, why: str = "") -> ModelStatus:

@@ -214,9 +214,12 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
+    from dynaplan.config.models import planned_models
+    from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph
 
-    graph = load_graph(options["graph"], Path.cwd()).with_models(_models())
+    planned = planned_models(ServiceConfig.get_instance())
+    graph = load_graph(options["graph"], Path.cwd()).with_models(_models(), planned)
     return graph.service(options["service-name"])
 
 

@@ -100,6 +100,7 @@ class FakeLink:
         self.cache_worth: dict[int, int] = {}
         self.model_demand: dict[str, ModelDemand] | None = {}
         self.model_orders: str | None = ""
+        self.model_workers: str | None = ""
         self.revoked: list[int] = []
         self.acknowledged: list[int] = []
         self.fleet: dict[str, Any] = {}

@@ -198,6 +198,7 @@ function showRole(node, { role, ready, look }) {
 
 // -- models that are loaded on request
 
+const HOLDING = ["starting", "ready", "backoff"];
 const MODEL_COLUMNS = ["Model", "State", "Workers", "Memory", "GPUs", "Running", "Waiting", "Leaves", ""];
 
 function showModels(rows) {
@@ -224,8 +225,9 @@ function showModel(node, [name, row]) {
   const now_s = Date.now() / 1000;
   const state = row.state === "loading" ? `loading ${clock(Math.max(0, now_s - row.since_unix_s))}${row.load_s ? ` (usually ${clock(row.load_s)})` : ""}` : row.state;
   const leaves = row.is_pinned ? "pinned" : row.state === "ready" && row.leaves_unix_s ? `in ${clock(Math.max(0, row.leaves_unix_s - now_s))}` : "–";
+  const workers = HOLDING.reduce((sum, each) => sum + (row.workers[each] ?? 0), 0);
   const cells = [
-    name, state, row.max_workers > 1 ? `${row.workers} of ${row.max_workers}` : String(row.workers),
+    name, state, row.max_workers > 1 ? `${workers} of ${row.max_workers}` : String(workers),
     row.memory_bytes ? `${(row.memory_bytes / 1e9).toFixed(1)} GB` : "–", row.gpus.join(",") || "–",
     known(row.in_flight), known(row.waiting), leaves,
   ];

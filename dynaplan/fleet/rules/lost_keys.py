@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, Hold, ReservedGpus, RoleHolds
-from dynaplan.fleet.model_keys import MODEL_ORDERS, ModelOrders
+from dynaplan.fleet.model_keys import MODEL_ORDERS, MODEL_WORKERS, ModelOrders, planned_workers_in
 from dynaplan.fleet.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
 from dynaplan.util.documents import whole_number
 
@@ -66,6 +66,7 @@ PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
     "decision_id": _is_number,
     STORE_ID: bool,
     MODEL_ORDERS: _is_read(ModelOrders.from_text),
+    MODEL_WORKERS: _is_read(planned_workers_in),
 }
 """The planner's keys that are kept, by name, and the test of a value that is worth it."""
 

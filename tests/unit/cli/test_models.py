@@ -41,7 +41,7 @@ def test_what_a_model_saved_of_its_kv_entries_is_said_below_the_table() -> None:
 
 
 def test_workers_have_a_column_where_a_model_may_have_several() -> None:
-    several = ModelReport("ant", "ready", workers=2, max_workers=3)
+    several = ModelReport("ant", "ready", workers={"ready": 1, "starting": 1, "draining": 1}, max_workers=3)
     reports = {"ant": several, "bee": ModelReport("bee", "unloaded")}
     heading, ant, bee = models_table(model_rows(reports, {}), 1000.0, 100).splitlines()
     assert heading.split()[:3] == ["MODEL", "STATE", "WORKERS"]
