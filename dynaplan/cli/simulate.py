@@ -170,12 +170,19 @@ def many_models(
     """Return the models of ``--models``, or of a file with a section ``Models``, and which of them may be
     loaded at once; no models where there is neither."""
     from dynaplan.cli.imported_models import read_config_file
+    from dynaplan.config.models import planned_models
     from dynaplan.lab.simulate.many_models import constraints_of, models_of, read_models
     from dynaplan.models.model import NO_CONSTRAINTS
 
     if text or not file:
         return read_models(text) if text else {}, NO_CONSTRAINTS
     config, _ = read_config_file(file, overrides)
+    if planned := planned_models(config):
+        click.echo(
+            f"Warning: no planner is simulated beside other models: the workers of {', '.join(planned)} "
+            "follow their requests here. For one of them: simulate with a file for that model alone.",
+            err=True,
+        )
     return models_of(config), constraints_of(config)
 
 
@@ -270,9 +277,9 @@ def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
 
 
 def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
-    """Return the rows under their headings, latencies in ms, a dash for what a row does not know.
+    """Return the rows under their headings, latencies in ms, a dash for a missing value.
 
-    A screen of ``width`` columns has fewer columns.
+    With ``width`` > 0 the less important columns are left out until a line has at most ``width`` characters.
     """
     from dynaplan.lab.simulate.table import COLUMNS, OPTIONAL_COLUMNS, columns_of
 

@@ -215,6 +215,7 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
     return {
         "models": _models(answers),
         "policy": settings.policy if settings else None,
+        "planned_models": _planned_models(found),
         "targets": asdict(promised) if promised else None,
         "slo": asdict(settings.targets()) if settings else None,
         "kv_scale_up_threshold": _kv_scale_up(settings),
@@ -230,6 +231,17 @@ def _on_request(found: RunningDeployment, answers: DeploymentState) -> dict[str,
         return {"on_request": {}}
     rows = model_rows(reports, answers.demand, saved_kv(found))
     return {"on_request": rows, "model_events": [asdict(each) for each in model_events_in(answers.fleet)]}
+
+
+def _planned_models(found: RunningDeployment) -> dict[str, str]:
+    """Return the policies of the planners of models that are loaded on request, by the model's name."""
+    from dynaplan.config.models import planned_models
+    from dynaplan.config.planner import settings_of_models
+
+    config = service_config(found)
+    if not planned_models(config):
+        return {}
+    return {name: each.policy for name, each in settings_of_models(config, found.namespace).items()}
 
 
 def _kv_scale_up(settings: PlannerSettings | None) -> float | None:

@@ -18,7 +18,7 @@ from dynaplan.engines.port import Engine, EngineContext
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import Options, command_words
+from dynaplan.engines.server.options import Options, split_command
 from dynaplan.util.errors import ConfigError, nearest
 
 PORT = "${PORT}"
@@ -48,7 +48,7 @@ class CommandKind(EngineKind):
         self.ready_path = self.metrics_path = check
 
     def stop_command(self, options: Options, port: int, pid: int) -> Sequence[str]:
-        words = command_words(options[STOP_COMMAND], STOP_COMMAND) if options.get(STOP_COMMAND) else ()
+        words = split_command(options[STOP_COMMAND], STOP_COMMAND) if options.get(STOP_COMMAND) else ()
         return [word.replace(PORT, str(port)).replace(PID, str(pid)) for word in words]
 
     def check(self, options: Options, gpus: float) -> None:
@@ -80,7 +80,7 @@ class CommandKind(EngineKind):
 
 def words_of(options: Options) -> list[str]:
     """Return the words of the command, which must have a place for the port; ConfigError."""
-    words = command_words(options.get("command"), "command")
+    words = split_command(options.get("command"), "command")
     if not words or not any(PORT in word for word in words):
         raise ConfigError(
             f"command is {options.get('command')!r}",

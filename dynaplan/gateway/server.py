@@ -109,7 +109,7 @@ class FrontendServer:
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
         self._background = BackgroundTasks()
         self._sleeping = SleepingWorkers(
-            runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
+            runtime.store, runtime.namespace, self._background, runtime.clock.now_s
         )
         self._inputs = FrontendRouterInputs(runtime, settings)
         self._router = WorkerRouter(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from dynaplan.gateway import timing
 from dynaplan.store.instances import ASLEEP, SLEEP, WAKE, Instance
 from dynaplan.store.model import Transaction
-from dynaplan.store.port import KeyValueStore, LeaseStore
+from dynaplan.store.port import Store
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -22,27 +22,46 @@ class EngineAsleep(Exception):
     """The engine sleeps, or has fallen asleep over a request: no fault of the request, and no death."""
 
 
+class _WhileAwake:
+    """A block of code that its instance's sleep breaks off; among the ``waits`` while it runs."""
+
+    def __init__(self, instance_id: int, waits: set[_WhileAwake]) -> None:
+        self.instance_id = instance_id
+        self.timeout = asyncio.timeout(None)
+        self._waits = waits
+
+    async def __aenter__(self) -> None:
+        await self.timeout.__aenter__()
+        self._waits.add(self)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._waits.discard(self)
+        try:
+            await self.timeout.__aexit__(*exc)
+        except TimeoutError:
+            raise EngineAsleep("its engine fell asleep") from None
+
+
 class SleepingWorkers:
-    """The sleeping instances of a namespace."""
+    """The sleeping instances of a namespace; ``ids`` are theirs, and those of instances that are to sleep."""
 
     def __init__(
         self,
-        store: KeyValueStore,
-        leases: LeaseStore,
+        store: Store,
         namespace: str,
         background: BackgroundTasks,
         now_s: Callable[[], float],
     ) -> None:
         self._store = store
-        self._leases = leases
         self._namespace = namespace
         self._background = background
         self._now_s = now_s
         self._reasons: Mapping[int, str] = {}
         self._to_sleep: frozenset[int] = frozenset()
+        self.ids: frozenset[int] = frozenset()
         self._asked_s: dict[int, float] = {}
         self._callbacks: list[Callable[[frozenset[int]], Any]] = []
-        self._waits: dict[int, set[asyncio.Timeout]] = {}
+        self._waits: set[_WhileAwake] = set()
 
     @property
     def prefix(self) -> str:
@@ -54,17 +73,20 @@ class SleepingWorkers:
         named = ((ASLEEP.instance(self._namespace, key), reason) for key, reason in keys.items())
         before = self._reasons
         self._reasons = {instance_id: reason for instance_id, reason in named if instance_id}
+        self.ids = self._to_sleep.union(self._reasons)
         self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._reasons}
         fell_asleep = frozenset(self._reasons.keys() - before.keys())
-        for instance_id in fell_asleep:
-            for wait in self._waits.pop(instance_id, ()):
-                wait.reschedule(0.0)
+        broken_off = {wait for wait in self._waits if wait.instance_id in fell_asleep}
+        self._waits.difference_update(broken_off)
+        for wait in broken_off:
+            wait.timeout.reschedule(0.0)
         for callback in self._callbacks:
             callback(fell_asleep)
 
     def follow_orders(self, keys: Mapping[str, str]) -> None:
         """Take over the keys of ``SLEEP``: these instances finish what they answer, and get nothing more."""
         self._to_sleep = SLEEP.instances(self._namespace, keys)
+        self.ids = self._to_sleep.union(self._reasons)
         for callback in self._callbacks:
             callback(frozenset())
 
@@ -77,29 +99,13 @@ class SleepingWorkers:
         self._callbacks.append(callback)
 
     def __contains__(self, instance: Instance) -> bool:
-        return instance.instance_id in self._reasons or instance.instance_id in self._to_sleep
+        return instance.instance_id in self.ids
 
-    @asynccontextmanager
-    async def while_awake(self, instance: Instance) -> AsyncIterator[None]:
+    def while_awake(self, instance: Instance) -> AbstractAsyncContextManager[None]:
         """Break the ``async with`` block off with EngineAsleep as soon as the instance's engine sleeps."""
         if instance in self:
             raise EngineAsleep("its engine sleeps")
-        wait = asyncio.timeout(None)
-        waits = self._waits.setdefault(instance.instance_id, set())
-        try:
-            async with wait:
-                waits.add(wait)
-                try:
-                    yield
-                finally:
-                    waits.discard(wait)
-        except TimeoutError:
-            if not wait.expired():
-                raise
-            raise EngineAsleep("its engine fell asleep") from None
-        finally:
-            if not self._waits.get(instance.instance_id):
-                self._waits.pop(instance.instance_id, None)
+        return _WhileAwake(instance.instance_id, self._waits)
 
     def are_all(self, instances: Collection[Instance]) -> bool:
         """Return whether all of these instances sleep, and there are any."""
@@ -115,16 +121,14 @@ class SleepingWorkers:
         now_s = self._now_s()
         if now_s >= self._asked_s.get(first.instance_id, float("-inf")) + timing.WAKE_RETRY_S:
             self._asked_s[first.instance_id] = now_s
-            self._background.spawn(
-                request_wake(self._store, self._leases, self._namespace, first.instance_id)
-            )
+            self._background.spawn(request_wake(self._store, self._namespace, first.instance_id))
         return self._reasons[first.instance_id]
 
 
-async def request_wake(store: KeyValueStore, leases: LeaseStore, namespace: str, instance_id: int) -> bool:
+async def request_wake(store: Store, namespace: str, instance_id: int) -> bool:
     """Ask the instance's worker to wake its engine; False when the store does not answer."""
     try:
-        lease = await leases.grant(timing.WAKE_REQUEST_TTL_S)
+        lease = await store.grant(timing.WAKE_REQUEST_TTL_S)
         key = WAKE.key(namespace, instance_id)
         return await store.commit(Transaction(puts={key: ""}, lease=lease))
     except (StoreUnavailable, PermanentError) as error:
