@@ -41,8 +41,9 @@ _FORGET = deque[bytes](maxlen=0).append
 class MigratableStream:
     """The one stream to a client, whatever number of workers it takes to write it.
 
-    ``asked`` is the client's request, ``limit`` the number of times that it may migrate. The answer so far is
-    kept for that, in ``pages`` that all streams share; not of a stream that cannot migrate.
+    ``asked`` is the client's request, ``limit`` the number of times that it may migrate. To continue it
+    elsewhere the answer so far is kept, in a budget of ``pages`` that all streams share; a stream that cannot
+    migrate keeps nothing.
     """
 
     def __init__(self, client: Client, asked: Call, api: EngineApi, limit: int, pages: UnreadPages) -> None:

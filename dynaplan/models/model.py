@@ -230,7 +230,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Load:
-    """Start the model's worker on these devices, with that much memory of each. ``FAILED`` ones, too."""
+    """Start the model's worker on these devices, with ``bytes_each`` of memory on each; also a FAILED one."""
 
     model: str
     devices: tuple[int, ...]

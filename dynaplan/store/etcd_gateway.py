@@ -321,7 +321,7 @@ def key_range(prefix: str) -> Document:
     if not prefix:
         return {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
     start = prefix.encode(errors="surrogateescape")
-    # No key that is UTF-8 has the byte 0xff; behind others' bytes that are none, adding one would carry.
+    # No key that is UTF-8 has the byte 0xff; behind bytes that are not UTF-8, adding one would carry.
     stem = start.rstrip(b"\xff")
     end = stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
     return {"key": encode(prefix), "range_end": base64.b64encode(end).decode()}

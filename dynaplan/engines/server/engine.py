@@ -321,7 +321,7 @@ class ServerEngine:
         return await self._client.ask(path, {**body, "model": model}, request_id, trace)
 
     async def _end(self, grace_s: float) -> None:
-        """Let go of everything; the leases last, when nothing listens on the ports any more."""
+        """Shut down; the port leases are released last, when nothing listens on the ports any more."""
         await self._watch.stop()
         if self._blocks:
             self._blocks.close()

@@ -61,7 +61,7 @@ class BlockChanges:
         self._pending.append((block, None))
 
     def flush(self) -> None:
-        """Tell the changes since the last time, if there are any."""
+        """Report the changes since the last call, if there are any."""
         if self._pending:
             pending, self._pending = self._pending, []
             self._changed(list(_changes(pending)))

@@ -89,7 +89,7 @@ class Demands:
         return replace(wanted, allowed=frozenset(status.placed_on))
 
     def _forced(self, name: str, loaded: Iterable[str]) -> frozenset[str]:
-        """Return those who must leave for the model by the owner's constraints."""
+        """Return the loaded workers that the owner's constraints forbid beside this model."""
         draft, others = self._draft, [each for each in loaded if each != name]
         models = list(dict.fromkeys(map(draft.model_of, others)))
         priorities = {each: draft.settings(each).priority for each in models}
@@ -133,7 +133,8 @@ class Demands:
     # d: others leave
 
     def _candidates(self, most: Leave) -> list[str]:
-        """Return who may leave at that time or sooner: first who may at once, of these who is worth least."""
+        """Return the workers that may be unloaded by then: the soonest first, of equals the least
+        valuable."""
         draft = self._draft
         found = [
             (tenure.leave, -score(draft.settings(name), draft.statuses[name], self._now_s), name)

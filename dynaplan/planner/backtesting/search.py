@@ -130,7 +130,7 @@ class _Climb:
         return is_allowed and limits.gpus(workers) <= limits.max_gpus and len(self._trials) < MAX_RUNS
 
     def _try_present(self, best: Trial) -> Trial:
-        """Try who is there, too, where that is more than a split that keeps nothing."""
+        """Try the present workers, too, where they are more than a split that keeps nothing."""
         larger = raise_to(best.workers, self._search.present)
         return self._try(larger) if not best.is_kept and self._fits(larger) else best
 

@@ -167,7 +167,7 @@ _REFUSED = [f'{name}="{value}"'.encode() for name, value in REFUSED_LABELS.items
 
 
 def _key(name: str, labels: bytes) -> Key | None:
-    """The key to which a sample's value is added; None when the sample is of no use."""
+    """Return the key to which a sample's value is added; None for a sample that is not used."""
     if name == STARTED:
         return REQUESTS, ""
     if name == ENDED:
