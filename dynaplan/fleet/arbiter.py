@@ -193,7 +193,7 @@ class ServeArbiter(Arbiter):
                 os.kill(process.pid, signal.SIGKILL)
 
     def reap_processes(self) -> None:
-        """Take note of the processes that have ended, this one's own and the supervisor's."""
+        """Reap exited processes, this one's own and the supervisor's."""
         super().reap_processes()
         if self._supervised_fleet:
             self._supervised_fleet.reap()

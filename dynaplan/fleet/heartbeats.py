@@ -49,7 +49,7 @@ class Heartbeat:
         return self.is_alive and self.silent_s > self.every_s + LATE_AFTER_S
 
     def trouble(self, name: str) -> str:
-        """The fault in words, about a process of that name; empty when there is none."""
+        """The fault, about a process of that name; empty without one."""
         if not self.is_alive:
             return f"{name} (pid {self.process.pid}) has ended"
         if self.is_late:

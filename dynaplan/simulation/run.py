@@ -145,7 +145,7 @@ class History:
 class Policy(Protocol):
     """Decides on the numbers of workers in virtual time.
 
-    A policy may have an attribute ``why``: the reason of its last change, in words.
+    A policy may have an attribute ``why``: the reason of its last change.
     """
 
     @property

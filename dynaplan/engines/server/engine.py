@@ -374,5 +374,5 @@ def _template_text(template: Any) -> str:
 
 
 def _tokens(value: Any) -> int:
-    """The number of tokens that an engine or an option states; 0 for what is none."""
+    """The number of tokens that an engine or an option states; 0 for an invalid one."""
     return value if type(value) is int and 0 <= value <= MAX_WHOLE else 0

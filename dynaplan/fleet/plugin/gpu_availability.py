@@ -61,7 +61,8 @@ class GpuClaims:
         self._foreign: dict[int, str] = {}
 
     def held_by_others(self) -> dict[int, str]:
-        """Return the GPUs that other deployments hold at this moment: index -> the holder, in words."""
+        """Return the GPUs that other deployments hold at this moment: index -> a description of the
+        holder."""
         try:
             holders = self._claims.held_by_others(self._index_of)
             self._foreign = {self._index_of[uuid]: holder for uuid, holder in holders.items()}
@@ -253,7 +254,7 @@ class GpuAvailability:
         self._reserved = {index: why for index, why in reserved.items() if index in indices}
 
     def unusable(self, fleet: Sequence[Worker]) -> dict[int, str]:
-        """Return the GPUs that no further worker may get now: index -> the holder, in words."""
+        """Return the GPUs that no further worker may get now: index -> a description of the holder."""
         self._claimed = self._claims.held_by_others()
         return {**self._busy(fleet), **self._reserved, **self._claimed}
 

@@ -315,7 +315,7 @@ class Reconciler:
         return desired
 
     def _reserved(self) -> dict[int, str]:
-        """Return the GPUs that persons have reserved for this moment, with the reason in words."""
+        """Return the GPUs that users have reserved for this moment, with the reason."""
         text = self._statefile.planner_keys.get(RESERVATIONS, "")
         reserved = ReservedGpus.from_text(text).in_force(time.time(), wall_clock) if text else {}
         return {index: reserved_words(made) for index, made in reserved.items()}

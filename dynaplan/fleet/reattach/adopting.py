@@ -72,8 +72,7 @@ class Handover:
 
 
 def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
-    """Have the supervisor keep what a ``serve`` after this one needs, and which files to remove without
-    one."""
+    """Have the supervisor keep what the next ``serve`` needs, and which files to remove without one."""
     if prepared.supervised_fleet is None:
         return
     launch, link = prepared.launch, prepared.supervised_fleet.link

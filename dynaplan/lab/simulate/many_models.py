@@ -119,7 +119,7 @@ def constraints_of(config: Sections) -> Constraints:
 def run_comparison(options: ManyModels) -> list[Outcome]:
     """Run the load under our rules, the rivals, and with a GPU for each model.
 
-    Raises ConfigError for a load that is none, or is for other models.
+    Raises ConfigError for an invalid load, or one that is for other models.
     """
     devices = [Device(index, options.gpu_memory_bytes) for index in range(options.gpus)]
     chains, duration_s = _load(options)
