@@ -24,6 +24,7 @@ class Admission:
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
         room = WaitingRoom(settings.max_waiting_requests)
+        self.asks_for_key = bool(settings.api_key)
         self.check_key = ApiKey(settings.api_key).check
         self.check_room = room.check
         self.enter_room = room.enter
