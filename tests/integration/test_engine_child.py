@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dynaplan.engines.server.child import EngineChild, describe_exit
-from dynaplan.process.kernel import EXIT_NEVER
+from dynaplan.process.kernel import EXIT_CANNOT_START
 from dynaplan.process.process_table import descendants_of, group_members, identify
 from tests.fakes.polling import eventually, wait_until
 
@@ -85,7 +86,7 @@ async def test_the_end_of_a_part_that_it_is_dead_without_is_noticed_while_its_le
 
 async def test_a_program_that_is_not_there_is_an_engine_that_ends(spawn: Spawn) -> None:
     child = spawn("no-such-program-anywhere")
-    assert await asyncio.wait_for(child.wait(), 5) == EXIT_NEVER
+    assert await asyncio.wait_for(child.wait(), 5) == EXIT_CANNOT_START
     assert "cannot run no-such-program-anywhere" in child.last_lines()
 
 
@@ -146,6 +147,26 @@ async def test_stopping_lets_it_end_by_itself(spawn: Spawn) -> None:
     await printed(child, "up")
     await child.stop(30)
     assert await child.wait() == 5
+
+
+async def test_a_command_ends_it_in_the_place_of_sigterm(spawn: Spawn) -> None:
+    child = spawn(*shell('trap "exit 5" USR1; trap "exit 6" TERM; echo up; while :; do sleep 0.01; done'))
+    await printed(child, "up")
+    await child.stop(30, shell(f"kill -USR1 {child.engine_pid}"))
+    assert await child.wait() == 5
+
+
+@pytest.mark.parametrize("command", [shell("exit 3"), ("no-such-program",), shell("sleep 60 & wait")])
+async def test_one_that_its_command_does_not_end_is_killed_at_the_deadline_and_so_is_the_command(
+    spawn: Spawn, command: tuple[str, ...]
+) -> None:
+    child = spawn("sleep", "60")
+    await eventually(lambda: child.engine_pid)
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    await child.stop(0.3, command)
+    assert await child.wait() == -signal.SIGKILL
+    left = [each for each in psutil.Process().children(recursive=True) if each.pid not in before]
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 async def test_one_that_ignores_sigterm_is_killed_at_the_deadline(spawn: Spawn) -> None:

@@ -148,7 +148,7 @@ class Ollama:
         while (name := self._pending(box)) is not None:
             if box.workers[name].status.state is ModelState.READY:
                 box.admit(name, 1)
-            elif not self._make_way(box, name):
+            elif not self._load_or_evict(box, name):
                 break
         return next_s
 
@@ -162,8 +162,8 @@ class Ollama:
         ]
         return min(waited)[1] if waited else None
 
-    def _make_way(self, box: Box, name: str) -> bool:
-        """Load the model, or stop a runner for it; False when it has to wait for one."""
+    def _load_or_evict(self, box: Box, name: str) -> bool:
+        """Load the model if it fits, and return True; else stop one runner, if none is being stopped yet."""
         if box.workers[name].status.state is not ModelState.UNLOADED:
             return False
         choice = choose(_need(box, name), box.devices, _holdings(box), [])
