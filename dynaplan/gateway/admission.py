@@ -24,6 +24,7 @@ class Admission:
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
         room = WaitingRoom(settings.max_waiting_requests)
+        self.asks_for_key = bool(settings.api_key)
         further = settings.further_api_key or ()
         self.check_key = ApiKey(settings.api_key, *(further if settings.api_key else ())).check
         self.check_room = room.check
