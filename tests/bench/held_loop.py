@@ -1,7 +1,7 @@
 """The Frontend alone on a watched loop: ``python -m tests.bench.held_loop PORT OPTIONS WORKER_PORT ...``.
 
 For each line on its input it prints the longest turn of the loop since the line before, in ms of CPU: for
-that long all other streams stood still. It is asyncio's own loop, which is slower: uvloop's cannot be watched.
+that long all other streams stood still. It is asyncio's own loop, slower than uvloop, which has no such hook.
 """
 
 from __future__ import annotations
