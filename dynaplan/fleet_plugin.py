@@ -18,6 +18,6 @@ class FleetPlugin(ReconcilerPlugin):
     def decision_events(self, planner_dir: Path) -> DecisionEvents:
         """Return the events among the decisions that planners have recorded there."""
         from dynaplan.planner.decision_events import RecordedDecisionEvents  # much, for those who have a hook
-        from dynaplan.planner.recorders.decision_log import recent_records
+        from dynaplan.planner.recorders.decision_log import all_recent_records
 
-        return RecordedDecisionEvents(partial(recent_records, planner_dir, RECORDS_OF_A_POLL))
+        return RecordedDecisionEvents(partial(all_recent_records, planner_dir, RECORDS_OF_A_POLL))

@@ -72,11 +72,14 @@ def refuse_on_demand(found: RunningDeployment) -> None:
         )
 
 
-def decisions_of(found: RunningDeployment, last: int) -> list[dict[str, Any]]:
-    """Return the last records of this deployment's planner, oldest first; none of an earlier deployment."""
+def decisions_of(found: RunningDeployment, last: int, component: str = "") -> list[dict[str, Any]]:
+    """Return the last records of this deployment's planner, oldest first; none of an earlier deployment.
+
+    ``component`` is that of the model whose planner it is, where models have planners of their own.
+    """
     from dynaplan.planner.recorders.decision_log import recent_records
 
-    return recent_records(found.log_dir / "planner", last, since_s=found.began_s)
+    return recent_records(found.log_dir / "planner" / component, last, since_s=found.began_s)
 
 
 def gpus_of(found: RunningDeployment) -> tuple[Gpu, ...]:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from dynaplan.cli.status_poller import ITL, REQUESTS, TTFT, summarize_load
+from dynaplan.cli.status_poller import summarize_load
+from dynaplan.planner.metrics.exposition import ITL, REQUESTS, TTFT, Key
 from dynaplan.webui.charts import DeploymentSample
 
 SAMPLE_S = 10.0
 """The length of a sample in seconds."""
-
-Key = tuple[str, str]
 
 
 def samples_of_histories(histories: Iterable[Mapping[str, Any]], now_s: float) -> list[DeploymentSample]:
@@ -50,7 +49,7 @@ def _spread(ended_s: float, lasted_s: float) -> Iterator[tuple[int, float]]:
 
 def _counts(step: Mapping[str, Any], bounds_s: Mapping[str, Sequence[float]]) -> Iterator[tuple[Key, float]]:
     """Yield the counts of a step as Prometheus has them: buckets are cumulative."""
-    yield REQUESTS, float(step["requests"])
+    yield (REQUESTS, ""), float(step["requests"])
     for key, name in (("ttft", TTFT), ("itl", ITL)):
         bounds = [*map(str, bounds_s[key]), "inf"]
         observed = step[key]["buckets"]

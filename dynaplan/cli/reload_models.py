@@ -3,7 +3,7 @@
 The fleet plugin reads the new settings whenever it plans. So a model that was added can be loaded at once,
 and the worker of one that was removed leaves by itself. A model that was changed is put away, after its
 requests: the next request loads it with its new settings. The frontends, which know the models by name, are
-replaced beside the old ones.
+replaced beside the old ones, and the planners' process by a new one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.config.models import components_of
-from dynaplan.config.overrides import MODELS
+from dynaplan.config.models import components_of, planned_models
+from dynaplan.config.overrides import MODELS, PLANNER
 from dynaplan.config.service_config import COMMON, section_options
 from dynaplan.util.errors import ConfigError
 
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelChanges:
-    """The names of the models that were added, changed and removed."""
+    """The names of the models that were added, changed and removed, and what else was changed."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    planners: bool = False
     others: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed or self.others)
+        return bool(self.added or self.changed or self.removed or self.planners or self.others)
 
     @property
     def lines(self) -> list[str]:
@@ -43,6 +44,7 @@ class ModelChanges:
             *(f"{name}: added; the first request loads it" for name in self.added),
             *(f"{name}: changed; it is put away, and the next request loads it" for name in self.changed),
             *(f"{name}: removed; it is put away" for name in self.removed),
+            *(["planners: changed; their process is replaced"] if self.planners else []),
             *(["other sections: changed; the frontends are replaced"] if self.others else []),
         ]
 
@@ -61,6 +63,7 @@ def model_changes(before: Sections, after: Sections) -> ModelChanges:
         tuple(name for name in new if name not in old),
         tuple(changed),
         tuple(name for name in old if name not in new),
+        planned_models(before) != planned_models(after),
         _others(before, set(old.values())) != _others(after, set(new.values())),
     )
 
@@ -73,11 +76,12 @@ def _settings(config: Sections, name: str) -> tuple[Mapping[str, Any], Mapping[s
         **section_options(config, component),
         "ServiceArgs": (config.get(component) or {}).get("ServiceArgs"),
     }
-    return entries[name], workers
+    return {key: value for key, value in entries[name].items() if key != PLANNER}, workers
 
 
 def _others(config: Sections, components: set[str]) -> dict[str, Any]:
-    return {name: each for name, each in config.items() if name not in components | {MODELS, COMMON}}
+    apart = components | {MODELS, PLANNER, COMMON}
+    return {name: each for name, each in config.items() if name not in apart}
 
 
 async def put_away(store: Any, namespace: str, names: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,14 +72,26 @@ async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_
 
     store = connections.connect_store()
     try:
-        gpu_wait_s = 0.0
-        for number, worker in enumerate(workers, 1):
-            begun_s = time.monotonic()
-            new, gpu_wait_s = await replace_worker(store, found, worker, timeout_s, gpu_wait_s)
-            which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
-            click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+        await replace_workers(store, found, workers, timeout_s, len(workers))
     finally:
         await store.close()
+
+
+async def replace_workers(
+    store: KeyValueStore,
+    found: RunningDeployment,
+    workers: Iterable[Worker],
+    timeout_s: float | None,
+    total: int = 0,
+) -> int:
+    """Replace one worker after another, and print each; return how many, of ``total`` where that is known."""
+    number, gpu_wait_s = 0, 0.0
+    for number, worker in enumerate(workers, 1):
+        begun_s = time.monotonic()
+        new, gpu_wait_s = await replace_worker(store, found, worker, timeout_s, gpu_wait_s)
+        which = f"{number} of {total}: " if total > 1 else ""
+        click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+    return number
 
 
 async def replace_worker(
@@ -109,10 +121,7 @@ async def _put_away(
     await change_order(store, found.namespace, model, {"unload_unix_s": time.time()})
     longest_s = timeout_s or expected_times(found, {worker.role: 1}).limit_s(starts=False, leaves=True)
     deadline_s = time.monotonic() + longest_s
-    while any(
-        (each.name, each.pid) == (worker.name, worker.pid)
-        for each in _present(found.namespace, worker.component)
-    ):
+    while any(each.process == worker.process for each in _present(found.namespace, worker.component)):
         if time.monotonic() > deadline_s:
             raise TemporaryError(f"{worker.name} has not left within {longest_s:g} s")
         await asyncio.sleep(WORKERS_POLL_S)
@@ -145,14 +154,12 @@ class WorkerRestart:
 
         found = find_deployment(self._namespace)
         check_alive(found)
-        before = {(each.name, each.pid) for each in found.workers}
+        before = {each.process for each in found.workers}
         self.started_beside = self._fits_budget(found) and await self._has_room(gpu_wait_s)
         await (self._start_then_drain(found) if self.started_beside else self._drain_then_start(found))
         role = self._worker.role
         workers = find_deployment(self._namespace).workers
-        return next(
-            (w.name for w in workers if w.role is role and (w.name, w.pid) not in before), "a new one"
-        )
+        return next((w.name for w in workers if w.role is role and w.process not in before), "a new one")
 
     def _fits_budget(self, found: RunningDeployment) -> bool:
         """Return whether the planner's GPU budget allows a second worker beside this one."""
@@ -229,8 +236,8 @@ class WorkerRestart:
             await asyncio.sleep(WORKERS_POLL_S)
 
     def _old(self) -> Worker | None:
-        own = (self._worker.name, self._worker.pid)
-        return next((each for each in self._find().workers if (each.name, each.pid) == own), None)
+        own = self._worker.process
+        return next((each for each in self._find().workers if each.process == own), None)
 
     def _is_there(self) -> bool:
         return self._old() is not None
@@ -283,14 +290,14 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
     await request_replacement(found, worker)
     if timeout_s is None:
         timeout_s = MIN_WAIT_S + expected_times(found, {worker.role: 1}).leave_s + GPU_RELEASE_S
-    before = {(each.name, each.pid) for each in others}
+    before = {each.process for each in others}
     deadline_s = time.monotonic() + timeout_s
     while True:
         present = _present(found.namespace, worker.component)
         now = [each for each in present if each.state in COUNTS]
         ready = [each for each in now if each.state is WorkerState.READY]
-        new = [each for each in ready if (each.name, each.pid) not in before]
-        is_there = any((each.name, each.pid) == (worker.name, worker.pid) for each in present)
+        new = [each for each in ready if each.process not in before]
+        is_there = any(each.process == worker.process for each in present)
         if new and len(ready) >= len(others) and not is_there:
             return new[0].name
         failed = [each for each in now if each.state in (WorkerState.FAILED, WorkerState.BACKOFF)]

@@ -25,6 +25,7 @@ from dynaplan.cli.service_options import (
     GRAPH_OF_MODELS,
     ServeCommand,
     file_for,
+    graph_of_models,
     is_model,
     is_models_file,
     model_hint,
@@ -320,7 +321,7 @@ def load_deployment(
     from dynaplan.cli.imported_models import read_config_file
     from dynaplan.cli.serve_checks import locate_models
     from dynaplan.config.frontend import frontends_for
-    from dynaplan.config.models import components_of, with_worker_sections
+    from dynaplan.config.models import components_of, planned_models, with_worker_sections
     from dynaplan.config.overrides import MODELS
     from dynaplan.graph.config import (
         resolve_graph,
@@ -339,7 +340,10 @@ def load_deployment(
         raise
     read, notes = read_config_file(find_config(config_file, directory, loaded), overrides)
     config = with_worker_sections(read)
-    loaded = loaded.with_models(components_of(config.get(MODELS) or {}))
+    planned = planned_models(config)
+    if graph != (chosen := graph_of_models(graph, bool(planned))):
+        loaded = load_graph(chosen, directory)
+    loaded = loaded.with_models(components_of(config.get(MODELS) or {}), planned)
     warnings = notes + validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
     cores = len(os.sched_getaffinity(0))

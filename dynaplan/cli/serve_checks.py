@@ -155,9 +155,16 @@ def _check_engine(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> 
 
 
 def _check_planner(service: ServiceSpec, graph: GraphSpec, config: Sections) -> list[str]:
-    from dynaplan.config.planner import in_namespace, settings_of, with_worker_sizes
+    from dynaplan.config.planner import in_namespace, settings_of, settings_of_models, with_worker_sizes
     from dynaplan.planner.inputs import check_sources
 
+    if graph.on_demand:
+        for name, settings in settings_of_models(config, graph.namespace).items():
+            try:
+                check_sources(settings)
+            except ConfigError as error:
+                raise ConfigError(f"Models.{name}: {error.args[0]}", hint=error.hint) from error
+        return []
     options = section_options(config, service.name)
     check_sources(settings_of(in_namespace(with_worker_sizes(options, config), graph.namespace)))
     if options.get("environment") != "kubernetes":

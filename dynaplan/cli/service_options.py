@@ -64,6 +64,16 @@ GRAPH_OF_A_MODEL = "graphs.agg:Frontend"
 GRAPH_OF_MODELS = "dynaplan.components:Frontend"
 """The graph of a file with a section ``Models``, and of several models: it has no planner."""
 
+GRAPH_OF_PLANNED_MODELS = "dynaplan.planned_components:Frontend"
+"""The same, where a model has a planner of its own."""
+
+
+def graph_of_models(graph: str, is_planned: bool) -> str:
+    """Return the graph that serves models with or without planners; a graph of the user's stays."""
+    if graph not in (GRAPH_OF_MODELS, GRAPH_OF_PLANNED_MODELS):
+        return graph
+    return GRAPH_OF_PLANNED_MODELS if is_planned else GRAPH_OF_MODELS
+
 
 def file_for(model: str) -> str:
     """Return the shipped YAML of the engine that takes this model."""

@@ -23,6 +23,17 @@ from dynaplan.cli.status_document import (
     read_routing,
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
+from dynaplan.planner.metrics.exposition import (
+    ITL,
+    REQUESTS,
+    TTFT,
+    Counts,
+    Exposition,
+    Key,
+    has_restarted,
+    increase,
+    metrics_prefix,
+)
 from dynaplan.store.instances import public_urls
 from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import LOAD_HISTORY_PATH
@@ -41,7 +52,6 @@ class StatusPoller:
 
     def __init__(self, namespace: str | None) -> None:
         from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
-        from dynaplan.planner.metrics.exposition import ITL, TTFT, Exposition, metrics_prefix
 
         self.found: RunningDeployment = connect(namespace)
         self._reader = StatusReader(self.found.namespace)
@@ -97,7 +107,7 @@ class StatusPoller:
         from dynaplan.planner.rules.explain import summarize
 
         self._routed = await read_routing(answers.registered)
-        counts: dict[tuple[str, str], float] = {}
+        counts: Counts = {}
         for each in [await self._counts(url) for url in public_urls(answers.registered)]:
             for key, value in (each or {}).items():
                 counts[key] = counts.get(key, 0.0) + value
@@ -170,11 +180,8 @@ def _session(pid: int) -> int:
 WINDOW_S = 60.0
 """The longest time between the two readings that are compared, in seconds."""
 
-TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
-REQUESTS = ("requests", "")
-
-Counts = Mapping[tuple[str, str], float]
-"""Counts by sample and, of a bucket, its upper bound; buckets are cumulative, as in Prometheus."""
+PERCENTILE = 95.0
+"""Of TTFT and ITL, as they are shown."""
 
 
 @dataclass(frozen=True)
@@ -194,15 +201,14 @@ class LoadSummary:
 
 
 class LoadWindow:
-    """The readings of the last minute; ``percentiles`` are those of TTFT and ITL, from 0 to 100."""
+    """The readings of the last minute."""
 
-    def __init__(self, percentiles: tuple[float, float] = (95.0, 95.0)) -> None:
-        self._percentiles = percentiles
+    def __init__(self) -> None:
         self._readings: deque[tuple[float, Counts]] = deque()
 
     def add(self, at_s: float, counts: Counts) -> None:
         """Add a reading; counts that fell are those of frontends that began anew, and begin the window."""
-        if self._readings and _is_reset(self._readings[-1][1], counts):
+        if self._readings and has_restarted(self._readings[-1][1], counts):
             self._readings.clear()
         self._readings.append((at_s, counts))
         while len(self._readings) > 2 and at_s - self._readings[0][0] > WINDOW_S:
@@ -213,28 +219,25 @@ class LoadWindow:
         if len(self._readings) < 2:
             return None
         (first_s, first), (last_s, last) = self._readings[0], self._readings[-1]
-        seen = {key: max(0.0, value - first.get(key, 0.0)) for key, value in last.items()}
-        return summarize_load(seen, max(last_s - first_s, 1e-9), self._percentiles)
+        return summarize_load(increase(first, last), max(last_s - first_s, 1e-9))
 
 
-def summarize_load(
-    seen: Counts, window_s: float, percentiles: tuple[float, float] = (95.0, 95.0)
-) -> LoadSummary:
+def summarize_load(seen: Mapping[Key, float], window_s: float) -> LoadSummary:
     """Return the load of what was counted in that time."""
     # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
     tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
     return LoadSummary(
         window_s,
-        seen.get(REQUESTS, 0.0) / window_s,
+        seen.get((REQUESTS, ""), 0.0) / window_s,
         tokens / window_s,
         _mean_ms(seen, TTFT),
-        percentile_ms(seen, TTFT, percentiles[0]),
+        percentile_ms(seen, TTFT, PERCENTILE),
         _mean_ms(seen, ITL),
-        percentile_ms(seen, ITL, percentiles[1]),
+        percentile_ms(seen, ITL, PERCENTILE),
     )
 
 
-def percentile_ms(seen: Counts, name: str, percentile: float) -> float | None:
+def percentile_ms(seen: Mapping[Key, float], name: str, percentile: float) -> float | None:
     """Return the time at that percentile in ms; None when nothing was counted.
 
     Within a bucket times are taken to lie evenly, as by ``histogram_quantile`` of Prometheus; above the last
@@ -254,10 +257,6 @@ def percentile_ms(seen: Counts, name: str, percentile: float) -> float | None:
     return 1000 * below_s
 
 
-def _mean_ms(seen: Counts, name: str) -> float | None:
+def _mean_ms(seen: Mapping[Key, float], name: str) -> float | None:
     count = seen.get((f"{name}_count", ""), 0.0)
     return 1000 * seen.get((f"{name}_sum", ""), 0.0) / count if count > 0 else None
-
-
-def _is_reset(before: Counts, now: Counts) -> bool:
-    return any(now.get(key, 0.0) < value - 0.5 for key, value in before.items() if key[0].endswith("_count"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from dynaplan.cli.deployment import connect
 from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.options import namespace_argument, step_timeout_option
 from dynaplan.cli.reload import reload_lock
-from dynaplan.cli.restart import replace_worker
+from dynaplan.cli.restart import replace_workers
 from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.graph.lifecycle import Worker
@@ -123,7 +124,7 @@ class Upgrade:
         from dynaplan.fleet.reattach.versions import own_version
 
         begun_s = time.monotonic()
-        with reload_lock(self._found, "reload or upgrade"):
+        with reload_lock(self._found):
             if is_forced or own_version() != self._running.version:
                 self._running = await self._take_over()
                 click.echo(f"serve: {self._running.version} after {time.monotonic() - begun_s:.1f} s")
@@ -194,19 +195,18 @@ class Upgrade:
         """Replace all workers that are not of this version; return how many."""
         from dynaplan.store import connections
 
-        store, gpu_wait_s = connections.connect_store(), 0.0
-        tried: set[tuple[str, int]] = set()
+        store = connections.connect_store()
         try:
-            while left := [each for each in self._left() if (each.name, each.pid) not in tried]:
-                worker, begun_s = left[0], time.monotonic()
-                tried.add((worker.name, worker.pid))
-                new, gpu_wait_s = await replace_worker(
-                    store, self._found, worker, self._timeout_s, gpu_wait_s
-                )
-                click.echo(f"{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+            return await replace_workers(store, self._found, self._not_tried(), self._timeout_s)
         finally:
             await store.close()
-        return len(tried)
+
+    def _not_tried(self) -> Iterator[Worker]:
+        """Yield the workers to renew, each once, as they are when its turn comes."""
+        tried: set[tuple[str, int]] = set()
+        while left := [each for each in self._left() if each.process not in tried]:
+            tried.add(left[0].process)
+            yield left[0]
 
     def _left(self) -> list[Worker]:
         from dynaplan.fleet.deployments import find_deployment

@@ -73,7 +73,7 @@ async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[in
     for instance_id, _ in asleep.values():
         key = ASLEEP.key(namespace, instance_id)
         await store.commit(Transaction(puts={key: ""}, lease=instance_id))
-        if not await request_wake(store, store, namespace, instance_id):
+        if not await request_wake(store, namespace, instance_id):
             raise TemporaryError("the key-value store does not answer", hint="Try again.")
 
 

@@ -32,7 +32,8 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan.cli.scale_counts import current_entries, statefile_holds
     from dynaplan.cli.status_view import hold_lines
-    from dynaplan.config.models import served_models
+    from dynaplan.config.models import components_of, planned_models
+    from dynaplan.config.overrides import MODELS
     from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
     from dynaplan.fleet.model_keys import model_events_in
     from dynaplan.fleet.rules.reconcile import removals_in
@@ -40,11 +41,17 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     from dynaplan.planner.rules.explain import explain, is_change
 
     found = connect(namespace)
-    records = decisions_of(found, 10_000 if changes else last)
-    if changes:
-        records = [record for record in records if is_change(record)]
-    for record in records[-last:]:
-        click.echo(_shown(explain(record)) + "\n")
+    config = service_config(found)
+    components = components_of(config.get(MODELS) or {})
+    records = []
+    for model in planned_models(config) or [""]:
+        records = decisions_of(found, 10_000 if changes else last, components.get(model, ""))
+        if changes:
+            records = [record for record in records if is_change(record)]
+        if model and records:
+            click.echo(f"model {model}")
+        for record in records[-last:]:
+            click.echo(_shown(explain(record)) + "\n")
     fleet = asyncio.run(published(found.namespace))
     for line in [*model_lines(model_events_in(fleet)), *removal_lines(removals_in(fleet))]:
         click.echo(fold(line, screen.width(), INDENT))
@@ -53,7 +60,7 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(fold(line, screen.width(), INDENT))
-    if not records and not served_models(service_config(found)):
+    if not records and not components:
         click.echo(fold(no_decisions(found, "change" if changes else "decision"), screen.width()))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dynaplan.config.models import served_models
+from dynaplan.config.models import planned_models, served_models
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import kebab
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, DisaggregationSettings, FrontendSettings
@@ -163,7 +163,14 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
         log.info(
             "queued prompts are computed %s", configured_deadline({**config, SECTIONS[0]: dict(own)}, planner)
         )
-    return replace(settings, promised_ms=promised_times(planner), models=served_models(config))
+    models = served_models(config)
+    by_model = {name: promised_times(own) for name, own in planned_models(config).items()}
+    return replace(
+        settings,
+        promised_ms=None if models else promised_times(planner),
+        promised_ms_by_model={name: promised for name, promised in by_model.items() if promised},
+        models=models,
+    )
 
 
 def promised_times(planner: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
+from types import NoneType
 from typing import Any
 
-from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections
+from dynaplan.config.overrides import MODEL_SETS, MODELS, PLANNER, Sections, merge_sections
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
 from dynaplan.config.settings.fields import kebab, options_of
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
@@ -42,6 +44,22 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
     )
     _check_names(models)
     return models
+
+
+def planned_models(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options of each planner of a model, by the model's name.
+
+    What the section ``Planner`` says holds for all of them. Raises ConfigError.
+    """
+    common = kebab_keys(config.get(PLANNER) or {})
+    entries = config.get(MODELS) or {}
+    for name, entry in entries.items():
+        _check_entry(name, entry)
+    return {
+        name: {**common, **kebab_keys(entry[PLANNER])}
+        for name, entry in entries.items()
+        if entry.get(PLANNER) is not None
+    }
 
 
 def models_together(config: Mapping[str, Mapping[str, Any]]) -> tuple[frozenset[str], ...]:
@@ -92,7 +110,7 @@ def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[st
     _check_entry(name, entry)
     own = kebab_keys(entry)
     options = {**common, **own}
-    section = {key: value for key, value in options.items() if key not in _ON_DEMAND | {RESOURCES}}
+    section = {key: value for key, value in options.items() if key not in _ON_DEMAND | {RESOURCES, PLANNER}}
     section.setdefault("engine", "command" if "command" in own else engine_for(section.get("model")))
     section.setdefault("model", name)
     section["served-model-name"] = name
@@ -118,6 +136,11 @@ def _check_entry(name: str, entry: Any) -> None:
             hint=f"For example {MODELS}: {{{name}: {{model: /path/to/model.gguf}}}}.",
         )
     _check_slips(name, entry)
+    if not isinstance(entry.get(PLANNER, {}), Mapping | NoneType):
+        raise ConfigError(
+            f"{MODELS}.{name}.{PLANNER} = {entry[PLANNER]!r}: expected a mapping of options",
+            hint=f"For example {PLANNER}: {{policy: sla, ttft: 500}}; {{}} for all defaults.",
+        )
     resources = entry.get(RESOURCES)
     if resources is not None and not (
         isinstance(resources, Mapping) and resources.keys() <= options_of(Resources).keys()
@@ -132,11 +155,14 @@ def _check_slips(name: str, entry: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key that looks like a slip of one of ours: an engine would get it as a flag."""
     for key in entry:
         known = kebab(str(key))
-        if known not in _ON_DEMAND and known not in WORKER:
-            near = get_close_matches(known, _ON_DEMAND, 1, cutoff=SLIP)
+        if known not in _ON_DEMAND and known not in WORKER and known != PLANNER:
+            near = get_close_matches(known, [*_ON_DEMAND, PLANNER], 1, cutoff=SLIP)
             if near:
                 raise ConfigError(f"{MODELS}.{name}.{key}: unknown option", hint=f"Did you mean {near[0]!r}?")
 
+
+MAX_PLANNED_WORKERS = 1024
+"""The most workers of a model whose planner's GPU budget alone bounds them."""
 
 SLIP = 0.75
 """The similarity (difflib's ratio) from which a key counts as a slip of an option."""
@@ -150,6 +176,8 @@ def _on_demand(name: str, entry: Any, common: Mapping[str, Any]) -> OnDemandSett
     given = {key: value for key, value in {**common, **own}.items() if key in _ON_DEMAND}
     places = {key: f"{MODELS}.{name}.{key}" if key in own else f"{COMMON}.{key}" for key in given}
     settings = OnDemandSettings.from_options(given, places)
+    if own.get(PLANNER) is not None and given.get("max-workers") is None:
+        settings = replace(settings, max_workers=MAX_PLANNED_WORKERS)
     lists = {
         "aliases": settings.aliases,
         "not-beside": settings.not_beside,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline
-from dynaplan.config.service_config import ServiceConfig, kebab_keys, section_options
-from dynaplan.config.settings.fields import key_of
+from dynaplan.config.models import components_of, planned_models, served_models
+from dynaplan.config.overrides import MODELS
+from dynaplan.config.parallelism import gpus_needed
+from dynaplan.config.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
+from dynaplan.config.settings.fields import key_of, options_of
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
-from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
+from dynaplan.config.settings.worker import SIMULATED, Resources, SimOptions, engine_of
 from dynaplan.config.stock import WORKER
 from dynaplan.util.errors import ConfigError
 
@@ -84,6 +88,51 @@ def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
 def settings_in_graph(options: Mapping[str, Any], namespace: str) -> PlannerSettings:
     """The settings of the Planner section of a graph, what it has to know of the workers filled in."""
     return settings_of(in_namespace(with_worker_sizes(options, ServiceConfig.get_instance()), namespace))
+
+
+OF_THE_MODEL = ("served-model-name", "decode-component", "prefill-component", "namespace", "environment")
+"""Options that the planner of a model takes from its model."""
+
+
+def settings_of_models(config: Mapping[str, Mapping[str, Any]], namespace: str) -> dict[str, PlannerSettings]:
+    """Return the settings of the planners of models that are loaded on request, by the model's name.
+
+    Raises ConfigError, naming model, key and value.
+    """
+    components = components_of(config.get(MODELS) or {})
+    models = {each.name: each for each in served_models(config)}
+    found = {}
+    for name, given in planned_models(config).items():
+        component = components[name]
+        try:
+            if said := [key for key in OF_THE_MODEL if given.get(key) is not None]:
+                raise ConfigError(
+                    f"Planner.{said[0]} is {given[said[0]]!r}", hint=f"Leave it out: {_ITS_OWN}"
+                )
+            own = {"namespace": namespace, "served-model-name": name, "decode-component": component}
+            settings = PlannerSettings.from_options(with_worker_sizes({**given, **own}, config))
+            gpus = _gpus_of_worker(config, component)
+            budget = min(settings.max_gpu_budget, models[name].settings.max_workers * gpus)
+            settings = replace(settings, decode_engine_num_gpu=gpus, max_gpu_budget=max(gpus, budget))
+            settings.check()
+        except ConfigError as error:
+            raise ConfigError(f"{MODELS}.{name}: {error.args[0]}", hint=error.hint) from error
+        log_dir = f"{settings.log_dir}/{component}" if settings.log_dir else None
+        found[name] = replace(settings, log_dir=log_dir)
+    return found
+
+
+_ITS_OWN = "the planner of a model is about that model, on this box."
+
+
+def _gpus_of_worker(config: Mapping[str, Mapping[str, Any]], component: str) -> int:
+    """Return the GPUs of one worker of the service, 1 for one without any: its budget counts workers then."""
+    resources = ((config.get(component) or {}).get(SERVICE_ARGS) or {}).get("resources") or {}
+    written = resources.get("gpu", resources.get("gpus"))
+    if written is None:
+        return math.ceil(gpus_needed(section_options(config, component), 1))
+    read = options_of(Resources)["gpu"].read(written, is_text=True)
+    return max(1, math.ceil(read or 0))
 
 
 def in_namespace(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:

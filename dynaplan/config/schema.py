@@ -7,7 +7,7 @@ from typing import Any
 
 from dynaplan.config import stock
 from dynaplan.config.frontend import AUTO
-from dynaplan.config.overrides import MODELS
+from dynaplan.config.overrides import MODELS, PLANNER
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS
 from dynaplan.config.settings.fields import Duration, Option, Options, Size, options_of
 from dynaplan.config.settings.models import OnDemandSettings
@@ -66,9 +66,7 @@ def config_schema() -> Schema:
             MODELS: {
                 "description": "Models that are loaded on request, by name",
                 "type": ["object", "null"],
-                "additionalProperties": _section(
-                    "One model", {**stock.WORKER, **options_of(OnDemandSettings)}, is_open=True
-                ),
+                "additionalProperties": _model(),
             },
         },
         "additionalProperties": {
@@ -77,6 +75,12 @@ def config_schema() -> Schema:
             "properties": _of_every_service(),
         },
     }
+
+
+def _model() -> Schema:
+    made = _section("One model", {**stock.WORKER, **options_of(OnDemandSettings)}, is_open=True)
+    planner = _section("What scales the workers of this model", stock.PLANNER, is_open=False)
+    return {**made, "properties": {**made["properties"], PLANNER: planner}}
 
 
 def _section(about: str, options: Options, is_open: bool) -> Schema:

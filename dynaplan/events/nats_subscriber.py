@@ -307,11 +307,9 @@ class EventInbox:
         self,
         counts: EventCounts,
         acknowledge: Callable[[Event], Awaitable[None]] | None = None,
-        most: int = MAX_INBOX_EVENTS,
     ) -> None:
         self._counts = counts
         self._acknowledge = acknowledge
-        self._most = most
         self._arrived: deque[Event] = deque()
         self._sequences = Sequences()
         self._filled = asyncio.Event()
@@ -323,7 +321,7 @@ class EventInbox:
     def put(self, event: Event) -> None:
         """Append an event; the oldest goes when there are too many."""
         self._arrived.append(event)
-        if len(self._arrived) > self._most:
+        if len(self._arrived) > MAX_INBOX_EVENTS:
             self._arrived.popleft()
         self._filled.set()
 
@@ -339,8 +337,8 @@ class EventInbox:
         of what may arrive.
         """
         while True:
-            wanted = (self._takers if self._acknowledge else self._most) - len(self._arrived)
-            if wanted >= (1 if self._acknowledge else self._most // 2):
+            wanted = (self._takers if self._acknowledge else MAX_INBOX_EVENTS) - len(self._arrived)
+            if wanted >= (1 if self._acknowledge else MAX_INBOX_EVENTS // 2):
                 return wanted
             self._changed.clear()
             await self._changed.wait()

@@ -31,6 +31,10 @@ class CommandRefused(PermanentError):
     """The arbiter will never carry this command out: no such watcher, a name twice, a wrong option."""
 
 
+CALL_TIMEOUT_S = 10.0
+"""Seconds that a command may take, other commands before it included."""
+
+
 class CircusClient:
     """A client of the arbiter at ``endpoint``; to be used within one event loop, then closed.
 
@@ -38,8 +42,7 @@ class CircusClient:
     command as it does one of ``circusctl``: ``restart`` of a worker then is the fleet plugin's to carry out.
     """
 
-    def __init__(self, endpoint: str, timeout_s: float = 10.0, sender: str = OURSELVES) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, endpoint: str, sender: str = OURSELVES) -> None:
         self._sender = sender
         self._one_at_a_time = asyncio.Lock()
         self._context = zmq.asyncio.Context()
@@ -53,7 +56,7 @@ class CircusClient:
         Raises ArbiterBusy when there is none, or other commands kept it busy, until the deadline; raises
         CommandRefused when the arbiter says no.
         """
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = time.monotonic() + CALL_TIMEOUT_S
         async with self._one_at_a_time:
             while True:
                 answer = await self._ask(command, properties, deadline_s)
@@ -83,7 +86,7 @@ class CircusClient:
                     if answer.get("id") == message_id:
                         return answer
         except TimeoutError:
-            raise ArbiterBusy(f"circus did not answer {command} within {self._timeout_s:g} s") from None
+            raise ArbiterBusy(f"circus did not answer {command} within {CALL_TIMEOUT_S:g} s") from None
 
     async def add(self, name: str, cmd: str, args: list[str], options: dict[str, Any]) -> int:
         """Add and start the watcher; the pid of its process, 0 when it could not be started."""

@@ -10,14 +10,14 @@ import json
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from dynaplan.process import process_table as processes
 from dynaplan.process.identity import ProcessIdentity
-from dynaplan.util.documents import number_field, parse_object, text_field, whole_field
+from dynaplan.util.documents import number_field, parse_object
 
 SERVE_HEARTBEAT = "serve"
 """The name under which the process of ``dynaplan serve``, the arbiter, beats."""
@@ -107,13 +107,7 @@ class HeartbeatFiles:
             return
         self._beaten_s[name] = now_s
         me = _me(os.getpid())
-        document = {
-            "pid": me.pid,
-            "started_at": me.started_at,
-            "boot_id": me.boot_id,
-            "beat_s": round(now_s, 3),
-            "every_s": every_s,
-        }
+        document = {**asdict(me), "beat_s": round(now_s, 3), "every_s": every_s}
         try:
             descriptor = self._descriptors.get(name)
             if descriptor is None or os.fstat(descriptor).st_nlink == 0:
@@ -123,7 +117,7 @@ class HeartbeatFiles:
             log.debug("no heartbeat: %s", error)
 
     def _create(self, name: str) -> int:
-        """Open a new file in place of the one that is there, of another process or removed."""
+        """Create the heartbeat file, replacing another process's; return its descriptor."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         path = self._path(name)
         path.unlink(missing_ok=True)
@@ -137,11 +131,7 @@ class HeartbeatFiles:
         """The heartbeat of that process; None when it has never beaten, or what it wrote cannot be read."""
         try:
             document = parse_object(self._path(name).read_bytes())
-            process = ProcessIdentity(
-                whole_field(document, "pid"),
-                whole_field(document, "started_at"),
-                text_field(document, "boot_id"),
-            )
+            process = ProcessIdentity.from_record(document)
             beat_s, every_s = number_field(document, "beat_s"), number_field(document, "every_s")
         except (OSError, ValueError):
             return None

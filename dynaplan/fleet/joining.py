@@ -109,7 +109,6 @@ def _runtime(
         client_tls=certificates.authorities(environ),
         own_namespace=own_namespace,
         store=connection,
-        leases=connection,
         clock=SystemClock(),
         token=environ[TOKEN_VARIABLE],
         connect_messenger=lambda: event_connections.connect_messenger(environ),

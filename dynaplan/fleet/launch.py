@@ -106,9 +106,7 @@ class Launch:
 
     def to_json(self) -> str:
         """Write the launch file, which the fleet plugin reads in its own process."""
-        return json.dumps(
-            asdict(self), default=lambda value: value.value if isinstance(value, Enum) else str(value)
-        )
+        return _json_of(self)
 
     @classmethod
     def from_json(cls, text: str) -> Launch:
@@ -146,9 +144,7 @@ class Reload:
 
     def to_json(self) -> str:
         """Write the file of a reload, which the fleet plugin reads whenever it starts a process."""
-        return json.dumps(
-            asdict(self), default=lambda value: value.value if isinstance(value, Enum) else str(value)
-        )
+        return _json_of(self)
 
     @classmethod
     def from_json(cls, text: str) -> Reload:
@@ -204,6 +200,10 @@ class CurrentLaunch:
             self._current = reload.applied_to(self._launch) if reload else self._current
             self._seen = status.st_mtime_ns, status.st_ino
         return self._current
+
+
+def _json_of(value: Launch | Reload) -> str:
+    return json.dumps(asdict(value), default=lambda each: each.value if isinstance(each, Enum) else str(each))
 
 
 def _graph_from(document: dict[str, Any]) -> GraphSpec:

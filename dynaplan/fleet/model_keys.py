@@ -6,6 +6,9 @@
    load``, ``unload``, ``pin`` and ``unpin``. One JSON object by the model's name; the statefile keeps it.
 3. *Reports*, in the field ``models`` of the published fleet: the state of each model, and why requests for it
    are refused, if they are.
+4. *Planned workers*, ``v1/{namespace}/planner_extensions/model_workers``: how many workers each model with a
+   planner of its own wants. One JSON object of numbers by the model's name, which the planners' process
+   writes. It is a wish: ``models/rules/replicas.py`` divides the memory.
 
 Moments are seconds since 1970-01-01 UTC (``_unix_s``): they are read by other processes, and after a restart.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -33,8 +36,22 @@ MODEL_DEMAND = InstanceKeys("model_demand")
 MODEL_ORDERS = "models"
 """The name of the key of the orders, one of ``store_keys.EXTENSIONS``."""
 
+MODEL_WORKERS = "model_workers"
+"""The name of the key of the planned workers, one of ``store_keys.EXTENSIONS``."""
+
 MODELS_FIELD = "models"
 """The field of the published fleet with the reports, by the model's name."""
+
+
+def planned_workers_in(text: str) -> dict[str, int]:
+    """Read the numbers of planned workers; raises ValueError for anything else. An empty text has none."""
+    document = parse_object(text or "{}")
+    return {name: max(0, whole_field(document, name)) for name in document}
+
+
+def planned_workers_text(workers: Mapping[str, int]) -> str:
+    """Write the numbers of planned workers."""
+    return json.dumps(dict(sorted(workers.items())), separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -166,7 +183,9 @@ class ModelReport:
     """One model as the fleet plugin reports it.
 
     ``state`` is a ``dynaplan.models.model.ModelState``'s value, since ``since_unix_s``. ``load_s`` is how
-    long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it.
+    long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it. ``workers`` are its
+    workers by state, as ``counts.WorkerCounts`` counts them, of ``gpus_each`` GPUs.
+    ``planned_workers`` is what its planner wants, None where that does not count.
     """
 
     component: str
@@ -179,6 +198,9 @@ class ModelReport:
     gpus: tuple[int, ...] = ()
     leaves_unix_s: float = 0.0
     refusal: Refusal | None = None
+    workers: Mapping[str, int] = field(default_factory=dict)
+    gpus_each: float = 0.0
+    planned_workers: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Write it, without what says nothing."""
@@ -228,7 +250,7 @@ def reports_in(fleet: Mapping[str, Any]) -> dict[str, ModelReport]:
 
 
 def _report(document: Mapping[str, Any]) -> ModelReport:
-    refusal = object_field(document, "refusal", {})
+    refusal, workers = object_field(document, "refusal", {}), object_field(document, "workers", {})
     return ModelReport(
         text_field(document, "component"),
         text_field(document, "state"),
@@ -247,4 +269,7 @@ def _report(document: Mapping[str, Any]) -> ModelReport:
         )
         if refusal
         else None,
+        {state: whole_field(workers, state) for state in workers},
+        number_field(document, "gpus_each", 0.0),
+        document["planned_workers"] if isinstance(document.get("planned_workers"), int) else None,
     )

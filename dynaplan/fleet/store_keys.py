@@ -40,7 +40,7 @@ def planner_prefix(namespace: str) -> str:
     return f"v1/{namespace}/planner/"
 
 
-EXTENSIONS = frozenset({"holds", "reservations", "leave_first", "store_id", "models"})
+EXTENSIONS = frozenset({"holds", "reservations", "leave_first", "store_id", "models", "model_workers"})
 """The names of the keys beside the protocol's."""
 
 

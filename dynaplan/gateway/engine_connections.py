@@ -114,7 +114,7 @@ class EngineConnection(asyncio.Protocol):
             await self._reader
 
     async def read(self) -> bytes:
-        """Return what has come of the body since the last call; empty at its end; raises ConnectionError."""
+        """Wait for the next bytes of the body, and return them; b"" at its end; raises ConnectionError."""
         while not self._pieces:
             if self._is_complete:
                 return b""

@@ -103,7 +103,7 @@ class _ModelMetrics:
         self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
         self.ttft_over_s = self.itl_over_s = math.inf
-        if promised := metrics.promised_ms:
+        if promised := metrics.promised_by_model.get(model, metrics.promised_ms):
             # A child is exported from its making on: no miss is seen as 0, not as unknown.
             self.ttft_over_s, self.itl_over_s = (each / 1000 for each in promised)
             self.over_ttft = metrics.over_ttft.labels(*labels, str(promised[0]))
@@ -207,7 +207,7 @@ class FrontendMetrics:
     the counts written; None for one that is alone.
     ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any. ``promised_ms``
     are the TTFT and the mean ITL that are promised to a request, of which the misses are counted; None where
-    nothing is.
+    nothing is. ``promised_by_model`` has those of models with a promise of their own.
     """
 
     def __init__(
@@ -218,9 +218,11 @@ class FrontendMetrics:
         routed_by_prefix: str = "",
         promised_ms: tuple[float, float] | None = None,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
+        promised_by_model: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.namespace = namespace
         self.promised_ms = promised_ms
+        self.promised_by_model = promised_by_model or {}
         self.now_s = now_s
         self.is_shared = shared is not None
         self._call_later = call_later
@@ -266,7 +268,7 @@ class FrontendMetrics:
         child.inc()
 
     def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
-        """Set the gauges of a model from a worker's card, the data of its registration."""
+        """Set a model's gauges from the card that a worker has registered."""
         self._model_ready.labels(self.namespace, model).set(is_ready)
         for gauge, key in ((self._context, "context_tokens"), (self._block, "kv_block_tokens")):
             value = card.get(key)

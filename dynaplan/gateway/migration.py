@@ -55,7 +55,7 @@ class MigratableStream:
             self._partial.close()
 
     async def write(self, events: bytes) -> bytes:
-        """Pass a worker's whole events on; return them as they went to the client."""
+        """Forward complete events to the client; return the bytes sent, which after a migration differ."""
         if self._splice:
             events = self._splice.splice(events)
         if self._partial:
@@ -65,7 +65,7 @@ class MigratableStream:
         return events
 
     def write_now(self, events: bytes) -> bool:
-        """Pass whole events on as they are; False, and nothing is sent, when ``write`` has more to do."""
+        """Forward complete events unchanged; False, and nothing is sent, when ``write`` would change them."""
         if self._splice or not self._client.write_now(events):
             return False
         if self._partial:

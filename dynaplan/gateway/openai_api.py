@@ -268,13 +268,13 @@ class Call:
         return self.body.rstrip()[:-1] + b"," + added[1:]
 
 
-def read_call(endpoint: ApiPath, body: bytes) -> Call:
+def parse_call(endpoint: ApiPath, body: bytes) -> Call:
     """Read and check a request's body; raises ApiError (400) with the fault."""
     document = _parse(body)
     _check_types(document)
     try:
         prompts, prompt_tokens, found = (
-            _survey_passthrough(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
+            _read_passthrough(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
         )
     except RecursionError:
         raise bad_request("The body is nested too deep.", code="invalid_json") from None
@@ -297,8 +297,9 @@ def read_call(endpoint: ApiPath, body: bytes) -> Call:
 _Prompt = str | tuple[int, ...]
 
 
-def _survey_passthrough(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
-    """Look through a request that is passed as it is."""
+def _read_passthrough(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
+    """Return a forwarded request's prompt (its texts), its number of token ids to compute, and its
+    contents."""
     if not endpoint.streams:
         for name in endpoint.inputs:
             _check_number(name, document.get(name))

@@ -23,8 +23,8 @@ case stands where it is found, and where it is decided.
     5. *Died* before the first token. Retry elsewhere, without the hand-off, which works only once. The third
        death is the answer 502, and a request that is known to kill workers is answered 500
        (``poison_requests``).
-    6. *Cut*: the worker died within the stream, and another one can go on. The next attempt asks for the
-       rest. A retry of that one costs no death: its limit is ``migration-limit``.
+    6. *StreamBroken*: the worker died within the stream, and another one can go on. The next attempt asks for
+       the rest. A retry of that one costs no death: its limit is ``migration-limit``.
     7. *Answered*: whole; or with an engine's error; or cut where no other worker can go on, which ends with
        an error event and a connection that is closed in the middle of the chunked encoding.
     8. *The client left*: everything is cancelled, and the engine sees its connection close.
@@ -70,7 +70,7 @@ from dynaplan.gateway.openai_api import (
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
 from dynaplan.gateway.prefill.remote_prefill import HandOff
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
-from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallReader
+from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallParser
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
@@ -145,22 +145,22 @@ class Died:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The worker failed within the stream; another one can be asked for the ``rest``."""
+class StreamBroken:
+    """The worker failed mid-stream; ``continuation`` is the request that resumes it on another worker."""
 
     reason: str
-    rest: Call
+    continuation: Call
 
 
-Outcome = Answered | Refused | Asleep | Died | Cut
+Outcome = Answered | Refused | Asleep | Died | StreamBroken
 
 
-class _StreamCut(Exception):
-    """Ends an attempt, and the step of its trace, as ``Cut``."""
+class _StreamBreak(Exception):
+    """Ends an attempt, and the step of its trace, as ``StreamBroken``."""
 
-    def __init__(self, reason: str, rest: Call) -> None:
+    def __init__(self, reason: str, continuation: Call) -> None:
         super().__init__(reason)
-        self.rest = rest
+        self.continuation = continuation
 
 
 class RequestPath:
@@ -189,7 +189,7 @@ class RequestPath:
         self.pages = UnreadPages()
         self.in_flight = 0
         self.bodies = BodyBudget(settings.max_bodies_bytes)
-        self._reader = CallReader(settings.max_body_bytes)
+        self._reader = CallParser(settings.max_body_bytes)
         self._apis: dict[str, EngineApi] = {}
 
     async def close(self) -> None:
@@ -330,7 +330,7 @@ class RequestProgress:
         await self.request.client.break_off(b"data: " + answered.whole.body.replace(b"\n", b" ") + b"\n\n")
         return replace(answered, whole=None)
 
-    def _decide(self, outcome: Refused | Asleep | Died | Cut) -> None:
+    def _decide(self, outcome: Refused | Asleep | Died | StreamBroken) -> None:
         """Prepare the next attempt after one that has failed."""
         assert self._last
         instance = self._last.instance
@@ -340,10 +340,10 @@ class RequestProgress:
             return
         log.info("%s failed over a request: %s", instance.worker, outcome.reason)
         self.release_hand_off()
-        self._is_prefill_placed = not (self._last.needs_hand_off and self.request.call.can_be_remote)
+        self._is_prefill_placed = not (self._last.requires_remote_prefill and self.request.call.can_be_remote)
         self._renew_deadline()
-        if isinstance(outcome, Cut):  # case 6
-            self.call = outcome.rest
+        if isinstance(outcome, StreamBroken):  # case 6
+            self.call = outcome.continuation
             self.request.report.record.count_migration()
         elif isinstance(outcome, Died) and self.stream is None:  # case 5; case 4 costs no death
             self.deaths += 1
@@ -446,7 +446,7 @@ class Attempt:
         self._suspect = suspect
         self._end_bytes = b""
         self.instance = booking.instance
-        self.needs_hand_off = _needs_hand_off(booking.instance)
+        self.requires_remote_prefill = _needs_hand_off(booking.instance)
         self.hand_off = progress.hand_off
 
     async def run(self) -> Outcome:
@@ -461,8 +461,8 @@ class Attempt:
         except WorkerDied as error:
             self._note_death(error)
             return Died(str(error))  # case 5
-        except _StreamCut as error:
-            return Cut(str(error), error.rest)  # case 6
+        except _StreamBreak as error:
+            return StreamBroken(str(error), error.continuation)  # case 6
         if not answered.error_type:
             self._note_answered()
         return answered
@@ -627,7 +627,7 @@ class Attempt:
         return Answered(_error_type(failure.status))
 
     async def _cut(self, stream: MigratableStream, death: WorkerDied, event: bytes = b"") -> Answered:
-        """End a stream whose worker died within it, unless another one can go on: then raise _StreamCut.
+        """End a stream whose worker died within it, unless another one can go on: then raise _StreamBreak.
 
         ``event`` is the engine's error event, if it sent one.
         """
@@ -637,7 +637,7 @@ class Attempt:
             return Answered()
         obstacle = stream.find_obstacle(tokens, self._api)
         if not obstacle:
-            raise _StreamCut(str(death), stream.migrate(tokens, self._api))
+            raise _StreamBreak(str(death), stream.migrate(tokens, self._api))
         error = worker_failed(f"The worker died over this request: {death}; {obstacle}")
         await client.break_off(event or error.to_event())
         return Answered("internal")
@@ -670,7 +670,7 @@ class Attempt:
 
 def _needs_hand_off(instance: Instance) -> bool:
     """Return whether the worker cannot compute a prompt."""
-    return bool(instance.card.get("needs_hand_off"))
+    return bool(instance.card.get("requires_remote_prefill"))
 
 
 def _error_type(status: int) -> str:

@@ -103,19 +103,13 @@ class FrontendServer:
         self.fleet = FleetStatus()
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
-        # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
-        shared = Path(settings.shared_metrics) if settings.shared_metrics else None
-        by_prefix = settings.decode_component if settings.router == KV_MODE else ""
-        self._metrics = FrontendMetrics(
-            *(runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms),
-            asyncio.get_running_loop().call_later if shared else None,
-        )
+        self._metrics = _new_metrics(runtime, settings)
         endpoint = settings.otlp_traces_endpoint
         self._tracer = open_tracer(endpoint) if endpoint else None
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
         self._background = BackgroundTasks()
         self._sleeping = SleepingWorkers(
-            runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
+            runtime.store, runtime.namespace, self._background, runtime.clock.now_s
         )
         self._inputs = FrontendRouterInputs(runtime, settings)
         self._router = WorkerRouter(
@@ -306,6 +300,17 @@ class FrontendServer:
         self.fleet.is_worker_starting = _has_starting_decode_workers(fleet)
         self.fleet.absence = read_absence(fleet, self._settings.decode_component)
         self._models.follow_fleet(fleet)
+
+
+def _new_metrics(runtime: WorkerRuntime, settings: FrontendSettings) -> FrontendMetrics:
+    # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
+    shared = Path(settings.shared_metrics) if settings.shared_metrics else None
+    by_prefix = settings.decode_component if settings.router == KV_MODE else ""
+    return FrontendMetrics(
+        *(runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms),
+        asyncio.get_running_loop().call_later if shared else None,
+        settings.promised_ms_by_model,
+    )
 
 
 def _has_starting_decode_workers(fleet: str) -> bool:

@@ -104,13 +104,29 @@ class Traffic:
             for name in ("over_ttft", "over_itl")
         }
         arrivals = tuple(document.get("arrivals", ()))
-        return cls(**{**document, **_lengths_of(document), **over, "arrivals": arrivals})
+        return cls(**{**document, **lengths_of(document), **over, "arrivals": arrivals})
 
 
-def _lengths_of(document: Mapping[str, Any]) -> dict[str, Lengths | None]:
+USUAL_BOUNDS = {"isl": INPUT_TOKENS[1:], "osl": OUTPUT_TOKENS[1:]}
+"""The bounds of the histograms of prompts and of answers that a document leaves out."""
+
+
+def without_usual_bounds(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document of traffic or a forecast without the bounds of histograms that are the usual ones."""
+    found = dict(document)
+    for name, bounds in USUAL_BOUNDS.items():
+        if (lengths := found.get(name)) and tuple(lengths["upper_bounds_tokens"]) == bounds:
+            found[name] = {key: value for key, value in lengths.items() if key != "upper_bounds_tokens"}
+    return found
+
+
+def lengths_of(document: Mapping[str, Any]) -> dict[str, Lengths | None]:
+    """Return the histograms of prompts and of answers in such a document; None for one that is not there."""
     return {
-        name: Lengths(tuple(each["upper_bounds_tokens"]), tuple(each["counts"]), each["mean_tokens"])
-        if (each := document[name])
+        name: Lengths(
+            tuple(each.get("upper_bounds_tokens", bounds)), tuple(each["counts"]), each.get("mean_tokens")
+        )
+        if (each := document.get(name))
         else None
-        for name in ("isl", "osl")
+        for name, bounds in USUAL_BOUNDS.items()
     }

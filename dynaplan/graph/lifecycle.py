@@ -101,6 +101,11 @@ class Worker:
     reason: str = ""
     history: tuple[str, ...] = field(default=(), compare=False)
 
+    @property
+    def process(self) -> tuple[str, int]:
+        """The worker's process: the next one under that name has another pid."""
+        return self.name, self.pid
+
     def moved(self, state: WorkerState, now_s: float, why: str = "") -> Worker:
         """Return the worker in its next state.
 
@@ -132,7 +137,7 @@ def worker_name(namespace: str, component: str, index: int) -> str:
     return f"{base}_{index}" if index else base
 
 
-EXIT_NEVER = 78
+EXIT_CANNOT_START = 78
 """The exit code (``EX_CONFIG``) of a worker that can never start: it is not tried again."""
 
 HOLDS_GPUS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF})

@@ -10,7 +10,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -222,11 +222,11 @@ class Graph:
             else linked
         )
 
-    def with_models(self, models: Mapping[str, str]) -> Graph:
+    def with_models(self, models: Mapping[str, str], planned: Collection[str] = ()) -> Graph:
         """Return the graph in which each of these models, name -> component, has its own engine workers.
 
-        Raises GraphError for a graph without engine workers, and for one with a planner, which plans for one
-        model.
+        Its planner plans for each of the ``planned`` ones. Raises GraphError for a graph without engine
+        workers, for one without a planner where any is planned, and for one with a planner where none is.
         """
         if not models:
             return self
@@ -238,10 +238,16 @@ class Graph:
                 hint="Leave the graph out: `dynaplan serve FILE` takes a file with a section Models.",
             )
         planner = next((each.name for each in linked if each.role is Role.PLANNER), "")
-        if planner:
+        if planner and not planned:
             raise GraphError(
-                f"{self.identifier} has a {planner}, which plans for one model, and there are {len(models)}",
-                hint="Leave the graph out: `dynaplan serve FILE` takes a file with a section Models.",
+                f"{self.identifier} has a {planner}, and none of the {len(models)} models has a planner",
+                hint="Leave the graph out: `dynaplan serve FILE` takes a file with a section Models. Or give "
+                "a model a planner of its own: Models.NAME.Planner.",
+            )
+        if planned and not planner:
+            raise GraphError(
+                f"{self.identifier} has no planner, and {', '.join(sorted(planned))} is to be planned for",
+                hint="Leave the graph out, or link a Planner.",
             )
         services = tuple(template.of_model(name, component) for name, component in models.items())
         return replace(self, models=services)

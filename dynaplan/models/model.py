@@ -89,7 +89,7 @@ class ModelPolicy:
     - ``estimate_load_s``: how long a load is expected to take before one was measured; 0 when nobody knows
     - ``sleep_levels``: how its engine can sleep, the quickest to wake first
     - ``max_workers``: the most workers that it may have at once, and ``requests_per_worker`` the requests of
-      each above which a further one is started
+      each above which a further one is started, where no planner says how many it wants
     """
 
     ttl_s: float = 1800.0
@@ -150,12 +150,13 @@ class ModelStatus:
     - ``placed_on``: the devices that its worker was given, empty without one
     - ``measured_bytes``: what it held on each device when it was last ready, 0 before the first load
     - ``measured_load_s``: how long its last load took, 0 before the first; waking is not a load
-    - ``too_little_bytes``: the most memory on a device with which a load has failed for want of memory
+    - ``failed_memory_bytes``: the most memory on a device with which a load has failed for want of memory
     - ``sleep_level``: the level at which it sleeps, or will when it has drained; empty: it will be gone
     - ``has_failed_to_sleep``: its last sleep failed; it is not put to sleep again
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
     - ``reason``: why it is in its state, in words
+    - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests count
     - ``history``: its last moves
     """
 
@@ -175,13 +176,14 @@ class ModelStatus:
     placed_on: tuple[int, ...] = ()
     measured_bytes: int = 0
     measured_load_s: float = 0.0
-    too_little_bytes: int = 0
+    failed_memory_bytes: int = 0
     sleep_level: str = ""
     has_failed_to_sleep: bool = False
     sleep_failure: str = ""
     retry_at_s: float = 0.0
     reason: str = ""
     replica_of: str = ""
+    planned_workers: int | None = None
     history: tuple[str, ...] = field(default=(), compare=False)
 
     def moved(self, state: ModelState, now_s: float, why: str = "") -> ModelStatus:

@@ -9,13 +9,17 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config import certificates
-from dynaplan.config.planner import settings_in_graph
+from dynaplan.config.models import components_of
+from dynaplan.config.overrides import MODELS
+from dynaplan.config.planner import settings_in_graph, settings_of_models
+from dynaplan.config.service_config import ServiceConfig
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, has_store_address
 from dynaplan.events import event_connections
@@ -38,11 +42,13 @@ from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError, TemporaryError, UserError
+from dynaplan.util.metrics import labelled
 
 if TYPE_CHECKING:
     from dynaplan.events.port import Messenger
-    from dynaplan.planner.backtesting.backtester import LiveBacktester
+    from dynaplan.planner.backtesting.backtester import BacktestProcess, LiveBacktester
     from dynaplan.planner.ports import Connector, Recorder
+    from dynaplan.planner.rules.sla_policy import SlaModel
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock, SystemClock
@@ -52,19 +58,40 @@ log = logging.getLogger(__name__)
 
 
 async def start_planner(runtime: WorkerRuntime) -> None:
-    """Plan in the background for as long as the process lives; raises ConfigError for a wrong option."""
-    settings = settings_in_graph(runtime.settings, runtime.namespace)
-    planner = make_planner(
-        settings,
-        runtime.store,
-        runtime.discovery,
-        runtime.messenger,
-        runtime.clock,
-        _heartbeat(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR")),
-    )
+    """Plan in the background for as long as the process lives; raises ConfigError for a wrong option.
+
+    Where models are loaded on request, each that has a planner is planned for by itself.
+    """
+    config = ServiceConfig.get_instance()
+    models = settings_of_models(config, runtime.namespace)
+    beat = _heartbeat(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR"))
+    connections = runtime.store, runtime.discovery, runtime.messenger, runtime.clock, beat
+    if not models:
+        settings = settings_in_graph(runtime.settings, runtime.namespace)
+        _run_in(runtime, make_planner(settings, *connections), "")
+        return
+    from dynaplan.planner.backtesting.backtester import BacktestProcess
+
+    components, backtests = components_of(config.get(MODELS) or {}), BacktestProcess(len(models))
+    for name, settings in models.items():
+        model = PlannedModel(name, components[name], backtests)
+        _run_in(runtime, make_planner(settings, *connections, model), name)
+
+
+def _run_in(runtime: WorkerRuntime, planner: AssembledPlanner, model: str) -> None:
+    """Have the planner run in the process; ``model`` is empty where it plans for all workers."""
     runtime.on_stop(planner.close)
-    runtime.add_metrics(planner.numbers)
-    runtime.spawn(planner.loop.run(), "planner")
+    runtime.add_metrics(lambda: labelled(planner.numbers(), "model", model) if model else planner.numbers())
+    runtime.spawn(planner.loop.run(), f"planner {model}".strip())
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model that is one of several: its name, its component, and what computes the backtests of all."""
+
+    name: str
+    component: str
+    backtests: BacktestProcess
 
 
 class LoopPulse:
@@ -233,41 +260,42 @@ def make_planner(
     messenger: Callable[[], Awaitable[Messenger]],
     clock: Clock,
     beat: Callable[[float], None] = lambda every_s: None,
+    model: PlannedModel | None = None,
 ) -> AssembledPlanner:
-    """Assemble a planner over these connections; it does not run yet."""
+    """Assemble a planner over these connections; it does not run yet.
+
+    ``model`` is the one of several that it plans for, None where it plans for all workers.
+    """
     metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
     observer = Observer(settings, discovery.instances, metrics, messenger, clock)
-    connector, end = _connector(settings, store, observer)
-    log_dir = log_directory(settings)
+    connector, end = _connector(settings, store, observer, model)
+    log_root = planner_log_root(model.component if model else "")
+    log_dir = log_directory(settings, log_root)
     log.info("what the planner sees and decides is written to %s", log_dir)
     gauges = GaugesRecorder(settings)
     recorders = (JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings), gauges)
-    records, now = recent_records(planner_log_root(), records_of_window(settings)), datetime.now(UTC)
+    records, now = recent_records(log_root, records_of_window(settings)), datetime.now(UTC)
     state = restore_state(records[-1:], settings, now)
     try:
-        write_pointer(planner_log_root(), log_dir)
+        write_pointer(log_root, log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
-    model, traffic, backtester = None, None, None
+    sla_model, traffic, backtester = None, None, None
     if settings.is_by_targets:
         from dynaplan.planner.inputs import traffic_observer
-        from dynaplan.planner.sla_model import build_sla_model
 
-        model = build_sla_model(settings)
-        if model.origin:
-            log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
-        traffic = traffic_observer(settings, discovery, clock)
+        sla_model = _sla_model(settings)
+        traffic = traffic_observer(settings, discovery, clock, is_one_of_several=model is not None)
         if settings.sizing != "formula":
-            from dynaplan.planner.backtesting.backtester import LiveBacktester
-
-            backtester = LiveBacktester(settings, restore_evidence(records, settings, now))
+            evidence = restore_evidence(records, settings, now)
+            backtester = _backtester(settings, evidence, model)
     loop = PlannerLoop(
         settings,
         observer,
         connector,
         recorders,
         clock,
-        model=model,
+        model=sla_model,
         traffic=traffic,
         backtester=backtester,
         beat=beat,
@@ -276,10 +304,31 @@ def make_planner(
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
 
 
+def _sla_model(settings: PlannerSettings) -> SlaModel:
+    from dynaplan.planner.sla_model import build_sla_model
+
+    model = build_sla_model(settings)
+    if model.origin:
+        log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
+    return model
+
+
+def _backtester(
+    settings: PlannerSettings, evidence: BacktestSchedule, model: PlannedModel | None
+) -> LiveBacktester:
+    from dynaplan.planner.backtesting.backtester import LiveBacktester
+
+    return LiveBacktester(settings, evidence, model.backtests if model else None)
+
+
 def _connector(
-    settings: PlannerSettings, store: KeyValueStore, observer: Observer
+    settings: PlannerSettings, store: KeyValueStore, observer: Observer, model: PlannedModel | None
 ) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
-    """Return the connector that ``environment`` names, and what closes it."""
+    """Return the connector of the model, or that which ``environment`` names, and what closes it."""
+    if model:
+        from dynaplan.planner.virtual.model_connector import ModelConnector
+
+        return ModelConnector(store, settings.namespace, model.name, observer), None
     if settings.environment == KUBERNETES:
         from dynaplan.planner.kubernetes.connector import connect_cluster
 
@@ -359,13 +408,11 @@ def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:
     return settings.namespace, settings.served_model_name, settings.targets(), settings.slo_window_s
 
 
-def planner_log_root() -> Path:
-    """The directory that holds a log directory for each planner of this deployment."""
-    return Path(os.environ.get("DYNAPLAN_LOG_DIR") or "logs") / "planner"
+def planner_log_root(component: str = "") -> Path:
+    """The directory that holds a log directory for each start of the planner, or of that of a model."""
+    return Path(os.environ.get("DYNAPLAN_LOG_DIR") or "logs") / "planner" / component
 
 
-def log_directory(settings: PlannerSettings) -> Path:
+def log_directory(settings: PlannerSettings, log_root: Path) -> Path:
     """Return ``log-dir``, or without one a directory named by the time."""
-    if settings.log_dir:
-        return Path(settings.log_dir)
-    return planner_log_root() / time.strftime("%Y%m%d_%H%M%S")
+    return Path(settings.log_dir) if settings.log_dir else log_root / time.strftime("%Y%m%d_%H%M%S")

@@ -41,11 +41,16 @@ def check_sources(settings: PlannerSettings) -> None:
     _warm_up(settings)
 
 
-def traffic_observer(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficObserver:
-    """Return the observer of the traffic: of a Prometheus server, where one is named, else of frontends."""
+def traffic_observer(
+    settings: PlannerSettings, discovery: Discovery, clock: Clock, *, is_one_of_several: bool = False
+) -> TrafficObserver:
+    """Return the observer of the traffic: of a Prometheus server, where one is named, else of frontends.
+
+    ``is_one_of_several``: of the models that the frontends serve, the settings are about one.
+    """
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
-        source: TrafficSource = _prometheus(settings)
+        source: TrafficSource = _prometheus(settings, is_one_of_several=is_one_of_several)
     else:
         from dynaplan.planner.metrics.frontends import FrontendsTraffic
 
@@ -54,19 +59,24 @@ def traffic_observer(settings: PlannerSettings, discovery: Discovery, clock: Clo
             settings.namespace,
             clock,
             model=settings.served_model_name or "",
+            is_one_of_several=is_one_of_several,
             prefix=metrics_prefix(),
             tls=certificates.authorities(os.environ),
         )
     return TrafficObserver(settings, source, make_forecaster(settings, interval_s), clock, before)
 
 
-def _prometheus(settings: PlannerSettings) -> TrafficSource:
+def _prometheus(settings: PlannerSettings, *, is_one_of_several: bool = False) -> TrafficSource:
     """Return the traffic as a Prometheus server has it; raises ConfigError for an address that is none."""
     from dynaplan.planner.metrics.prometheus import PrometheusTraffic
 
     model = settings.served_model_name or ""
     return PrometheusTraffic(
-        settings.prometheus_endpoint or "", settings.namespace, model=model, prefix=metrics_prefix()
+        settings.prometheus_endpoint or "",
+        settings.namespace,
+        model=model,
+        is_one_of_several=is_one_of_several,
+        prefix=metrics_prefix(),
     )
 
 

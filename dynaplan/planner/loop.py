@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Observation
+from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.rules.decision import has_data
 from dynaplan.planner.timing import READY_POLL_S, WAITING_LOG_S
@@ -70,6 +71,7 @@ class PlannerLoop:
         self._backtester = backtester
         self._cycle = PlanningCycle(settings, model, state)
         self._failure = ""
+        self._unknown = ""
         self._is_warned = False
 
     async def run(self) -> None:
@@ -103,6 +105,8 @@ class PlannerLoop:
         try:
             decode = (await self._connector.fleet()).decode
             is_wanted = (await self._connector.desired()).num_decode_workers != 0
+        except NothingToPlan:
+            return ""
         except Exception as error:  # whatever the store raises: it is asked again
             return f"the fleet is not known: {str(error) or type(error).__name__}"
         if decode.ready or decode.asleep or not is_wanted:
@@ -139,16 +143,28 @@ class PlannerLoop:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
             holds = await self._connector.holds()
         except DynaplanError as error:
-            log.warning("the fleet is not known: %s", error)
-            unknown = str(error.args[0]) or type(error).__name__
-            return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
-        self._warn_of_short_interval(fleet)
-        observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
+            observation = Observation(
+                self._clock.now_s(), load=load, unknown=self._why_unknown(error), failure=failure
+            )
+        else:
+            self._unknown = ""
+            self._warn_of_short_interval(fleet)
+            observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
         if self._traffic:
             observation = await self._with_traffic(observation, self._traffic)
         if self._backtester:
             observation = replace(observation, backtest=self._backtester.observe(observation, state))
         return observation
+
+    def _why_unknown(self, error: DynaplanError) -> str:
+        """Return why the fleet is not known, and say so in the log when that is new."""
+        unknown = str(error.args[0]) or type(error).__name__
+        if not isinstance(error, NothingToPlan):
+            log.warning("the fleet is not known: %s", error)
+        elif unknown != self._unknown:
+            log.info("nothing to plan: %s", unknown)
+        self._unknown = unknown
+        return unknown
 
     def _warn_of_short_interval(self, fleet: FleetCounts) -> None:
         """Say once, where decisions wait for each other, that the interval is shorter than a start."""
@@ -201,4 +217,6 @@ class PlannerLoop:
         return True
 
     def _mode(self) -> str:
-        return "; no-operation: nothing will be changed" if self._settings.no_operation else ""
+        settings = self._settings
+        model = f", model {settings.served_model_name}" if settings.served_model_name else ""
+        return model + ("; no-operation: nothing will be changed" if settings.no_operation else "")

@@ -16,8 +16,8 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.gateway.traffic import Lengths, Traffic, _lengths_of
-from dynaplan.util.documents import check_types
+from dynaplan.gateway.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
+from dynaplan.util.documents import check_types, without_defaults
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Foresight:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         expected = tuple(
             Expected(**{name: value for name, value in each.items() if name not in REMOVED_EXPECTED})
-            for each in document["expected"]
+            for each in document.get("expected", ())
         )
         dispersions = tuple((float(each[0]), float(each[1])) for each in document.get("dispersions", ()))
-        parts = {"expected": expected, "dispersions": dispersions, **_lengths_of(document)}
+        parts = {"expected": expected, "dispersions": dispersions, **lengths_of(document)}
         return cls(**{**document, **parts})
 
 
@@ -244,11 +244,13 @@ class Backtest:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Backtest:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
-        workers = document["workers"]
+        workers = document.get("workers")
         tried = tuple(
-            SplitTrial(**{**each, "workers": Targets(**each["workers"])}) for each in document["tried"]
+            SplitTrial(**{**each, "workers": Targets(**each["workers"])})
+            for each in document.get("tried", ())
         )
-        return cls(**{**document, "workers": Targets(**workers) if workers else None, "tried": tried})
+        chosen = None if workers is None else Targets(**workers)
+        return cls(**{**document, "workers": chosen, "tried": tried})
 
 
 @dataclass(frozen=True)
@@ -274,41 +276,33 @@ class Observation:
     backtest: Backtest | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back; without holds or sleepers no key for them."""
-        document, holds = asdict(self), self.holds.to_json()
-        del document["holds"]
-        fleet, load = document["fleet"], document["load"]
-        for part, key in (
-            (fleet["prefill"], "asleep"),
-            (fleet["decode"], "asleep"),
-            (fleet["prefill"], "unmanaged"),
-            (fleet["decode"], "unmanaged"),
-            (load, "prefill_asleep"),
-            (load, "decode_asleep"),
-        ):
-            if not part[key]:
-                del part[key]
-        return {**document, "holds": holds} if holds else document
+        """Return plain data that ``from_json`` reads back, without what has its default."""
+        document, holds = without_defaults(replace(self, holds=RoleHolds())), self.holds.to_json()
+        for name in {"traffic", "foresight"} & document.keys():
+            document[name] = without_usual_bounds(document[name])
+        return {"at_s": self.at_s, **document, **({"holds": holds} if holds else {})}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Observation:
         """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
-        fleet, traffic, foresight = document["fleet"], document.get("traffic"), document.get("foresight")
-        backtest = document.get("backtest")
+        traffic, foresight = document.get("traffic"), document.get("foresight")
+        fleet, backtest = document.get("fleet", {}), document.get("backtest")
         return cls(
             at_s=document["at_s"],
             fleet=FleetCounts(
-                WorkerCounts(**fleet["prefill"]), WorkerCounts(**fleet["decode"]), fleet["gpus_total"]
+                WorkerCounts(**fleet.get("prefill", {})),
+                WorkerCounts(**fleet.get("decode", {})),
+                fleet.get("gpus_total", 0),
             ),
-            desired=DesiredCounts(**document["desired"]),
-            load=Load(**document["load"]),
-            unknown=document["unknown"],
-            failure=document["failure"],
+            desired=DesiredCounts(**document.get("desired", {})),
+            load=Load(**document.get("load", {})),
+            unknown=document.get("unknown", ""),
+            failure=document.get("failure", ""),
             traffic=Traffic.from_json(traffic) if traffic else None,
             foresight=Foresight.from_json(foresight) if foresight else None,
             startup_s=document.get("startup_s", 0.0),
             holds=RoleHolds.from_json(document.get("holds", {})),
-            backtest=Backtest.from_json(backtest) if backtest else None,
+            backtest=None if backtest is None else Backtest.from_json(backtest),
         )
 
 
@@ -345,16 +339,31 @@ class Decision:
         changes = [step.why for step in self.steps if step.before != step.after]
         return "; ".join(changes or [step.why for step in self.steps[-1:]])
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back.
+
+        A step leaves out numbers that are those of the step before, and numbers that it does not change.
+        """
+        steps, now = [], self.current
+        for step in self.steps:
+            before = {"before": asdict(step.before)} if step.before != now else {}
+            after = {"after": asdict(step.after)} if step.after != step.before else {}
+            steps.append({"stage": step.stage, **before, **after, "why": step.why})
+            now = step.after
+        return {**asdict(replace(self, steps=())), "steps": steps}
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Decision:
-        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
-        steps = tuple(
-            Step(each["stage"], Targets(**each["before"]), Targets(**each["after"]), each["why"])
-            for each in document["steps"]
-        )
+        """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
+        current, steps = Targets(**document["current"]), []
+        now = current
+        for each in document["steps"]:
+            before = Targets(**each["before"]) if "before" in each else now
+            now = Targets(**each["after"]) if "after" in each else before
+            steps.append(Step(each["stage"], before, now, each["why"]))
         expected = document.get("prediction")
         prediction = Prediction(**expected) if expected else None
-        return cls(Targets(**document["current"]), Targets(**document["desired"]), steps, prediction)
+        return cls(current, Targets(**document["desired"]), tuple(steps), prediction)
 
 
 @dataclass(frozen=True)
@@ -423,7 +432,7 @@ class DecisionRecord:
             "settings": self.settings.to_options(),
             "state": asdict(self.state),
             "observation": self.observation.to_json(),
-            "decision": asdict(self.decision),
+            "decision": self.decision.to_json(),
             "next_state": asdict(self.next_state),
         }
 

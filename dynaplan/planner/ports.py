@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet.counts import Sample
 from dynaplan.util.connection import Closable
+from dynaplan.util.errors import TemporaryError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import Forecast
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from dynaplan.graph.lifecycle import Role
     from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, TargetReplica
     from dynaplan.planner.model import Decision, DecisionRecord
+
+
+class NothingToPlan(TemporaryError):
+    """There are no workers to plan for now, by the owner of the deployment's will."""
 
 
 class WorkerLoadSource(Closable, Protocol):
@@ -43,7 +48,8 @@ class Registrations(Protocol):
 class Connector(Protocol):
     """Carries the planner's decisions to ``serve``, or to another system that starts and stops workers.
 
-    Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now.
+    Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now, and NothingToPlan
+    where there are no workers because nobody wants any.
     """
 
     async def fleet(self) -> FleetCounts:

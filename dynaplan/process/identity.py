@@ -20,6 +20,12 @@ class ProcessIdentity:
     started_at: int
     boot_id: str
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> ProcessIdentity:
+        """Read its form in JSON; raises ValueError, and nothing else, when it is not one."""
+        pid, started_at = whole_field(record, "pid"), whole_field(record, "started_at")
+        return cls(pid, started_at, text_field(record, "boot_id"))
+
 
 @dataclass(frozen=True)
 class LeaseOwner:
@@ -34,7 +40,4 @@ class LeaseOwner:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> LeaseOwner:
         """Read its form in JSON; raises ValueError, and nothing else, when it is not one."""
-        process = ProcessIdentity(
-            whole_field(record, "pid"), whole_field(record, "started_at"), text_field(record, "boot_id")
-        )
-        return cls(process, whole_field(record, "pid_namespace"))
+        return cls(ProcessIdentity.from_record(record), whole_field(record, "pid_namespace"))

@@ -66,8 +66,8 @@ class LogFile:
         return self._path.with_name(f"{self._path.name}.{number}")
 
 
-def configure_logging(level: int = logging.INFO) -> None:
+def configure_logging() -> None:
     """Log to standard error, in the form that ``DYNAPLAN_LOG_FORMAT`` asks for."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(log_lines())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

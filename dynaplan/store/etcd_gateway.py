@@ -67,7 +67,6 @@ class EtcdGateway:
         *,
         credentials: tuple[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout_s: float = ETCD_CALL_TIMEOUT_S,
     ) -> None:
         if not endpoints:
             raise ConfigError(
@@ -77,7 +76,6 @@ class EtcdGateway:
         self._endpoints = tuple(_normalize_endpoint(endpoint) for endpoint in endpoints)
         self._credentials = credentials
         self._tls = tls
-        self._timeout_s = timeout_s
         self._current = 0
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._token = ""
@@ -87,7 +85,7 @@ class EtcdGateway:
     async def call(self, path: str, body: Document) -> Document:
         """The first document of the answer; raises StoreUnavailable within the time limit, or EtcdRefusal."""
         try:
-            async with asyncio.timeout(self._timeout_s), await self._open(path, body) as response:
+            async with asyncio.timeout(ETCD_CALL_TIMEOUT_S), await self._open(path, body) as response:
                 return _first_document(await response.read())
         except FAILURES as error:
             raise self._unavailable(path, error) from error
@@ -101,12 +99,12 @@ class EtcdGateway:
         Raises StoreUnavailable when the connection is lost, or the first document does not come in time.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(ETCD_CALL_TIMEOUT_S):
                 response = await self._open(path, body)
             self._streams.add(response)
             try:
                 _enable_keepalive(response)
-                yield _documents(response, self._timeout_s, silence_s)
+                yield _documents(response, ETCD_CALL_TIMEOUT_S, silence_s)
             finally:
                 self._streams.discard(response)
                 _abort(response)
@@ -189,7 +187,8 @@ def parse_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext | None:
-    """TLS by the PEM files ``ETCD_AUTH_CA``, ``ETCD_AUTH_CLIENT_CERT`` and ``ETCD_AUTH_CLIENT_KEY``."""
+    """TLS with the PEM files ``ETCD_AUTH_CA``, ``ETCD_AUTH_CLIENT_CERT``, ``ETCD_AUTH_CLIENT_KEY``, if
+    set."""
     authority, certificate = environ.get("ETCD_AUTH_CA"), environ.get("ETCD_AUTH_CLIENT_CERT")
     if not (authority or certificate):
         return None

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from dynaplan.config.settings.servers import LEASE_TTL_S
 from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
-from dynaplan.store.port import KeyValueStore, LeaseStore
+from dynaplan.store.port import KeyValueStore, LeaseStore, Store
 from dynaplan.store.timing import (
     CALL_RETRY_MAX_S,
     CALL_RETRY_MIN_S,
@@ -142,11 +142,8 @@ class Locks:
     empty name in it, or the name ``writer`` or ``readers``, is a ConfigError.
     """
 
-    def __init__(
-        self, store: KeyValueStore, leases: LeaseStore, clock: Clock, ttl_s: int = LEASE_TTL_S
-    ) -> None:
+    def __init__(self, store: Store, clock: Clock, ttl_s: int = LEASE_TTL_S) -> None:
         self._store = store
-        self._leases = leases
         self._clock = clock
         self._ttl_s = ttl_s
 
@@ -224,7 +221,7 @@ class Locks:
 
         With ``changed`` a writer keeps its key meanwhile, and waits until the readers have gone.
         """
-        lease = await RenewedLease.grant(self._leases, self._clock, self._ttl_s)
+        lease = await RenewedLease.grant(self._store, self._clock, self._ttl_s)
         key = keys.writer if is_writer else f"{keys.readers}{lease.number:x}"
         lock = None
         try:
@@ -237,7 +234,7 @@ class Locks:
                 await lease.end()
 
     async def _create(self, key: str, value: str, lease: RenewedLease) -> bool:
-        """Create the key; False when it is another's, or the lease is lost."""
+        """Create the key; False when another process has it, or the lease is lost."""
         try:
             transaction = Transaction({key: 0}, {key: value}, lease=lease.number)
             return await self._store.commit(transaction) or await self._get_own_key(key, lease) is not None
@@ -271,7 +268,7 @@ class Locks:
 
 
 async def _wait_any(*events: asyncio.Event) -> None:
-    """Wait until one of them is set."""
+    """Wait until one of the events is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -27,7 +27,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance, dynamo_keys
 from dynaplan.store.model import Transaction
-from dynaplan.store.port import KeyValueStore, LeaseStore
+from dynaplan.store.port import Store
 from dynaplan.store.timing import CALL_RETRY_MAX_S, CALL_RETRY_MIN_S, STORE_CALL_TIMEOUT_S
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.clock import Clock
@@ -49,8 +49,7 @@ class Registration:
 
     def __init__(
         self,
-        store: KeyValueStore,
-        leases: LeaseStore,
+        store: Store,
         clock: Clock,
         discovery: Discovery,
         instances: Callable[[int], Iterable[Instance]],
@@ -58,7 +57,6 @@ class Registration:
         role: Role | None = None,
     ) -> None:
         self._store = store
-        self._leases = leases
         self._clock = clock
         self._discovery = discovery
         self._instances = instances
@@ -83,7 +81,7 @@ class Registration:
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """The task that keeps the lease alive; it ends by itself only after a revocation, or by a fault."""
+        """The task that keeps the lease alive; it ends by itself only after a revocation, or on a bug."""
         if self._task is None:
             raise RuntimeError("not started")
         return self._task
@@ -106,7 +104,7 @@ class Registration:
             return
         try:
             async with asyncio.timeout(timeout_s):
-                await self._leases.revoke(self._lease)
+                await self._store.revoke(self._lease)
         except (TimeoutError, StoreUnavailable) as error:
             log.warning("lease %x not revoked (%s); it expires by itself", self._lease, error or "no answer")
 
@@ -117,7 +115,7 @@ class Registration:
             answered_s = self._clock.now_s()
             if left_s:
                 await self._restore_deleted_keys()
-            elif await self._call_store(self._leases.identity) != self._identity:
+            elif await self._call_store(self._store.identity) != self._identity:
                 log.warning("the store came back empty: registering again")
                 await self._register()
             elif answered_s < self._expires_at_s:
@@ -148,7 +146,7 @@ class Registration:
         def renew() -> Awaitable[float]:
             nonlocal sent_s
             sent_s = self._clock.now_s()
-            return self._leases.keep_alive(self._lease)
+            return self._store.keep_alive(self._lease)
 
         left_s = await self._call_store(renew)
         if left_s:
@@ -161,7 +159,7 @@ class Registration:
             return
         log.warning("own registration is missing: putting it again: %s", ", ".join(missing))
         # Who deleted this key may have deleted everything, and with it what identifies the store.
-        self._identity = await self._call_store(self._leases.identity)
+        self._identity = await self._call_store(self._store.identity)
         if not await self._commit(self._dynamo_keys | missing):
             self._wake.set()
 
@@ -170,9 +168,9 @@ class Registration:
         self._is_complete = False
         self._seen = set()
         while not self._is_complete:
-            self._identity = await self._call_store(self._leases.identity)
+            self._identity = await self._call_store(self._store.identity)
             asked_s = self._clock.now_s()
-            self._lease = await self._call_store(lambda: self._leases.grant(self._ttl_s))
+            self._lease = await self._call_store(lambda: self._store.grant(self._ttl_s))
             self._expires_at_s = asked_s + self._ttl_s
             self._build_keys()
             self._is_complete = await self._commit(self._dynamo_keys | self._keys)

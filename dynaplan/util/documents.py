@@ -114,6 +114,22 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"it has {name}, which is not JSON")
 
 
+def without_defaults(value: Any) -> Any:
+    """Return a value made of dataclasses as plain data, without the fields that have their defaults."""
+    if isinstance(value, tuple):
+        return [without_defaults(each) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    held = {each.name: (getattr(value, each.name), _default(each)) for each in dataclasses.fields(value)}
+    return {name: without_defaults(one) for name, (one, default) in held.items() if one != default}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field, or what is equal to no value."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
 def check_types(value: Any) -> None:
     """Raise TypeError for the first field, at any depth, whose value is not of its annotated type.
 

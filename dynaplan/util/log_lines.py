@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 FORMAT_VARIABLE = "DYNAPLAN_LOG_FORMAT"
@@ -42,6 +41,6 @@ class JsonLogLines(LogLines):
         return json.dumps(line, default=str)
 
 
-def log_lines(environ: Mapping[str, str] = os.environ) -> LogLines:
+def log_lines() -> LogLines:
     """Return the form that the environment asks for; text unless it says ``json``."""
-    return JsonLogLines() if environ.get(FORMAT_VARIABLE) == "json" else LogLines()
+    return JsonLogLines() if os.environ.get(FORMAT_VARIABLE) == "json" else LogLines()

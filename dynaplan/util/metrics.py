@@ -17,13 +17,20 @@ def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
     """One sample per name, all with the same labels, under its help text and type.
 
     A name that ends in ``_total`` is a counter. Samples of an engine's histogram, ``_sum`` and ``_count``,
-    are a summary without quantiles.
+    are a summary without quantiles. A name may have a label of its own (``labelled``).
     """
     written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
     families: dict[str, list[str]] = {}
-    for name, value in values.items():
-        families.setdefault(_family(name), []).append(f"{name}{{{written}}} {value:.17g}\n")
+    for sample, value in values.items():
+        name, _, own = sample.partition("{")
+        both = ",".join(filter(None, (written, own.removesuffix("}"))))
+        families.setdefault(_family(name), []).append(f"{name}{{{both}}} {value:.17g}\n")
     return "".join(f"{_head(name)}{''.join(samples)}" for name, samples in families.items())
+
+
+def labelled(values: Mapping[str, float], label: str, value: str) -> dict[str, float]:
+    """Return the same samples with one more label."""
+    return {f'{name}{{{label}="{_escaped(value)}"}}': number for name, number in values.items()}
 
 
 def _family(sample: str) -> str:

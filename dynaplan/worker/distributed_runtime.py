@@ -33,7 +33,7 @@ from dynaplan.process.signals import on_signals
 from dynaplan.store.buckets import Bucket
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.locks import Locks
-from dynaplan.store.port import KeyValueStore, LeaseStore
+from dynaplan.store.port import Store
 from dynaplan.util.clock import Clock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError
@@ -65,8 +65,7 @@ class Runtime:
     """
 
     own_namespace: str
-    store: KeyValueStore
-    leases: LeaseStore
+    store: Store
     clock: Clock
     token: str = field(repr=False)
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
@@ -96,7 +95,7 @@ class Runtime:
     @property
     def locks(self) -> Locks:
         """The locks that all processes at the same store share."""
-        return Locks(self.store, self.leases, self.clock, self.lease_ttl_s)
+        return Locks(self.store, self.clock, self.lease_ttl_s)
 
     def bucket(self, name: str) -> Bucket:
         """Return the store's bucket of that name, as in ``v1/instances``."""
@@ -191,7 +190,6 @@ class Runtime:
             worker_token=self.token,
             url=url,
             store=self.store,
-            leases=self.leases,
             clock=self.clock,
             discovery=discovery,
             network=self.network,

@@ -170,7 +170,6 @@ class WorkerLifecycle:
         runtime = self.runtime
         return Registration(
             runtime.store,
-            runtime.leases,
             runtime.clock,
             runtime.discovery,
             self._instances,

@@ -19,7 +19,7 @@ from dynaplan.config import certificates
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.graph.lifecycle import EXIT_NEVER, Role
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
 from dynaplan.process.logfile import LogFile, configure_logging
 from dynaplan.util.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.worker.timing import CLAIMS_POLL_S, CLOSE_TIMEOUT_S
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
         return EXIT_CRASHED
     except (UserError, WorkerStartFailed) as error:
         print(f"this worker can never start: {error}", file=sys.stderr, flush=True)
-        return EXIT_NEVER
+        return EXIT_CANNOT_START
     except Exception:
         import logging
 
@@ -214,13 +214,14 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
-    from dynaplan.config.models import components_of
+    from dynaplan.config.models import components_of, planned_models
     from dynaplan.config.overrides import MODELS
     from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph
 
-    models = components_of(ServiceConfig.get_instance().get(MODELS) or {})
-    graph = load_graph(options["graph"], Path.cwd()).with_models(models)
+    config = ServiceConfig.get_instance()
+    models, planned = components_of(config.get(MODELS) or {}), planned_models(config)
+    graph = load_graph(options["graph"], Path.cwd()).with_models(models, planned)
     return graph.service(options["service-name"])
 
 
@@ -247,7 +248,6 @@ async def _runtime(
         worker_token=environment.worker_token,
         url=url,
         store=store,
-        leases=store,
         clock=SystemClock(),
         discovery=discovery,
         settings=settings,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.engines.port import PrefillingEngine
+from dynaplan.engines.port import RemotePrefillEngine
 from dynaplan.events.dispatched_queue import LATE_LANE, DispatchedQueue
 from dynaplan.events.port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
@@ -46,21 +46,19 @@ class PrefillPuller:
 
     With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
     queue, of which it takes no more while it holds as many directed prompts as it may. The shared queue is
-    taken from by deadline, where its prompts have one (``events/dispatched_queue.py``); ``wall_s`` is the
-    wall clock.
+    taken from by deadline, where its prompts have one (``events/dispatched_queue.py``).
     """
 
     def __init__(
         self,
         messenger: Callable[[], Awaitable[Messenger]],
-        engine: PrefillingEngine,
+        engine: RemotePrefillEngine,
         clock: Clock,
         namespace: str,
         worker_name: str,
         max_concurrent: int = WorkerSettings.max_concurrent_prefills,
         is_asleep: Callable[[], bool] = lambda: False,
         lane: str = "",
-        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._messenger = messenger
         self._engine = engine
@@ -69,7 +67,6 @@ class PrefillPuller:
         self._worker_name = worker_name
         self._release_to = release_subject(namespace, worker_name) if engine.waits_for_release else ""
         self._is_subscribed = False
-        self._wall_s = wall_s
         self._slots = asyncio.Semaphore(max_concurrent)
         self._lane = lane
         self._lane_slots = asyncio.Semaphore(max_concurrent)
@@ -132,7 +129,7 @@ class PrefillPuller:
         async def open_late() -> WorkQueue:
             return await messenger.queue(self._stream, LATE_LANE)
 
-        dispatched = DispatchedQueue(shared, open_late, self._clock, self._wall_s)
+        dispatched = DispatchedQueue(shared, open_late, self._clock, time.time)
         self._note_computed = dispatched.computed
         pulls = [asyncio.ensure_future(self._pull(dispatched, self._slots, messenger))]
         if self._lane:
@@ -221,7 +218,7 @@ class PrefillPuller:
         """Let the engine work; answer a failure, unless the decode side has its hand-off already."""
         error, is_retryable, status = "the engine handed nothing over", True, 0
         try:
-            await self._engine.prefill(request, reply.hand_over)
+            await self._engine.prefill(request, reply.hand_off_ready)
         except RequestRefused as refusal:
             log.info("prefill %s is refused: %s", request.request_id, refusal)
             error, is_retryable, status = str(refusal), False, refusal.status
@@ -266,7 +263,7 @@ class _Reply:
         self._send = send
         self.is_sent = False
 
-    async def hand_over(self, hand_off: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(self, hand_off: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         """Answer that a decode worker may begin, with the hand-off."""
         if self.is_sent:
             raise RuntimeError(f"prefill {self._request_id} was handed over already")

@@ -14,7 +14,7 @@ from dynaplan.events.port import EventPlane, Messenger
 from dynaplan.graph.lifecycle import Role
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.port import KeyValueStore, LeaseStore
+from dynaplan.store.port import Store
 from dynaplan.util.clock import Clock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import QueueUnavailable
@@ -64,8 +64,7 @@ class WorkerRuntime:
     worker_name: str
     worker_token: str = field(repr=False)
     url: str
-    store: KeyValueStore
-    leases: LeaseStore
+    store: Store
     clock: Clock
     discovery: Discovery
     settings: Mapping[str, Any] = field(default_factory=dict)

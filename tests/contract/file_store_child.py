@@ -57,7 +57,7 @@ async def register(store: FileStore, ttl_s: str) -> None:
     """Register an instance; tell when somebody has revoked its lease."""
     discovery = Discovery(store, "box")
     await discovery.start()
-    registration = Registration(store, store, SystemClock(), discovery, _instances, int(ttl_s))
+    registration = Registration(store, SystemClock(), discovery, _instances, int(ttl_s))
     await registration.start()
     print("registered", flush=True)
     await registration.revoked.wait()

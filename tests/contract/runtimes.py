@@ -13,7 +13,6 @@ def runtime_of(store: Store, namespace: str = "ns") -> Runtime:
     return Runtime(
         own_namespace=namespace,
         store=store,
-        leases=store,
         clock=SystemClock(),
         token="token",
         connect_messenger=_no_messenger,

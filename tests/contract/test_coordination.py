@@ -51,7 +51,7 @@ def bucket(store: Store) -> Bucket:
 
 @pytest.fixture
 def locks(store: Store) -> Locks:
-    return Locks(store, store, SystemClock(), TTL_S)
+    return Locks(store, SystemClock(), TTL_S)
 
 
 # Buckets

@@ -53,7 +53,7 @@ class Etcdctl:
 
 
 def locks_of(store: Store) -> Locks:
-    return Locks(store, store, SystemClock(), 10)
+    return Locks(store, SystemClock(), 10)
 
 
 async def test_etcdctl_reads_and_writes_a_bucket(etcd: Server, etcd_store: EtcdStore) -> None:

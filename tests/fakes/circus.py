@@ -100,6 +100,7 @@ class FakeLink:
         self.cache_worth: dict[int, int] = {}
         self.model_demand: dict[str, ModelDemand] | None = {}
         self.model_orders: str | None = ""
+        self.model_workers: str | None = ""
         self.revoked: list[int] = []
         self.acknowledged: list[int] = []
         self.fleet: dict[str, Any] = {}
@@ -140,7 +141,7 @@ class FakeClaims:
     def release(self, uuids: Any) -> None:
         self.held -= set(uuids)
 
-    def foreign(self, uuids: Any) -> dict[str, str]:
+    def held_by_others(self, uuids: Any) -> dict[str, str]:
         return {uuid: "somebody" for uuid in uuids if uuid in self.others}
 
 

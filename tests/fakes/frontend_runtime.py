@@ -111,7 +111,6 @@ async def stage(environment: Mapping[str, str] | None = None, **options: Any) ->
         worker_token=TOKEN,
         url="",
         store=store,
-        leases=store,
         clock=clock,
         discovery=discovery,
         connect_messenger=connect,

@@ -85,7 +85,7 @@ async def test_it_counts_our_workers_and_refuses_to_call_them(
     def instances(lease: int) -> list[Instance]:
         return [Instance("ns", "VllmWorker", "generate", lease, "http://127.0.0.1:4000", card=CARD)]
 
-    registration = Registration(store, store, SystemClock(), discovery, instances, role=Role.DECODE)
+    registration = Registration(store, SystemClock(), discovery, instances, role=Role.DECODE)
     await registration.start()
     for component in ("backend", "VllmWorker"):
         seen = await answer(python, endpoint, "list", f"ns.{component}.generate")

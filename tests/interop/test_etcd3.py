@@ -125,7 +125,7 @@ async def test_it_reads_and_writes_our_buckets(client: Etcd3, store: EtcdStore) 
 
 
 async def test_it_sees_our_lock_and_breaks_it(client: Etcd3, store: EtcdStore) -> None:
-    locks = Locks(store, store, SystemClock(), 10)
+    locks = Locks(store, SystemClock(), 10)
     with pytest.raises(LockLost):
         async with await locks.write_lock_with_wait("models/llama") as lock:
             (found,) = await asyncio.to_thread(client.call, "get_prefix", "v1/models/llama/")

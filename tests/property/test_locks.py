@@ -108,7 +108,7 @@ class Box:
 
     async def process(self, kind: str, fate: str, hold_s: float) -> None:
         link = Link(self.store, self.dice, self.faults)
-        locks = Locks(link, link, LoopClock(), TTL_S)
+        locks = Locks(link, LoopClock(), TTL_S)
         lock = None
         with suppress(StoreUnavailable, LockNotFree):
             lock = await self._acquired(locks, kind)
@@ -169,7 +169,7 @@ async def live(box: Box, processes: list[tuple[str, str, float, float]]) -> None
 
 
 async def nobody_is_blocked_for_longer_than_the_ttl(box: Box) -> None:
-    locks = Locks(box.store, box.store, LoopClock(), TTL_S)
+    locks = Locks(box.store, LoopClock(), TTL_S)
     async with await locks.write_lock_with_wait("x", timeout_s=3 * TTL_S):
         assert [item.value for item in await box.store.list("v1/")] == ["writing"]
 

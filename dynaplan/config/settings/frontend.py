@@ -6,6 +6,7 @@ That is the router, which chooses a worker, and remote prefill: whether prefill 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, Settings, option
@@ -134,11 +135,12 @@ PREFILL_COMPONENT = ComponentSettings.prefill_component
 class FrontendSettings(RoutingSettings, ComponentSettings):
     """Options of the Frontend.
 
-    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last five are no options
+    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last six are no options
     of this section, ``config/frontend.py`` finds them out: the models that are loaded on request; how prompts
     are placed; the name that clients must use (``model``, empty: any that the workers have); the directory
     where several frontends add up their metrics (``shared_metrics``, None for one frontend); and the TTFT and
-    ITL of the Planner's promise (``promised_ms``, None where its policy makes none).
+    ITL of the Planner's promise (``promised_ms``, None where its policy makes none), and of those of models
+    that have planners of their own.
     """
 
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
@@ -201,6 +203,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     model: str = ""
     shared_metrics: str | None = None
     promised_ms: tuple[float, float] | None = None
+    promised_ms_by_model: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     models: tuple[ServedModel, ...] = ()
 
 

@@ -50,7 +50,12 @@ class OnDemandSettings(Settings):
         kind=Duration,
         default_text="three times the measured load time",
     )
-    max_workers: int = option(1, "The most workers that it may have at once", minimum=1)
+    max_workers: int = option(
+        1,
+        "The most workers that it may have at once",
+        minimum=1,
+        default_text="1; with a `Planner`, as many as its `max-gpu-budget` is for",
+    )
     requests_per_worker: int = option(
         8, "Requests of each of its workers above which a further one is started, where memory is", minimum=1
     )

@@ -13,12 +13,13 @@ import logging
 import math
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from dynaplan.config.models import models_together, served_models
+from dynaplan.config.planner import settings_of_models
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu
@@ -43,9 +44,9 @@ from dynaplan.fleet.rules.models import (
     model_status,
     workers_of,
 )
-from dynaplan.fleet.rules.restarting import too_little_bytes
+from dynaplan.fleet.rules.restarting import failed_memory_bytes
 from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
-from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.models.model import (
     HOST,
     Constraints,
@@ -72,6 +73,17 @@ USE_KEPT_S = 60.0
 
 
 _SECONDS = re.compile(r"\d[\d.]* s\b")
+
+
+PLANNER_GRACE_S = 60.0
+"""What a planner wanted last counts for so long after its process was seen ready; then requests count."""
+
+
+class ModelWishes(NamedTuple):
+    """What persons have asked for models, and how many workers planners want, by the model's name."""
+
+    orders: ModelOrders
+    planned: Mapping[str, int]
 
 
 class _Wait(NamedTuple):
@@ -103,6 +115,9 @@ class ModelManager:
         self._wanted_s: dict[str, float] = {}
         self._preload_asked_s: dict[str, float] = {}
         self._failed_to_sleep: set[str] = set()
+        self._planner_seen_s: float | None = None
+        self._planned: frozenset[str] = frozenset()
+        self._workers_by_state: dict[str, Mapping[str, int]] = {}
         self.sleepers = Sleepers()
         self.learnt = dict(learnt or {})
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
@@ -116,6 +131,11 @@ class ModelManager:
         self._launch = launch
         known = {service.name for service in launch.graph.on_demand}
         self._models = tuple(each for each in served_models(launch.config) if each.component in known)
+        self._planned = frozenset(
+            name
+            for name, settings in settings_of_models(launch.config, launch.namespace).items()
+            if not settings.no_operation
+        )
         self._settings = ModelPolicies(
             {each.name: self._rules_of(each) for each in self._models},
             Constraints(
@@ -140,7 +160,7 @@ class ModelManager:
         fleet: Sequence[Worker],
         devices: SharedDevices,
         demand: Mapping[str, ModelDemand] | None,
-        orders: ModelOrders,
+        wishes: ModelWishes,
         moment: Moment,
     ) -> DesiredModels:
         """Return the workers that models are to have now, and where new ones go.
@@ -155,7 +175,9 @@ class ModelManager:
         if demand is None:
             self._plan = Plan()
             return desired_models(self._plan, self.components, fleet)
+        orders = wishes.orders
         self._moment = moment
+        self._follow_planner(fleet)
         components = set(self.components.values())
         memory = self._memory.follow(
             (each for each in fleet if each.component in components),
@@ -171,6 +193,7 @@ class ModelManager:
         }
         self._settings_now = replace(self._settings, models=pinned)
         for each in self._models:
+            self._statuses[each.name] = self._as_planned(each, fleet, wishes.planned)
             self._statuses |= self._further_workers(each, fleet, orders)
         observation = Observation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
@@ -240,6 +263,28 @@ class ModelManager:
             return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
         return replace(status, held_bytes=held) if held else status
 
+    def _follow_planner(self, fleet: Iterable[Worker]) -> None:
+        """Note when the planners' process was seen ready last; a manager that begins takes it to be."""
+        is_ready = any(each.role is Role.PLANNER and each.state is WorkerState.READY for each in fleet)
+        if is_ready or self._planner_seen_s is None:
+            self._planner_seen_s = self._moment.now_s
+
+    def _as_planned(
+        self, model: ServedModel, fleet: Iterable[Worker], planned: Mapping[str, int]
+    ) -> ModelStatus:
+        """Return the model with the workers that its planner wants: those that it has until one was asked.
+
+        Without a planner, or when that has been away for too long, its requests count.
+        """
+        status = self._statuses[model.name]
+        own = [each for each in fleet if each.component == model.component]
+        self._workers_by_state[model.name] = dict(Counter(each.state.value for each in own))
+        seen_s = self._planner_seen_s
+        if model.name not in self._planned or seen_s is None or self._moment.now_s - seen_s > PLANNER_GRACE_S:
+            return status
+        present = sum(each.state in COUNTS and each.state is not WorkerState.FAILED for each in own)
+        return replace(status, planned_workers=planned.get(model.name, max(1, present)))
+
     def _kept_bytes(self, fleet: Iterable[Worker]) -> dict[str, int]:
         """Return what sleeping workers keep on each device, by name."""
         kept = {}
@@ -257,7 +302,7 @@ class ModelManager:
         """Return the workers of the model beside the first, by name, and what others have left behind."""
         first, rules = self._statuses[model.name], self._settings.models[model.name]
         found: dict[str, ModelStatus] = {}
-        wanted = wanted_workers(rules, first.in_flight + first.waiting)
+        wanted = wanted_workers(rules, first.in_flight + first.waiting, first.planned_workers)
         for number, worker in enumerate(workers_of(model.component, fleet)[1:], 2):
             name, learnt = replica_name(model.name, number), self.learnt.get(model.name, NOTHING_LEARNT)
             status = model_status(name, worker, None, orders.of(model.name), learnt, self._moment)
@@ -287,9 +332,9 @@ class ModelManager:
     def _learn_too_little(self, model: ServedModel, worker: Worker | None) -> Learnt:
         """Return what was learnt of the model; of a load that lacked memory, how much was too little."""
         learnt = self.learnt.get(model.name, NOTHING_LEARNT)
-        given = too_little_bytes(worker) if worker else 0
-        if given > learnt.too_little_bytes:
-            learnt = self.learnt[model.name] = replace(learnt, too_little_bytes=given)
+        given = failed_memory_bytes(worker) if worker else 0
+        if given > learnt.failed_memory_bytes:
+            learnt = self.learnt[model.name] = replace(learnt, failed_memory_bytes=given)
         return learnt
 
     def _rules_of(self, model: ServedModel) -> ModelPolicy:
@@ -343,6 +388,9 @@ class ModelManager:
             memory_bytes=max(status.held_bytes.values(), default=0) or self._assumed_bytes(status),
             gpus=tuple(sorted({index for each in workers for index in each.placed_on if index != HOST})),
             leaves_unix_s=self._leaves_unix_s(rules, status),
+            workers=self._workers_by_state.get(model.name, {}),
+            gpus_each=rules.devices,
+            planned_workers=status.planned_workers,
             refusal=Refusal(
                 refusal.status,
                 refusal.why,

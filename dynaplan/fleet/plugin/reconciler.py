@@ -29,9 +29,16 @@ from dynaplan.fleet.circus_client import CommandRefused
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.launch import CurrentLaunch, Launch
-from dynaplan.fleet.model_keys import MODEL_EVENTS, MODEL_ORDERS, MODELS_FIELD, ModelOrders
+from dynaplan.fleet.model_keys import (
+    MODEL_EVENTS,
+    MODEL_ORDERS,
+    MODEL_WORKERS,
+    MODELS_FIELD,
+    ModelOrders,
+    planned_workers_in,
+)
 from dynaplan.fleet.plugin.document import Statefile
-from dynaplan.fleet.plugin.model_manager import ModelManager
+from dynaplan.fleet.plugin.model_manager import ModelManager, ModelWishes
 from dynaplan.fleet.plugin.pending_workers import PendingWorkers
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.store_link import StoreLink
@@ -269,21 +276,27 @@ class Reconciler:
         """Return the workers that models which are loaded on request are to have, and their places."""
         if not self._launch.graph.on_demand:
             return NO_MODELS
-        text = self._link.model_orders
-        if text is None:
-            text = self._statefile.planner_keys.get(MODEL_ORDERS, "")
+        kept = self._statefile.planner_keys
+        orders_text, workers_text = self._link.model_orders, self._link.model_workers
         try:
-            orders = ModelOrders.from_text(text)
+            orders = ModelOrders.from_text(kept.get(MODEL_ORDERS, "") if orders_text is None else orders_text)
         except ValueError as error:
             log.warning("what was asked for models cannot be read: %s", error)
             orders = ModelOrders({})
+        try:
+            planned = planned_workers_in(
+                kept.get(MODEL_WORKERS, "") if workers_text is None else workers_text
+            )
+        except ValueError as error:
+            log.warning("what planners want for models cannot be read: %s", error)
+            planned = {}
         self._models.sleepers.follow(self._link.sleep_reasons, self._link.sleep_orders, self._clock.now_s())
         desired = self._models.decide(
             self._launch,
             fleet,
             self._gpus.shared_devices(fleet),
             self._link.model_demand,
-            orders,
+            ModelWishes(orders, planned),
             Moment(self._clock.now_s(), self._ports.wall_clock()),
         )
         for worker in fleet:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from dynaplan.fleet.model_keys import MODEL_DEMAND, MODEL_ORDERS, ModelDemand, demand_in
+from dynaplan.fleet.model_keys import MODEL_DEMAND, MODEL_ORDERS, MODEL_WORKERS, ModelDemand, demand_in
 from dynaplan.fleet.rules.lost_keys import PersistedKeys
 from dynaplan.fleet.store_keys import (
     CACHE_WORTH,
@@ -104,6 +104,12 @@ class StoreLink:
         """What persons have asked for models, as it is in the store; None until that has answered."""
         keys = self._keys
         return None if keys is None else keys.get(scaling_key(self._namespace, MODEL_ORDERS), "")
+
+    @property
+    def model_workers(self) -> str | None:
+        """What planners of models want, as it is in the store; None until that has answered."""
+        keys = self._keys
+        return None if keys is None else keys.get(scaling_key(self._namespace, MODEL_WORKERS), "")
 
     @property
     def counts(self) -> DesiredCounts | None:

@@ -11,7 +11,7 @@ from typing import Any
 from dynaplan.gateway import timing
 from dynaplan.store.instances import ASLEEP, SLEEP, WAKE, Instance
 from dynaplan.store.model import Transaction
-from dynaplan.store.port import KeyValueStore, LeaseStore
+from dynaplan.store.port import Store
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -27,14 +27,12 @@ class SleepingWorkers:
 
     def __init__(
         self,
-        store: KeyValueStore,
-        leases: LeaseStore,
+        store: Store,
         namespace: str,
         background: BackgroundTasks,
         now_s: Callable[[], float],
     ) -> None:
         self._store = store
-        self._leases = leases
         self._namespace = namespace
         self._background = background
         self._now_s = now_s
@@ -111,16 +109,14 @@ class SleepingWorkers:
         now_s = self._now_s()
         if now_s >= self._asked_s.get(first.instance_id, float("-inf")) + timing.WAKE_RETRY_S:
             self._asked_s[first.instance_id] = now_s
-            self._background.spawn(
-                request_wake(self._store, self._leases, self._namespace, first.instance_id)
-            )
+            self._background.spawn(request_wake(self._store, self._namespace, first.instance_id))
         return self._reasons[first.instance_id]
 
 
-async def request_wake(store: KeyValueStore, leases: LeaseStore, namespace: str, instance_id: int) -> bool:
+async def request_wake(store: Store, namespace: str, instance_id: int) -> bool:
     """Ask the instance's worker to wake its engine; False when the store does not answer."""
     try:
-        lease = await leases.grant(timing.WAKE_REQUEST_TTL_S)
+        lease = await store.grant(timing.WAKE_REQUEST_TTL_S)
         key = WAKE.key(namespace, instance_id)
         return await store.commit(Transaction(puts={key: ""}, lease=lease))
     except (StoreUnavailable, PermanentError) as error:

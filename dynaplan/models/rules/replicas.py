@@ -1,16 +1,19 @@
-"""Further workers of a model that has one: how many its requests want, and whose memory they may take.
+"""Further workers of a model that has one: how many it wants, and whose memory they may take.
 
-A model of ``max_workers`` above 1 gets a further worker while its requests are more than
-``requests_per_worker`` for each that it has. A further worker is a ``ModelStatus`` of its own, with
-``replica_of``, and holds memory as a model does; it differs from a model's last worker in what is lost:
+How many workers a loaded model wants, up to its ``max_workers``, is what its planner says, where it has one.
+Else it wants a further one while its requests are more than ``requests_per_worker`` for each that it has. A
+further worker is a ``ModelStatus`` of its own, with ``replica_of``, and holds memory as a model does; it
+differs from a model's last worker in what is lost:
 
 1. Models without a worker come first: they are served as if no further worker were wanted, and any further
    worker may leave for them at once. What it answers is finished, and the others of its model go on.
 2. A further worker takes free memory. It takes that of another model's further worker only where the
-   *pressure* without that one, ``priority x requests / (workers left x requests_per_worker)``, stays below
-   its own model's pressure now. So the highest pressure falls with each exchange, and none is undone.
+   *pressure* without that one, ``priority x workers wanted / workers left``, stays below its own model's
+   pressure now. So the highest pressure falls with each exchange, and none is undone. (By requests, the
+   workers wanted are a fraction, ``requests / requests_per_worker``.)
 3. It never takes the place of a model's last worker: that has its ``ttl``.
-4. What was not wanted for ``SHRINK_AFTER_S`` leaves.
+4. One that a planner does not want any more leaves at once, for planners have a memory of their own; one
+   that requests have not wanted for ``SHRINK_AFTER_S`` leaves then.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from math import ceil, inf
 from dynaplan.models.model import ModelPolicy, ModelState, ModelStatus
 from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import choose, must_leave
+from dynaplan.models.rules.ladder import idle_until_s
 from dynaplan.models.rules.memory import Need, has_room
 from dynaplan.models.rules.turns import count
 
@@ -35,9 +39,13 @@ def replica_name(model: str, number: int) -> str:
     return model if number == 1 else f"{model} (worker {number})"
 
 
-def wanted_workers(settings: ModelPolicy, requests: int) -> int:
-    """Return how many workers a model with one and so many requests, answered or waiting, is to have."""
-    return min(settings.max_workers, max(1, ceil(requests / settings.requests_per_worker)))
+def wanted_workers(settings: ModelPolicy, requests: int, planned: int | None = None) -> int:
+    """Return how many workers a model with one is to have: as ``planned``, else by its requests.
+
+    Those are answered or waiting.
+    """
+    wanted = ceil(requests / settings.requests_per_worker) if planned is None else planned
+    return min(settings.max_workers, max(1, wanted))
 
 
 def as_replica(status: ModelStatus, name: str, model: ModelStatus, is_wanted: bool) -> ModelStatus:
@@ -57,13 +65,36 @@ def as_replica(status: ModelStatus, name: str, model: ModelStatus, is_wanted: bo
 
 
 def add_replicas(draft: Draft) -> None:
-    """Start one further worker of each model that wants one and for which there is room, or make it."""
+    """Start one further worker of each model that wants one and for which there is room, or make it.
+
+    What planners do not want any more leaves before.
+    """
     models = [status for status in draft.statuses.values() if not status.replica_of]
+    for model in models:
+        if model.planned_workers is not None:
+            _remove_unplanned(draft, model)
     for model in sorted(models, key=lambda each: (-_pressure(draft, each), each.name)):
-        settings, requests = draft.settings(model.name), model.in_flight + model.waiting
         is_there = model.state is ModelState.READY and model.name in draft.future
-        if is_there and len(_serving(draft, model.name)) < wanted_workers(settings, requests):
+        is_over = idle_until_s(draft.settings(model.name), model) <= draft.now_s
+        if is_there and not is_over and len(_serving(draft, model.name)) < _wanted(draft, model):
             _add(draft, model)
+
+
+def _wanted(draft: Draft, model: ModelStatus) -> int:
+    requests = model.in_flight + model.waiting
+    return wanted_workers(draft.settings(model.name), requests, model.planned_workers)
+
+
+def _remove_unplanned(draft: Draft, model: ModelStatus) -> None:
+    """Have the further workers leave that are more than the planner wants, the last first."""
+    wanted, serving = _wanted(draft, model), _serving(draft, model.name)
+    further = [name for name in serving if name != model.name and name not in draft.settled]
+    for name in further[::-1][: max(0, len(serving) - wanted)]:
+        draft.unload(name, "replica", f"its planner wants {_workers(wanted)}")
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
 
 
 def _serving(draft: Draft, model: str) -> list[str]:
@@ -76,10 +107,11 @@ def _serving(draft: Draft, model: str) -> list[str]:
 
 
 def _pressure(draft: Draft, model: ModelStatus, fewer: int = 0) -> float:
-    """Return the model's requests beside what its workers are to have, by priority; ``fewer`` have left."""
-    settings, requests = draft.settings(model.name), model.in_flight + model.waiting
-    workers = len(_serving(draft, model.name)) - fewer
-    return settings.priority * requests / (max(1, workers) * settings.requests_per_worker)
+    """Return the workers that the model wants beside those it has, by priority; ``fewer`` have left."""
+    settings, wanted = draft.settings(model.name), float(model.planned_workers or 0)
+    if model.planned_workers is None:
+        wanted = (model.in_flight + model.waiting) / settings.requests_per_worker
+    return settings.priority * wanted / max(1, len(_serving(draft, model.name)) - fewer)
 
 
 def _add(draft: Draft, model: ModelStatus) -> None:
@@ -89,12 +121,14 @@ def _add(draft: Draft, model: ModelStatus) -> None:
         replica_of=model.name,
         measured_bytes=model.measured_bytes,
         measured_load_s=model.measured_load_s,
-        too_little_bytes=model.too_little_bytes,
+        failed_memory_bytes=model.failed_memory_bytes,
     )
     if status.retry_at_s > draft.now_s:
         return
-    workers, requests = len(_serving(draft, model.name)), model.in_flight + model.waiting
-    why = f"{count(requests)} for {workers} worker{'s' * (workers > 1)}"
+    has = len(_serving(draft, model.name))
+    why = f"{count(model.in_flight + model.waiting)} for {_workers(has)}"
+    if model.planned_workers is not None:
+        why = f"its planner wants {_workers(_wanted(draft, model))}, and it has {has}"
     draft.add(status)
     if _is_kept_apart(draft, model.name):
         draft.say(name, "replica", f"{why}, and what is loaded may not be beside it")

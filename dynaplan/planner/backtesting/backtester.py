@@ -41,21 +41,63 @@ class BacktestAnswer(msgspec.Struct):
     cpu_s: float
 
 
+class BacktestProcess:
+    """The process that computes the backtests of ``planners`` planners, one after another.
+
+    Their schedules each allow the CPU time of all of them: so every backtest counts that many times.
+    """
+
+    def __init__(self, planners: int = 1) -> None:
+        limits = HelperLimits(BACKTEST_DEADLINE_S, MAX_MEMORY_BYTES)
+        self._helper = HelperProcess(MAIN, (), limits)
+        self._planners = planners
+        self._turn = asyncio.Lock()
+
+    async def ask(self, settings: PlannerSettings, question: Question) -> BacktestAnswer:
+        """Return the answer, when those before it have theirs. Raises BacktestFailed."""
+        async with self._turn:
+            begun_s = time.monotonic()
+            try:
+                _, answer = await self._helper.ask(settings.to_options(), msgspec.json.encode(question))
+                found = msgspec.json.decode(answer, type=BacktestAnswer)
+            except (HelperFailed, msgspec.MsgspecError) as error:
+                took_s = time.monotonic() - begun_s  # of a core at most what it took by the clock
+                raise BacktestFailed(str(error), took_s * self._planners) from error
+        return BacktestAnswer(found.backtest, found.cpu_s * self._planners)
+
+    async def close(self) -> None:
+        await self._helper.close()
+
+
+class BacktestFailed(Exception):
+    """A backtest was not computed, and took ``took_s`` seconds of CPU time at most."""
+
+    def __init__(self, why: str, took_s: float) -> None:
+        super().__init__(why)
+        self.took_s = took_s
+
+
 class LiveBacktester:
     """Adds each interval to the evidence, and has backtests computed while planning goes on."""
 
-    def __init__(self, settings: PlannerSettings, schedule: BacktestSchedule) -> None:
+    def __init__(
+        self, settings: PlannerSettings, schedule: BacktestSchedule, process: BacktestProcess | None = None
+    ) -> None:
         self._settings = settings
         self._schedule = schedule
-        limits = HelperLimits(BACKTEST_DEADLINE_S, MAX_MEMORY_BYTES)
-        self._helper = HelperProcess(MAIN, (), limits)
+        self._process = process or BacktestProcess()
         self._running: asyncio.Task[None] | None = None
         self._failure = ""
 
     def observe(self, observation: Observation, state: PlannerState) -> Backtest:
-        """Return the answer that holds now; begins the next backtest where it is due."""
+        """Return the answer that holds now; begins the next backtest where it is due.
+
+        While nothing is known of the fleet only the traffic is taken up: an answer waits until it can count.
+        """
         schedule = self._schedule
         schedule.add(observation)
+        if observation.unknown:
+            return Backtest(missing=observation.unknown)
         present, limits = backtest_basis(self._settings, observation)
         if question := schedule.question(observation, state, limits, present):
             self._running = asyncio.create_task(self._ask(question, observation.at_s), name="backtest")
@@ -66,21 +108,18 @@ class LiveBacktester:
         if self._running:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        await self._helper.close()
+        await self._process.close()
 
     async def _ask(self, question: Question, at_s: float) -> None:
-        begun_s = time.monotonic()
         try:
-            _, answer = await self._helper.ask(self._settings.to_options(), msgspec.json.encode(question))
-            found = msgspec.json.decode(answer, type=BacktestAnswer)
-        except (HelperFailed, msgspec.MsgspecError) as error:
-            self._fail(f"the backtest was not computed: {error}", at_s, time.monotonic() - begun_s)
+            found = await self._process.ask(self._settings, question)
+        except BacktestFailed as error:
+            self._fail(f"the backtest was not computed: {error}", at_s, error.took_s)
             return
         self._failure = ""
         self._schedule.note(question, found.backtest, at_s, found.cpu_s)
 
     def _fail(self, why: str, at_s: float, took_s: float) -> None:
-        """Note a failure; what it took of a core is at most what it took by the clock."""
         if why != self._failure:
             log.warning("%s; the last one holds, and no worker is removed", why)
         self._failure = why

@@ -72,11 +72,18 @@ class Exposition:
 
     With a ``model`` only its samples are read, whatever the case of its name: some frontends write it in
     lower case. Samples without the label ``dynamo_namespace`` or ``model`` are taken: Dynamo's own frontends
-    have no namespace. ``buckets`` are the histograms whose buckets are read.
+    have no namespace. ``buckets`` are the histograms whose buckets are read. Where the model
+    ``is_one_of_several`` others may be served alone, and requests whose model is not known are nobody's.
     """
 
     def __init__(
-        self, prefix: str, namespace: str, model: str = "", *, buckets: Sequence[str] = LENGTHS
+        self,
+        prefix: str,
+        namespace: str,
+        model: str = "",
+        *,
+        buckets: Sequence[str] = LENGTHS,
+        is_one_of_several: bool = False,
     ) -> None:
         self._prefix = f"{prefix}_".encode()
         histograms, lengths = "|".join(HISTOGRAMS), "|".join(buckets)
@@ -90,6 +97,8 @@ class Exposition:
         self._model = re.compile(rb'[{,]model="' + re.escape(_escaped(model)) + b'"', re.IGNORECASE)
         self._has_model = bool(model)
         self.served = ServedNames(model)
+        self.served.is_served = is_one_of_several
+        self._takes_refused = not is_one_of_several
 
     def read(self, text: bytes) -> Counts:
         """The counts; ValueError when the text holds no metrics of a frontend."""
@@ -113,7 +122,7 @@ class Exposition:
         if self._model.search(labels):
             self.served.is_served = True
             return True
-        if _is_refused(labels):
+        if self._takes_refused and _is_refused(labels):
             return True
         if not self.served.is_enough and (other := _MODEL.search(labels)):
             self.served.note(other[1].decode(errors="replace"))

@@ -71,6 +71,7 @@ class FrontendsTraffic:
         clock: Clock,
         *,
         model: str = "",
+        is_one_of_several: bool = False,
         prefix: str = DEFAULT_PREFIX,
         timeout_s: float = FRONTEND_TIMEOUT_S,
         tls: ClientTls = True,
@@ -78,7 +79,7 @@ class FrontendsTraffic:
         self._urls = urls
         self._tls = tls
         self._clock = clock
-        self._exposition = Exposition(prefix, namespace, model)
+        self._exposition = Exposition(prefix, namespace, model, is_one_of_several=is_one_of_several)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._frontends: dict[str, _Frontend] = {}

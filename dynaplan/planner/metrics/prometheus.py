@@ -68,6 +68,7 @@ class PrometheusTraffic:
         namespace: str,
         *,
         model: str = "",
+        is_one_of_several: bool = False,
         prefix: str = DEFAULT_PREFIX,
         timeout_s: float = PROMETHEUS_TIMEOUT_S,
     ) -> None:
@@ -76,6 +77,7 @@ class PrometheusTraffic:
         self._namespace = namespace
         self._model = model
         self._served = ServedNames(model)
+        self._served.is_served = is_one_of_several
         self._prefix = prefix
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None

@@ -213,8 +213,15 @@ def recent_records(
     return records
 
 
+def all_recent_records(planner_dir: Path, last: int, since_s: float = 0.0) -> list[dict[str, Any]]:
+    """Read the last records of the planner and of those of models, which log below it, oldest first."""
+    roots = [planner_dir, *sorted(path.parent for path in planner_dir.glob(f"*/{POINTER_NAME}"))]
+    records = [each for root in roots for each in recent_records(root, last, since_s=since_s)]
+    return sorted(records, key=lambda each: str(each.get("wall_time", "")))[-last:]
+
+
 def _is_since(record: dict[str, Any], since_s: float) -> bool:
-    """Return whether a record was written then or later; one without a time that can be read was not."""
+    """Return whether a record was written at ``since_s`` or later; False without a valid timestamp."""
     try:
         return datetime.fromisoformat(record["wall_time"]).timestamp() >= since_s
     except (KeyError, TypeError, ValueError):

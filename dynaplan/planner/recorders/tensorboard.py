@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from dynaplan.config.settings.planner import PlannerSettings
@@ -89,15 +89,12 @@ class TensorBoardRecorder:
     The step of every scalar is whole seconds since the planner began. A pull without data leaves a gap.
     """
 
-    def __init__(
-        self, log_dir: Path, settings: PlannerSettings, wall_time_s: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, log_dir: Path, settings: PlannerSettings) -> None:
         self._log_dir = log_dir
         self._settings = settings
-        self._wall_time_s = wall_time_s
         self._began_s: float | None = None
         self._opened = 0
-        self._file = AppendingFile(self._name, lambda: header(self._wall_time_s()))
+        self._file = AppendingFile(self._name, lambda: header(time.time()))
 
     def record_sample(self, sample: Sample) -> None:
         settings = self._settings
@@ -142,11 +139,11 @@ class TensorBoardRecorder:
             self._began_s = at_s
         known = {tag: value for tag, value in values.items() if value is not None}
         step = max(0, int(at_s - self._began_s))
-        self._file.append(scalars(self._wall_time_s(), step, known))
+        self._file.append(scalars(time.time(), step, known))
 
     def _name(self) -> Path:
         # A new file each time: a reader stops for ever at a record that was cut off.
         self._opened += 1
-        started = int(self._wall_time_s())
+        started = int(time.time())
         name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}.{self._opened}"
         return self._log_dir / name

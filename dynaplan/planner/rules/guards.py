@@ -1,7 +1,7 @@
 """Guards: objections to a change of the number of workers. Each returns why not, or "" to let it pass.
 
 Removals by thresholds are asked about minimum, floor, grace (decode only) and consolidation, additions about
-failures and budget. Targets look at minimum, budget and failures only (``sla_policy.py``).
+failures, missing workers and budget. Targets look at minimum, budget and failures only (``sla_policy.py``).
 """
 
 from __future__ import annotations
@@ -75,6 +75,12 @@ def against_failures(fleet: FleetCounts, role: Role) -> str:
     """
     failed = _counts(fleet, role).failed
     return f"{failed} {role.value} workers failed: `dynaplan status` says why" if failed > 1 else ""
+
+
+def against_missing(fleet: FleetCounts, current: Targets, role: Role) -> str:
+    """Object to asking for one more while those that were asked for have not come: memory is not there."""
+    has, asked = _counts(fleet, role).present, current.of(role)
+    return f"of the {asked} {role.value} workers asked for there are {has}" if has < asked else ""
 
 
 def against_budget(

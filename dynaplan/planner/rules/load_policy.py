@@ -168,6 +168,8 @@ def bound(situation: Situation, before: Targets, wanted: Targets) -> list[Step]:
             continue
         if why := guards.against_failures(fleet, role):
             return [Step("failures", wanted, before, why)]
+        if why := guards.against_missing(fleet, situation.current, role):
+            return [Step("missing", wanted, before, why)]
         if why := guards.against_budget(situation.settings, fleet, situation.current, before, role):
             return [Step("budget", wanted, before, why)]
     return []

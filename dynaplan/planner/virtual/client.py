@@ -106,7 +106,7 @@ class VirtualConnectorClient:
     async def _kept_lease(self) -> RenewedLease:
         if self._lease is None or not self._lease.is_alive:
             runtime = self._runtime
-            self._lease = await RenewedLease.grant(runtime.leases, runtime.clock, runtime.lease_ttl_s)
+            self._lease = await RenewedLease.grant(runtime.store, runtime.clock, runtime.lease_ttl_s)
         return self._lease
 
     async def _items(self) -> dict[str, KeyValue]:

@@ -47,7 +47,6 @@ async def serve(port: int, options: dict[str, Any], worker_ports: list[int]) -> 
         worker_token="token",
         url="",
         store=store,
-        leases=store,
         clock=clock,
         discovery=discovery,
         connect_messenger=no_messenger,

@@ -192,7 +192,6 @@ class WorkerProgram:
             worker_token=TOKEN,
             url=url,
             store=line,
-            leases=line,
             clock=LoopClock(),
             discovery=discovery,
             settings=section_options(ServiceConfig.get_instance(), self.service),

@@ -92,9 +92,15 @@ def test_an_option_that_no_engine_has_is_found_by_the_models_section(tmp_path: P
         validate_config(graph, config)
 
 
-def test_a_graph_with_a_planner_takes_no_models(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="plans for one"):
-        load_graph("graphs.agg:Frontend", tmp_path).with_models({"a": "a"})
+def test_a_graph_with_a_planner_takes_models_of_which_one_is_planned_for_and_one_without_none(
+    tmp_path: Path,
+) -> None:
+    graph = load_graph("graphs.agg:Frontend", tmp_path)
+    with pytest.raises(GraphError, match="none of the 1 models has a planner"):
+        graph.with_models({"a": "a"})
+    assert "Planner" in [each.name for each in graph.with_models({"a": "a", "b": "b"}, ["a"]).services()]
+    with pytest.raises(GraphError, match="has no planner, and a is to be planned for"):
+        load_graph("dynaplan.components:Frontend", tmp_path).with_models({"a": "a"}, ["a"])
 
 
 def test_a_models_name_may_have_dots_on_the_command_line() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.config.planner import settings_in_graph
+from dynaplan.config.models import with_worker_sections
+from dynaplan.config.planner import settings_in_graph, settings_of_models
 from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.model import PlannerState
@@ -153,6 +154,48 @@ def test_a_namespace_that_is_not_the_graphs_is_refused_and_the_graphs_own_is_not
     assert settings_in_graph({}, "ns").namespace == "ns"
     with pytest.raises(ConfigError, match=r"Planner.namespace is 'other', but the graph runs in 'ns'"):
         settings_in_graph({"namespace": "other"}, "ns")
+
+
+MODELS = {
+    "Planner": {"adjustment-interval": 10},
+    "Models": {
+        "ant": {"engine": "sim", "max-workers": 3, "Planner": {"policy": "sla", "ttft": 300}},
+        "bee": {"engine": "sim", "tensor-parallel-size": 2, "Planner": {"max-gpu-budget": 6}},
+        "cow": {"engine": "sim"},
+    },
+}
+
+
+def of_models(**planner: object) -> dict[str, PlannerSettings]:
+    models: dict[str, dict[str, object]] = {**MODELS["Models"], "ant": {"Planner": planner}}  # type: ignore[dict-item]
+    return settings_of_models(with_worker_sections({"Models": models}), "ns")
+
+
+def test_a_model_has_a_planner_about_it_alone_with_what_is_said_of_all_planners() -> None:
+    found = settings_of_models(with_worker_sections(MODELS), "ns")  # type: ignore[arg-type]
+    assert found.keys() == {"ant", "bee"}
+    ant, bee = found["ant"], found["bee"]
+    assert (ant.served_model_name, ant.decode_component, ant.namespace) == ("ant", "ant", "ns")
+    assert (ant.policy, ant.ttft_ms, bee.policy) == ("sla", 300, "load")
+    assert (ant.adjustment_interval_s, bee.adjustment_interval_s) == (10, 10)
+    assert (ant.max_gpu_budget, bee.max_gpu_budget, bee.decode_engine_num_gpu) == (3, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("planner", "said"),
+    [
+        ({"polcy": "sla"}, "Models.ant: Planner has no option 'polcy'"),
+        ({"policy": "slow"}, "Models.ant: Planner.policy is 'slow'"),
+        ({"served-model-name": "x"}, "Models.ant: Planner.served-model-name is 'x'"),
+        ({"environment": "kubernetes"}, "Models.ant: Planner.environment is 'kubernetes'"),
+        ({"min-gpu-budget": 9}, "Models.ant: min-gpu-budget is 9"),
+    ],
+)
+def test_what_is_wrong_with_the_planner_of_a_model_is_said_with_its_name(
+    planner: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        of_models(**planner)
 
 
 @pytest.mark.parametrize(

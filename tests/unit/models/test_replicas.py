@@ -146,3 +146,35 @@ def test_what_a_worker_that_has_gone_still_holds_is_not_given_away() -> None:
     box = Box(gpus(20), a=model(10, **MANY))
     gone = in_state("a (gone)", ModelState.DRAINING, replica_of="a", held_bytes={0: 10 * GB})
     assert box.actions(ready("a", in_flight=9), gone) == []
+
+
+def test_a_planner_says_how_many_workers_its_model_wants_whatever_its_requests_are() -> None:
+    box = Box(gpus(16, 16), a=model(10, **MANY))
+    plan = box.plan(ready("a", in_flight=1, planned_workers=2))
+    assert said(plan.actions) == [f"Load {SECOND}"]
+    assert plan.actions[0].why == "its planner wants 2 workers, and it has 1; there is room"
+    assert box.actions(ready("a", in_flight=90, planned_workers=1)) == []
+
+
+def test_what_a_planner_does_not_want_any_more_leaves_at_once_the_last_first() -> None:
+    box = Box(gpus(40), a=model(10, **MANY))
+    third = further(replica_name("a", 3), 0)
+    plan = box.plan(ready("a", in_flight=90, planned_workers=2), further(on=0), third)
+    assert said(plan.actions) == ["Unload a (worker 3)"]
+    assert plan.actions[0].why == "its planner wants 2 workers"
+
+
+def test_a_planner_keeps_no_model_that_is_idle_beyond_its_ttl_and_lets_it_not_grow() -> None:
+    box = Box(gpus(16, 16), a=model(10, ttl_s=50, **MANY))
+    assert said(box.actions(ready("a", planned_workers=2))) == ["Unload a"]
+    both = box.actions(ready("a", planned_workers=1), further(in_flight=0))
+    assert said(both) == [f"Unload {SECOND}", "Unload a"]
+
+
+def test_between_planners_memory_passes_to_the_model_that_lacks_more_and_not_back() -> None:
+    box = Box(gpus(16, 16, 16), a=model(10, **MANY), b=model(10, **MANY))
+    a, more = ready("a", in_flight=1, planned_workers=2), further()
+    lacking = box.plan(a, more, ready("b", 2, in_flight=1, planned_workers=3))
+    assert said(lacking.actions) == [f"Unload {SECOND}"]
+    assert box.actions(a, more, ready("b", 2, in_flight=1, planned_workers=2)) == []
+    assert box.actions(replace(a, planned_workers=3), more, ready("b", 2, planned_workers=3)) == []

@@ -15,6 +15,7 @@ from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.model import DecisionRecord, Observation
 from dynaplan.planner.observer import Observer
+from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.rules.load_policy import average_load
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import QueueUnavailable, StoreUnavailable
@@ -139,6 +140,21 @@ async def test_an_interval_that_changes_nothing_says_so_in_the_words_of_dynamo_s
     assert ("INFO", "No scaling needed (prefill=1, decode=2)") in [
         (record.levelname, record.getMessage()) for record in caplog.records
     ]
+
+
+async def test_a_model_that_is_not_loaded_is_not_planned_for_and_that_is_said_once(caplog, monkeypatch):
+    world = World(prefill=0)
+
+    async def unloaded():
+        raise NothingToPlan("the model a is unloaded")
+
+    monkeypatch.setattr(world.connector, "fleet", unloaded)
+    with caplog.at_level(logging.INFO):
+        await world.passing(35)
+    assert [record.decision.is_change for record in world.notes.records] == [False] * 3
+    assert "the model a is unloaded" in world.notes.records[-1].decision.reason
+    said = [record.levelname for record in caplog.records if "is unloaded" in record.getMessage()]
+    assert said == ["INFO"]
 
 
 async def test_a_worker_that_is_needed_and_not_allowed_is_said_in_place_of_no_scaling_needed(caplog):

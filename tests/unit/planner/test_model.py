@@ -76,7 +76,7 @@ def test_sleeping_workers_are_in_a_record_only_where_there_are_any() -> None:
     fleet = FleetCounts(decode=WorkerCounts(asleep=2))
     document = Observation(0.0, fleet).to_json()
     assert document["fleet"]["decode"]["asleep"] == 2
-    assert "asleep" not in document["fleet"]["prefill"]
+    assert "prefill" not in document["fleet"]
     assert Observation.from_json(document).fleet == fleet
 
 

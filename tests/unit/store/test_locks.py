@@ -19,7 +19,7 @@ def store(clock: LoopClock) -> MemoryStore:
 
 @pytest.fixture
 def locks(store: MemoryStore, clock: LoopClock) -> Locks:
-    return Locks(store, store, clock)
+    return Locks(store, clock)
 
 
 def keys(store: MemoryStore) -> dict[str, str]:

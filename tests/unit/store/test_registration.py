@@ -26,7 +26,7 @@ def instances(lease: int) -> list[Instance]:
 async def registration(store: FakeStore, clock: Any) -> AsyncIterator[Registration]:
     discovery = Discovery(store, "ns")
     await discovery.start()
-    made = Registration(store, store, clock, discovery, instances, role=Role.DECODE)
+    made = Registration(store, clock, discovery, instances, role=Role.DECODE)
     yield made
     store.is_away = store.is_frozen = False
     await made.deregister()

@@ -14,7 +14,7 @@ from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.rules.decision import decide
-from dynaplan.util.metrics import HELP, help_of, render
+from dynaplan.util.metrics import HELP, help_of, labelled, render
 from tests.fakes.promlint import faults
 from tests.unit.planner.rules import targets
 
@@ -70,3 +70,12 @@ def test_every_number_of_dynaplans_own_is_described() -> None:
     names = set(re.findall(r'"(dynaplan:\w+)"', "".join(path.read_text() for path in PACKAGE.rglob("*.py"))))
     assert names
     assert names - HELP.keys() == set()
+
+
+def test_a_sample_may_have_a_label_of_its_own_beside_those_of_all() -> None:
+    values = {**labelled({"a_total": 1}, "model", 'x"y'), **labelled({"a_total": 2}, "model", "z")}
+    assert render(values, {"worker": "w"}).splitlines()[1:] == [
+        "# TYPE a_total counter",
+        'a_total{worker="w",model="x\\"y"} 1',
+        'a_total{worker="w",model="z"} 2',
+    ]

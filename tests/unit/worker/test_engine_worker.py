@@ -107,7 +107,6 @@ async def runtime() -> AsyncIterator[WorkerRuntime]:
         worker_token="token",
         url="http://127.0.0.1:1",
         store=store,
-        leases=store,
         clock=LoopClock(),
         discovery=Discovery(store, "ns"),
         connect_messenger=away,
@@ -234,7 +233,7 @@ async def test_on_a_worker_that_other_hosts_reach_its_own_server_takes_the_engin
 class TellingEngine(Engine):
     """One that tells its blocks, of 16 tokens."""
 
-    def subscribe_blocks(self, changed: Any) -> bool:
+    def subscribe_kv_events(self, changed: Any) -> bool:
         self.events.append("tell")
         return True
 
@@ -412,7 +411,7 @@ async def test_it_says_that_it_sleeps_and_wakes_when_it_is_asked() -> None:
         engine.is_asleep = True
         await holds(runtime.store, {key: ""})
         engine.reason = "it does not want to"
-        assert await request_wake(runtime.store, runtime.store, "ns", runtime.instance_id)
+        assert await request_wake(runtime.store, "ns", runtime.instance_id)
         await holds(runtime.store, {key: "it does not want to"})
         engine.reason = ""
         await runtime.store.put(WAKE.key("ns", runtime.instance_id), "")
@@ -432,7 +431,7 @@ async def test_under_a_new_lease_it_says_that_again() -> None:
 
 async def test_one_sleeper_is_woken_for_all_and_one_that_can_be_first() -> None:
     store, background, now = MemoryStore(SystemClock()), BackgroundTasks(), [0.0]
-    sleeping = SleepingWorkers(store, store, "ns", background, lambda: now[0])
+    sleeping = SleepingWorkers(store, "ns", background, lambda: now[0])
     instances = [Instance("ns", "VllmWorker", "generate", number, "") for number in (1, 2, 3)]
     sleeping.follow({ASLEEP.key("ns", 1): "in vain", ASLEEP.key("ns", 2): "", "v1/ns/asleep/?": ""})
     assert [each in sleeping for each in instances] == [True, True, False]
@@ -484,7 +483,7 @@ async def test_an_engine_that_cannot_sleep_says_why_and_is_asked_once() -> None:
 
 async def test_an_instance_that_is_to_sleep_gets_nothing_and_is_not_woken() -> None:
     store = MemoryStore(SystemClock())
-    sleeping = SleepingWorkers(store, store, "ns", BackgroundTasks(), lambda: 0.0)
+    sleeping = SleepingWorkers(store, "ns", BackgroundTasks(), lambda: 0.0)
     instance = Instance("ns", "VllmWorker", "generate", 1, "")
     changes: list[frozenset[int]] = []
     sleeping.on_change(changes.append)

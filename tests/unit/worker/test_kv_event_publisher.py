@@ -38,7 +38,6 @@ class Published:
             worker_token="token",
             url="http://127.0.0.1:1",
             store=store,
-            leases=store,
             clock=LoopClock(),
             discovery=Discovery(store, "ns"),
             connect_messenger=self.away,

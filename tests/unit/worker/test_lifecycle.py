@@ -46,12 +46,11 @@ class Worker:
             worker_token="",
             url="http://127.0.0.1:1",
             store=store,
-            leases=store,
             clock=clock,
             discovery=self.discovery,
             connect_messenger=lambda: pytest.fail("nobody asked for a messenger"),
         )
-        self.registration = Registration(store, store, clock, self.discovery, self._instances)
+        self.registration = Registration(store, clock, self.discovery, self._instances)
 
     def _instances(self, lease: int) -> list[Instance]:
         return [Instance("ns", "VllmWorker", "generate", lease, "http://127.0.0.1:1")]

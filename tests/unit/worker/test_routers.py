@@ -46,7 +46,6 @@ class Stage:
             worker_token="token",
             url="http://127.0.0.1:9",
             store=store,
-            leases=store,
             clock=clock,
             discovery=self.discovery,
             connect_messenger=lambda: pytest.fail("nobody asked for a messenger"),

@@ -24,7 +24,6 @@ def runtime(**more: Any) -> WorkerRuntime:
         worker_token="",
         url="http://127.0.0.1:1",
         store=store,
-        leases=store,
         clock=clock,
         discovery=Discovery(store, "vllm-agg"),
         connect_messenger=lambda: pytest.fail("nobody asked for a messenger"),

@@ -422,3 +422,60 @@ async def test_who_is_put_away_by_a_person_leaves_with_all_workers(tmp_path: Pat
     box.link.model_orders = orders.to_text()
     await box.settle()
     assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("draining", "draining")
+
+
+def planned_box(directory: Path) -> Box:
+    """Two GPUs; ant has a planner of its own, whose process is there."""
+    box = growing_box(directory)
+    models = {**box.launch.config["Models"], "ant": {**MODELS["ant"], "Planner": {}}}
+    planner = ServiceSpec("Planner", Role.PLANNER)
+    box.launch = replace(
+        box.launch,
+        graph=replace(GRAPH, services=(*GRAPH.services, planner)),
+        config={**box.launch.config, "Models": models},
+    )
+    box.new_reconciler()
+    return box
+
+
+async def test_a_loaded_model_has_as_many_workers_as_its_planner_wants(tmp_path: Path) -> None:
+    box = planned_box(tmp_path)
+    box.link.model_workers = '{"ant":2}'
+    await box.settle()
+    assert "ns_ant" not in box.states(), "a planner loads nothing"
+    waiting(box, "ant")
+    await box.settle()
+    answering(box, ant=1)
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("ready", "ready")
+    reported = box.link.fleet["models"]["ant"]
+    assert (reported["planned_workers"], reported["workers"]["ready"], reported["gpus_each"]) == (2, 2, 1)
+    box.link.model_workers = '{"ant":1}'
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("ready", "draining")
+
+
+async def test_until_a_planner_has_said_something_a_model_keeps_the_workers_that_it_has(
+    tmp_path: Path,
+) -> None:
+    box = planned_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    answering(box, ant=90)
+    await box.settle()
+    assert "ns_ant_1" not in box.states()
+
+
+async def test_requests_count_again_when_the_planner_is_away_for_too_long(tmp_path: Path) -> None:
+    box = planned_box(tmp_path)
+    box.link.model_workers = '{"ant":1}'
+    waiting(box, "ant")
+    await box.settle()
+    answering(box, ant=90)
+    box.reconciler.record_exit(box.circus.end("ns_Planner"), 1)
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_Planner"] in ("backoff", "starting")
+    assert "ns_ant_1" not in box.states(), "what it wanted last counts for a while"
+    box.now += model_manager.PLANNER_GRACE_S + 1
+    await box.reconciler.reconcile_once()
+    assert box.states()["ns_ant_1"] == "starting"

@@ -13,7 +13,7 @@ from dynaplan.store.instances import ASLEEP, Instance
 
 def sleeping() -> SleepingWorkers:
     none = cast(Any, None)
-    return SleepingWorkers(none, none, "ns", none, lambda: 0.0)
+    return SleepingWorkers(none, "ns", none, lambda: 0.0)
 
 
 def instance(number: int) -> Instance:

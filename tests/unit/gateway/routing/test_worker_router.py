@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
-from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
+from dynaplan.gateway.openai_api import COMPLETIONS, Call, parse_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
 from tests.unit.gateway.kv_routing.test_inputs import Told
@@ -51,7 +51,7 @@ def router(
 
 
 def call(prompt: str) -> Call:
-    return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    return parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
 async def test_a_prompt_goes_where_its_beginning_was_sent() -> None:

@@ -231,3 +231,29 @@ def test_the_hit_rate_is_of_the_answers_that_state_what_was_cached() -> None:
     assert traffic_of(30.0, read(metrics)).prefix_hit_rate == 0.8
     metrics.record("m", "completions", is_stream=True).finish("", 1, Usage(1, 1, 90_000))
     assert traffic_of(30.0, read(metrics)).prefix_hit_rate == 1.0
+
+
+def test_of_several_models_one_without_a_request_has_none_and_refusals_of_unknown_ones_are_not_its_own() -> (
+    None
+):
+    metrics = frontend()
+    answer(metrics, "a")
+    metrics.count_refusal("completions", "overload")
+    alone = Exposition(DEFAULT_PREFIX, "ns", "b")
+    several = Exposition(DEFAULT_PREFIX, "ns", "b", is_one_of_several=True)
+    assert alone.read(metrics.render()) != {}
+    assert alone.served.unserved == "served-model-name is 'b', and the frontends have served 'a' only"
+    assert several.read(metrics.render()).get((REQUESTS, ""), 0.0) == 0.0
+    assert several.served.unserved == ""
+
+
+def test_a_model_with_a_promise_of_its_own_has_its_misses_counted_by_that() -> None:
+    now_s = iter(range(100))
+    promised = {"a": (500.0, 20.0)}
+    metrics = FrontendMetrics("ns", lambda: float(next(now_s)), promised_by_model=promised)
+    for model in ("a", "b"):
+        record = metrics.record(model, "completions", is_stream=True)
+        record.observe(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
+    of_a, of_b = (Exposition(DEFAULT_PREFIX, "ns", each, is_one_of_several=True) for each in ("a", "b"))
+    assert traffic_of(30.0, of_a.read(metrics.render())).over_ttft == ((500.0, 1.0),)
+    assert traffic_of(30.0, of_b.read(metrics.render())).over_ttft == ()

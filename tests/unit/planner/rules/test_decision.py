@@ -444,3 +444,12 @@ def test_a_record_with_holds_reads_back_and_one_without_has_no_key_for_them() ->
     assert DecisionRecord.from_json(document) == record
     assert "held: decode is held at 2 by alice" in explain(document)
     assert "holds" not in interval(1, 2).to_json()
+
+
+def test_no_more_is_asked_for_while_workers_that_were_asked_for_have_no_memory():
+    observation = replace(interval(0, 1, kv=1.2), desired=DesiredCounts(-1, 2, 4, 4))
+    decision = decide(SEEDS, PlannerState(), observation)[1]
+    assert decision.desired == Targets(0, 2)
+    assert "of the 2 decode workers asked for there are 1" in story(decision)
+    idle = replace(interval(0, 1, kv=0.1), desired=DesiredCounts(-1, 2, 4, 4))
+    assert outcome(SEEDS, idle) == Targets(0, 1)

@@ -1,0 +1,122 @@
+"""Models with planners of their own: each by its own load or traffic, on GPUs that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import aiohttp
+
+from tests.e2e.deployment import Deployment
+from tests.e2e.held import serve_of
+from tests.e2e.mixed_load import ask
+from tests.fakes.load import Load
+from tests.fakes.polling import eventually
+
+PROFILE = "a100-bf16"
+
+BY_LOAD = """
+Common: {engine: sim, memory: 50GB, startup-time: 0.3, max-swap-wait: 0.5, ttl: 0, kv-total-tokens: 4096}
+Models:
+  ant: {Planner: {adjustment-interval: 1, metric-pulling-interval: 0.1}}
+  bee: {}
+"""
+
+BY_TARGETS = f"""
+Common: {{engine: sim, profile: {PROFILE}, memory: 50GB, startup-time: 0.3, ttl: 0}}
+Planner:
+  policy: sla
+  profile-results-dir: {PROFILE}
+  adjustment-interval: 1
+  metric-pulling-interval: 0.1
+  slo-window: 10
+Models:
+  ant: {{Planner: {{ttft: 250, itl: 100}}}}
+  bee: {{Planner: {{ttft: 5000, itl: 500}}}}
+"""
+
+
+def serving(directory: Path, config: str) -> Deployment:
+    """Two simulated GPUs, of which each has room for one worker; not started."""
+    file = directory / "models.yaml"
+    file.write_text(config)
+    return Deployment(directory, str(file), "", "--gpus", "2")
+
+
+def ready(deployment: Deployment, name: str) -> int:
+    return sum(each.get("state") == "ready" for each in deployment.workers(name).values())
+
+
+async def test_the_planner_of_a_model_adds_a_worker_that_leaves_for_another_model_and_no_request_is_lost(
+    tmp_path: Path,
+) -> None:
+    made = serving(tmp_path, BY_LOAD)
+    try:
+        deployment = await asyncio.to_thread(made.start)
+        async with Load(deployment.url, "ant", clients=12, tokens=60, prompt="word " * 500) as load:
+            await eventually(lambda: ready(deployment, "ant") == 2)
+            async with aiohttp.ClientSession() as session:
+                other = await ask(session, deployment.url, "bee", is_stream=True, tokens=4)
+            assert other.fault == ""
+            assert ready(deployment, "ant") == 1
+            await load.stop()
+        assert load.incomplete == []
+        why = (await asyncio.to_thread(deployment.run, "why", "--changes", "-n", "30")).stdout
+        assert why.startswith("model ant\n")
+        assert "one decode worker more" in why
+        assert "model ant (worker 2): load: its planner wants 2 workers, and it has 1" in why
+        assert "makes room for bee: other workers of ant go on" in why
+    finally:
+        made.close()
+
+
+async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner_and_serve_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    made = serving(tmp_path, BY_TARGETS)
+    try:
+        deployment = await asyncio.to_thread(made.start)
+        async with (
+            Load(deployment.url, "ant", clients=8, tokens=20, prompt="word " * 1500) as load,
+            Load(deployment.url, "bee", clients=1, tokens=20) as light,
+        ):
+            await eventually(lambda: _is_backtested(deployment, "ant") and _is_backtested(deployment, "bee"))
+            await eventually(lambda: '"ant"' in _wishes(deployment))
+            os.kill(deployment.pid_of("dynamo_Planner"), signal.SIGKILL)
+            serve = await eventually(lambda: serve_of(deployment))
+            adoptions = deployment.text.count("Adopted")
+            serve.kill()
+            await eventually(lambda: deployment.text.count("Adopted") > adoptions)
+            assert '"ant"' in _wishes(deployment)
+            await eventually(lambda: deployment.workers("Planner")["dynamo_Planner"]["state"] == "ready")
+            await eventually(lambda: _is_backtested(deployment, "ant", starts=2))
+            await load.stop()
+            await light.stop()
+        assert load.incomplete == []
+        assert light.incomplete == []
+        assert ready(deployment, "bee") == 1
+        assert "-> prefill 0, decode 2" in decisions(deployment, "ant")
+        assert "-> prefill 0, decode 2" not in decisions(deployment, "bee")
+    finally:
+        made.close()
+
+
+def decisions(deployment: Deployment, model: str) -> str:
+    """What `why` says of the model's planner."""
+    told = deployment.run("why", "-n", "200").stdout
+    _, _, of_model = told.partition(f"model {model}\n")
+    return of_model.partition("\nmodel ")[0]
+
+
+def _wishes(deployment: Deployment) -> str:
+    """What planners want, as the statefile keeps it."""
+    return str(deployment.statefile()["planner_keys"].get("model_workers", ""))
+
+
+def _is_backtested(deployment: Deployment, model: str, starts: int = 1) -> bool:
+    """Tell whether a backtest of the model counts in the newest of so many logs of its planner."""
+    logs = Path(deployment.statefile()["addresses"]["log_dir"]) / "planner" / model
+    files = sorted(logs.glob("*/decisions.jsonl"))
+    return len(files) >= starts and "would have kept" in files[-1].read_text()

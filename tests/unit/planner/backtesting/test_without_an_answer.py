@@ -1,0 +1,145 @@
+"""Where a backtest cannot be relied upon no worker is removed, and the queueing model adds: one case each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from dynaplan.fleet.counts import Targets, WorkerCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.planner.assembly import restore_evidence
+from dynaplan.planner.backtesting.schedule import BacktestSchedule
+from dynaplan.planner.model import Backtest, Observation, PlannerState, WorkerLimits
+from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.timing import BACKTEST_DEADLINE_S
+from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
+
+PRESENT, ENOUGH = Targets(3, 2), Targets(1, 1)
+QUIET_PER_S, BUSY_PER_S = 0.5, 60.0
+T = SETTINGS.adjustment_interval_s
+
+
+def seen(number: int, requests_per_s: float) -> Observation:
+    return planned_interval(PRESENT.prefill, PRESENT.decode, [requests_per_s], at_s=number * T)
+
+
+def after(intervals: int, requests_per_s: float) -> BacktestSchedule:
+    schedule = BacktestSchedule(SETTINGS)
+    for number in range(intervals):
+        schedule.add(seen(number, requests_per_s))
+    return schedule
+
+
+def answered(present_per_s: float) -> tuple[BacktestSchedule, Observation]:
+    """Ten minutes of this load, and an answer in this interval: one worker of each would do."""
+    schedule, now = after(60, present_per_s), seen(60, present_per_s)
+    question = schedule.question(now, PlannerState(), WorkerLimits(8), PRESENT)
+    assert question
+    schedule.note(question, Backtest(ENOUGH), now.at_s, 1.0)
+    return schedule, now
+
+
+def with_answer(schedule: BacktestSchedule, now: Observation) -> Observation:
+    return replace(now, backtest=schedule.answer(now))
+
+
+def no_requests(present_per_s: float) -> Observation:
+    return with_answer(after(60, 0.0), seen(60, present_per_s))
+
+
+def too_few_requests(present_per_s: float) -> Observation:
+    return with_answer(after(60, 0.08), seen(60, present_per_s))
+
+
+def first_start(present_per_s: float) -> Observation:
+    return with_answer(BacktestSchedule(SETTINGS), seen(0, present_per_s))
+
+
+def restart_without_evidence(present_per_s: float) -> Observation:
+    schedule = restore_evidence([{"of": "another program"}], SETTINGS, datetime.now(UTC))
+    return with_answer(schedule, seen(0, present_per_s))
+
+
+def workers_that_failed(present_per_s: float) -> Observation:
+    failing = with_answer(*answered(present_per_s))
+    counts = WorkerCounts(ready=PRESENT.decode - 1, failed=1, gpus=1)
+    return replace(failing, fleet=replace(failing.fleet, decode=counts))
+
+
+def held(present_per_s: float) -> Observation:
+    least = RoleHolds(Hold(PRESENT.prefill, None), Hold(PRESENT.decode, None))
+    return replace(with_answer(*answered(present_per_s)), holds=least)
+
+
+def outgrown(present_per_s: float) -> Observation:
+    schedule, _ = answered(QUIET_PER_S / 5)
+    for number in (61, 62):
+        schedule.add(seen(number, present_per_s))
+    return with_answer(schedule, seen(62, present_per_s))
+
+
+def killed(present_per_s: float) -> Observation:
+    schedule, _ = answered(QUIET_PER_S)
+    now = seen(61, present_per_s)
+    schedule.add(now)
+    schedule.answer(now)  # the interval in which it was new
+    schedule.fail("the backtest was killed", now.at_s)
+    return with_answer(schedule, now)
+
+
+def always_late(present_per_s: float) -> Observation:
+    """Every backtest of three hours ends at its deadline; there are few, and none has an answer."""
+    schedule, questions = after(60, present_per_s), 0
+    for number in range(60, 60 + round(3 * 3600 / T)):
+        now = seen(number, present_per_s)
+        schedule.add(now)
+        if schedule.question(now, PlannerState(), WorkerLimits(8), PRESENT):
+            questions += 1
+            schedule.fail("the backtest was late", now.at_s, took_s=BACKTEST_DEADLINE_S)
+    assert questions == 5  # a tenth of a core
+    return with_answer(schedule, now)
+
+
+CASES: dict[str, Callable[[float], Observation]] = {
+    each.__name__.replace("_", " "): each
+    for each in (
+        no_requests,
+        too_few_requests,
+        first_start,
+        restart_without_evidence,
+        workers_that_failed,
+        held,
+        outgrown,
+        killed,
+        always_late,
+    )
+}
+
+
+def decided(observation: Observation) -> Targets:
+    return decide(SETTINGS, PlannerState(), observation, model())[1].desired
+
+
+def test_an_answer_that_can_be_relied_upon_removes() -> None:
+    assert decided(with_answer(*answered(QUIET_PER_S))) == ENOUGH
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_nothing_is_removed(case: Callable[[float], Observation]) -> None:
+    assert decided(case(QUIET_PER_S)) == PRESENT
+
+
+@pytest.mark.parametrize("case", [each for each in CASES.values() if each not in (held, workers_that_failed)])
+def test_the_queueing_model_adds(case: Callable[[float], Observation]) -> None:
+    assert decided(case(BUSY_PER_S)).prefill > PRESENT.prefill
+
+
+def test_where_no_further_gpu_is_available_nothing_is_added_and_nothing_removed() -> None:
+    for case in (first_start, outgrown):
+        now = case(BUSY_PER_S)
+        fleet = replace(now.fleet, gpus_total=PRESENT.prefill + PRESENT.decode)
+        wanted = decided(replace(now, fleet=fleet))
+        assert wanted.prefill + wanted.decode == fleet.gpus_total
