@@ -502,12 +502,13 @@ def reload_lock(deployment: RunningDeployment) -> Iterator[None]:
     """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs."""
     descriptor = os.open(deployment.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeploymentError(
+                f"another reload or upgrade of {deployment.namespace} is in progress",
+                hint="Wait until it has finished.",
+            ) from None
         yield
-    except BlockingIOError:
-        raise DeploymentError(
-            f"another reload or upgrade of {deployment.namespace} is in progress",
-            hint="Wait until it has finished.",
-        ) from None
     finally:
         os.close(descriptor)

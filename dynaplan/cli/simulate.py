@@ -166,11 +166,19 @@ def many_models(text: str | None, file: Path | None, overrides: Sequence[str]) -
     """Return the models of ``--models``, or of a file with a section ``Models``; none where there is
     neither."""
     from dynaplan.cli.imported_models import read_config_file
+    from dynaplan.config.models import planned_models
     from dynaplan.lab.simulate.many_models import models_of, read_models
 
     if text:
         return read_models(text)
-    return models_of(read_config_file(file, overrides)[0]) if file else {}
+    config = read_config_file(file, overrides)[0] if file else {}
+    if planned := planned_models(config):
+        click.echo(
+            f"Warning: no planner is simulated beside other models: the workers of {', '.join(planned)} "
+            "follow their requests here. For one of them: simulate with a file for that model alone.",
+            err=True,
+        )
+    return models_of(config)
 
 
 def compare_models(

@@ -192,6 +192,13 @@ class RequestBody:
                 return b""
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+        return self._take()
+
+    def take_whole(self) -> bytes:
+        """Return all of a complete body that nobody has begun to read; empty where it takes ``read``."""
+        return b"" if self._decompressor or self._fault else self._take()
+
+    def _take(self) -> bytes:
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._forget()
@@ -206,11 +213,13 @@ class RequestBody:
         if self._unread_bytes > MAX_UNREAD_BYTES and not self.is_paused:
             self.is_paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def complete(self) -> None:
         self.is_complete = True
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def fail(self, reason: str) -> None:
         """Have the reader hear that nothing more comes, and why."""

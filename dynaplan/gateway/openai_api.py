@@ -395,21 +395,16 @@ def check_context(call: Call, context_tokens: int) -> None:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        document = _read_json(body)
+        try:
+            document = msgspec.json.decode(body)
+        except msgspec.DecodeError:  # what the quick reader does not take Python's own may, as engines do
+            # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
+            document = json.loads(body.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise bad_request("The body must be a JSON object")
     return document
-
-
-def _read_json(body: bytes) -> Any:
-    """Return what the JSON holds. What the quick reader does not take, Python's own may, as engines do."""
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
-        return json.loads(body.decode(), parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> None:

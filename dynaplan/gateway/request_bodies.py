@@ -93,8 +93,9 @@ async def receive_body(request: Request, share: BodyShare, *, max_bytes: int, ti
         raise _too_large(max_bytes)
     share.check(declared_bytes)
     try:
-        if request.body.is_complete:  # it came with its headers: there is nothing to wait for
-            return await _receive(request, share, max_bytes)
+        if request.body.is_complete and (body := request.body.take_whole()):  # there is nothing to wait for
+            _count(len(body), share, max_bytes)
+            return body
         if request.headers.get("expect").lower() == "100-continue":
             await request.connection.ask_for_body()
         async with asyncio.timeout(timeout_s):
@@ -117,11 +118,15 @@ async def _receive(request: Request, share: BodyShare, max_bytes: int) -> bytes:
     size = 0
     while piece := await request.body.read():
         size += len(piece)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        share.grow_to(size)
+        _count(size, share, max_bytes)
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _count(size_bytes: int, share: BodyShare, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise _too_large(max_bytes)
+    share.grow_to(size_bytes)
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -38,7 +38,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
-from dynaplan.gateway.engine_answers import Failure, Usage
+from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count_tokens
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.models import FrontendModel, FrontendModels
@@ -297,8 +297,11 @@ class RequestProgress:
             while True:
                 # The verdict over a request is by the client's body, whatever this attempt asks for.
                 has_begun = self.stream is not None
-                async with self.path.poison.admit(self.request.call, has_begun=has_begun) as suspect:
+                suspect = await self.path.poison.admit(self.request.call, has_begun=has_begun)
+                try:
                     outcome = await self._attempt(suspect)
+                finally:
+                    suspect.close()
                 if isinstance(outcome, Answered):  # case 7
                     return await self._as_event(outcome)
                 self._decide(outcome)
@@ -312,15 +315,15 @@ class RequestProgress:
             if self.stream:
                 self.stream.close()
 
-    async def begin_stream(self) -> None:
-        """Send the head of the client's stream, once."""
+    def begin_stream(self) -> None:
+        """Begin the client's stream, once."""
         if not self.has_begun:
             self.has_begun = True
-            await self.request.client.start_stream()
+            self.request.client.start_stream()
 
     async def _comment(self, words: str) -> None:
         """Send a comment, which is no part of the answer, to a client with a stream."""
-        await self.begin_stream()
+        self.begin_stream()
         await self.request.client.write(f": {words}\n\n".encode())
 
     async def _as_event(self, answered: Answered) -> Answered:
@@ -409,10 +412,15 @@ class RequestProgress:
                 is_needed=is_needed,
                 taker=booking.instance,
                 blocks=booking.blocks,
-                trace={**report.trace_headers(), REQUEST_ID: attempt_id(self.request.client.request_id)},
+                trace=self._trace,
             )
             report.note({"dynaplan.prefill": "remote" if hand_off else "local"})
             return hand_off
+
+    def _trace(self) -> Mapping[str, str]:
+        """Return the headers of a remote prefill."""
+        headers = self.request.report.trace_headers()
+        return {**headers, REQUEST_ID: attempt_id(self.request.client.request_id)}
 
     def release_hand_off(self) -> None:
         """Release the hand-off: an engine has taken it over, or none will."""
@@ -476,15 +484,18 @@ class Attempt:
         usage = engine_answers.find_usage(self._end_bytes)
         return replace(usage, cached_tokens=self.hand_off.cached_tokens) if self.hand_off else usage
 
-    async def _send(self) -> Answered:
-        """Reserve a slot where the worker's card asks for it, and exchange request and answer."""
+    def _send(self) -> Awaitable[Answered]:
+        """Exchange request and answer, in a slot where the worker's card asks for one."""
         request_id = attempt_id(self._request.client.request_id)
         self._suspect.sent_to(self.instance)
         if self._model.router.is_asleep(self.instance):  # since it was booked
             raise EngineAsleep("its engine sleeps")
         fields = self.hand_off.fields if self.hand_off else None
         if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
-            return await self._exchange(fields or {}, request_id)
+            return self._exchange(fields or {}, request_id)
+        return self._exchange_in_slot(fields, request_id)
+
+    async def _exchange_in_slot(self, fields: Mapping[str, Any] | None, request_id: str) -> Answered:
         async with self._path.reservations.reserve(self.instance, request_id, fields) as reserved:
             self._progress.release_hand_off()  # the worker has taken it over, or never will
             return await self._exchange(reserved, request_id)
@@ -559,8 +570,7 @@ class Attempt:
                     raise failure.to_api_error()
                 raise self._death_by(failure)
             beginning += events
-            tokens = engine_answers.count_tokens(self._call.endpoint, beginning)
-            if tokens > 0 or len(beginning) > MAX_BEGINNING_BYTES:
+            if count_tokens(self._call.endpoint, beginning) or len(beginning) > MAX_BEGINNING_BYTES:
                 return beginning
         if not engine_answers.is_ended(self._call.endpoint, beginning):
             raise WorkerDied("its stream ended before the first token")
@@ -568,20 +578,19 @@ class Attempt:
 
     async def _stream(self, answer: EngineAnswer, events: bytes) -> Answered:
         """Pass the stream on, from its first ``events`` to its end or its failure."""
-        stream = await self._start_stream()
+        stream = self._start_stream()
         record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
-        last = deque[bytes](maxlen=LAST_READS)
-
-        def note_sent(sent: bytes) -> None:
-            record.observe(sent, endpoint)
-            if record.output_tokens >= booking.grows_at_tokens:
-                booking.record_decoded(record.output_tokens)
-            last.append(sent)
+        write_now, keep = self._request.client.write_now, stream.keep
+        last, count_passing = deque[bytes](maxlen=LAST_READS), PassingTokens(endpoint).count
 
         def pass_on(events: bytes) -> bool:
-            if engine_answers.may_fail(events) or not stream.write_now(events):
+            tokens = count_passing(events)
+            if tokens < 0 or not write_now(events):
                 return False
-            note_sent(events)
+            keep(events)
+            last.append(events)
+            if record.observe(tokens) >= booking.grows_at_tokens:
+                booking.record_decoded(record.output_tokens)
             return True
 
         death = WorkerDied("its stream ended early")
@@ -589,8 +598,10 @@ class Attempt:
             while events:
                 if failure := engine_answers.find_failure(events):
                     return await self._fail(stream, failure)
-                note_sent(await stream.write(events))
-                events = await answer.read_lines(pass_on)
+                sent = await stream.write(events)
+                last.append(sent)
+                booking.record_decoded(record.observe(count_tokens(endpoint, sent)))
+                events = await answer.read_lines(None if stream.is_spliced else pass_on)
         except WorkerDied as error:
             death = error
             self._note_death(death)
@@ -599,7 +610,7 @@ class Attempt:
             return Answered()
         return await self._cut(stream, death)
 
-    async def _start_stream(self) -> MigratableStream:
+    def _start_stream(self) -> MigratableStream:
         """Return the client's stream, which the first attempt with a first token starts."""
         progress, settings = self._progress, self._path.settings
         if self.hand_off and progress.stream is None:
@@ -607,7 +618,7 @@ class Attempt:
         self._note_answering()
         if progress.stream is None:
             client = self._request.client
-            await progress.begin_stream()
+            progress.begin_stream()
             progress.stream = MigratableStream(
                 client, self._call, self._api, settings.migration_limit, self._path.pages
             )
@@ -619,7 +630,7 @@ class Attempt:
         Another worker can go on when this one has aborted the answer, as one does that must end, or is dead.
         """
         sent = await stream.write(failure.good)
-        self._request.report.record.observe(sent, self._call.endpoint)
+        self._request.report.record.observe(count_tokens(self._call.endpoint, sent))
         death = self._death_by(failure)
         self._note_death(death)
         if death.is_connection_lost or not failure.event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from functools import partial
 from urllib.parse import unquote
 
@@ -96,13 +97,18 @@ class FrontendRoutes:
             )
         return handler
 
-    async def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> None:
-        while self._begun >= MAX_STARTS_A_TURN:
-            await asyncio.sleep(0)
+    def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> Awaitable[None]:
+        if self._begun >= MAX_STARTS_A_TURN:
+            return self._answer_later(request, endpoint)
         if not self._begun:
             asyncio.get_running_loop().call_soon(self._end_turn)
         self._begun += 1
-        await self._path.answer(Client(request), endpoint)
+        return self._path.answer(Client(request), endpoint)
+
+    async def _answer_later(self, request: Request, endpoint: ApiPath) -> None:
+        while self._begun >= MAX_STARTS_A_TURN:
+            await asyncio.sleep(0)
+        await self._answer_by_worker(request, endpoint)
 
     def _end_turn(self) -> None:
         self._begun = 0

@@ -20,10 +20,10 @@ from dynaplan.store.instances import Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.polling import eventually
 
-CALLS_OF_REQUEST = 330
+CALLS_OF_REQUEST = 278
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
-CALLS_OF_EVENT = 12
+CALLS_OF_EVENT = 7
 """Each further event, which comes and goes by itself."""
 
 PATH = "/v1/chat/completions"

@@ -375,3 +375,8 @@ async def test_two_reloads_do_not_go_on_at_once(box: Box) -> None:
     ):
         await reload_of(box).run({}, [])
     await reload_of(box).run({}, [])
+
+
+def test_an_error_of_a_reload_is_not_taken_for_another_one(box: Box) -> None:
+    with pytest.raises(BlockingIOError), reload_lock(box.found):
+        raise BlockingIOError

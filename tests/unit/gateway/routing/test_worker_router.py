@@ -135,8 +135,8 @@ async def test_a_router_says_how_it_knows_what_each_worker_has_cached() -> None:
     off = FrontendSettings(router="kv", kv_events=False)
     assert router(Instances(1), off).cache_sources() == {"w1": "prediction: kv-events is off"}
     instances = Instances(1, 2, 3)
-    routed = router(instances, reported=Told({}, {1}))
     instances.now = (*instances.now[:2], replace(instances.now[2], card={"tokenizer": "m.gguf"}))
+    routed = router(instances, reported=Told({}, {1}))
     assert routed.cache_sources() == {
         "w1": "events",
         "w2": "prediction: its engine tells of no blocks, or events are missing",
