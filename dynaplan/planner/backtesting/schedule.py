@@ -8,6 +8,8 @@
 - A worker leaves only in the interval in which an answer comes (``Backtest.is_new``), so an answer never
   removes what was added after its evidence.
 - A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
+- What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
+  down to half of what is promised.
 """
 
 from __future__ import annotations
@@ -45,6 +47,10 @@ MAX_CPU_SHARE = 0.1
 def window_of(settings: PlannerSettings) -> float:
     """Return the seconds that a backtest looks back: the window of the promise; ten minutes without one."""
     return settings.slo_window_s or RECENT_S
+
+
+MIN_MISS_FRACTION = 0.5
+"""The allowed misses are never cut below this fraction of the promised ones, however many were missed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class BacktestSchedule:
             self._answer.workers or present,
             limits,
             state.corrections,
-            self._rest(),
+            self._may_miss(state),
         )
 
     def note(self, question: Question, answer: Backtest, at_s: float, took_s: float) -> None:
@@ -138,6 +144,11 @@ class BacktestSchedule:
     def _rest(self) -> float:
         targets = self._settings.targets()
         return min(targets.ttft_rest, targets.itl_rest)
+
+    def _may_miss(self, state: PlannerState) -> float:
+        budget, rest = state.error_budget, self._rest()
+        owed = max(0.0, -min(budget.ttft_requests, budget.itl_requests))
+        return max(MIN_MISS_FRACTION * rest, rest - owed / max(1.0, self._evidence.requests))
 
 
 def _coming(foresight: Foresight | None) -> float:

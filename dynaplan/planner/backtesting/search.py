@@ -4,7 +4,8 @@ The traffic of the last window is simulated (``dynaplan/simulation``) on splits 
 with the engines' model and the dispatch of the live service. No queueing theory, and nothing is fitted: what
 is asked is what a user would try with ``dynaplan simulate``.
 
-**Kept.** N requests came in the window, of which the part p may miss a target (1 - percentile / 100).
+**Kept.** N requests came in the window, of which the part p may miss a target (1 - percentile / 100, less
+what was missed too much lately, ``Search.may_miss``).
 
 1. A split that is there, or that has more GPUs, keeps the promise when no more than N p requests miss.
 2. One with fewer GPUs than there are must keep it beyond chance. By the score test of a proportion (Wilson,

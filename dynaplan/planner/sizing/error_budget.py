@@ -30,7 +30,9 @@ yet are in R but in no mean: their misses count when they are answered, by that 
 that needs requests, lengths, a mean TTFT or a worker of each role and has none, the interval only fades the
 budget; without data it stays.
 
-It is the account that is shown; who is there follows from backtests over the same window.
+**Made up for.** It is the account that is shown; who is there follows from backtests over the same window.
+While more missed than promised, the next backtest may miss as much less, and nobody leaves while misses go
+on (``planner/backtesting/schedule.py``).
 
 **A restart** of the planner keeps the budget: it is read from the last record of the planner before, faded
 by the time between (``planner/assembly.py``).

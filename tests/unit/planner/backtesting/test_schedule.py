@@ -7,7 +7,7 @@ from dataclasses import replace
 from dynaplan.fleet.counts import Targets
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import MAX_CPU_SHARE, BacktestSchedule, Question
-from dynaplan.planner.model import LOAD_ABOVE, Backtest, Observation, PlannerState, WorkerLimits
+from dynaplan.planner.model import LOAD_ABOVE, Backtest, ErrorBudget, Observation, PlannerState, WorkerLimits
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval, traffic
 
 LIMITS, PRESENT = WorkerLimits(8), Targets(2, 1)
@@ -138,6 +138,14 @@ def test_a_load_that_has_outgrown_the_window_is_above() -> None:
     schedule, _ = answered()
     schedule.add(seen(61, 20.0))
     assert schedule.answer(seen(61, 20.0)).change == LOAD_ABOVE
+
+
+def test_what_was_missed_too_much_is_made_up_for_down_to_half_of_the_promise() -> None:
+    for owed, may_miss in ((0.0, 0.05), (30.0, 0.04), (1e6, 0.025), (-1e6, 0.05)):
+        state = PlannerState(error_budget=ErrorBudget(-owed, 1e9))
+        question = asked(*schedule_after(60), state)
+        assert question
+        assert round(question.may_miss, 6) == may_miss
 
 
 def test_the_answer_compares_the_split_with_cheaper_ones() -> None:
