@@ -67,7 +67,7 @@ def refuse_on_demand(found: RunningDeployment) -> None:
 
     if served_models(service_config(found)):
         raise DeploymentError(
-            f"the models of {found.namespace} are loaded on request, each by one worker",
+            f"the models of {found.namespace} are loaded on request: requests decide on their workers",
             hint="`dynaplan load`, `unload`, `pin` and `unpin` move them; `dynaplan models` shows them.",
         )
 

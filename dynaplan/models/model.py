@@ -123,6 +123,9 @@ class Constraints:
     together: tuple[frozenset[str], ...] = ()
 
 
+NO_CONSTRAINTS = Constraints()
+
+
 @dataclass(frozen=True)
 class ModelPolicies:
     """The models of the deployment by name, and what may be loaded together."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dynaplan.events.port import Messenger
     from dynaplan.planner.backtesting.backtester import BacktestProcess, LiveBacktester
     from dynaplan.planner.ports import Connector, Recorder
-    from dynaplan.planner.rules.sla_policy import SlaModel
+    from dynaplan.planner.rules.sla_policy import PerformanceModel
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock, SystemClock
@@ -304,12 +304,12 @@ def make_planner(
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
 
 
-def _sla_model(settings: PlannerSettings) -> SlaModel:
+def _sla_model(settings: PlannerSettings) -> PerformanceModel:
     from dynaplan.planner.sla_model import build_sla_model
 
     model = build_sla_model(settings)
-    if model.origin:
-        log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
+    if model.profile_note:
+        log.warning("the profile %s is %s", settings.profile_results_dir, model.profile_note)
     return model
 
 

@@ -143,7 +143,7 @@ class ServerEngine:
 
     async def count_requests(self) -> int:
         if not self._kind.reports_requests:
-            raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
+            raise PermanentError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.count_requests()
 
     async def sleep(self, level: str) -> str:
@@ -328,7 +328,8 @@ class ServerEngine:
         child, self._child = self._child, None
         try:
             if child is not None:
-                await child.stop(grace_s)
+                port = self._lease.ports[0] if self._lease else 0
+                await child.stop(grace_s, self._kind.stop_command(self._options, port, child.engine_pid))
         finally:
             for file in self._launch_files:
                 file.unlink(missing_ok=True)

@@ -88,6 +88,10 @@ class EngineKind(ABC):
     holds_hand_offs = True
     """It keeps the KV entries of a prefill until the decode side has read them."""
 
+    def stop_command(self, options: Options, port: int, pid: int) -> Sequence[str]:
+        """Return the command that ends the engine with that pid; empty where SIGTERM does."""
+        return ()
+
     @abstractmethod
     def check(self, options: Options, gpus: float) -> None:
         """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""

@@ -34,6 +34,7 @@ from dynaplan.fleet.model_keys import (
     MODEL_ORDERS,
     MODEL_WORKERS,
     MODELS_FIELD,
+    ModelEvent,
     ModelOrders,
     planned_workers_in,
 )
@@ -132,6 +133,11 @@ class Reconciler:
     def workers(self) -> Mapping[str, Worker]:
         """The workers that are present, draining ones included, by name."""
         return self._workers
+
+    @property
+    def model_events(self) -> Iterable[ModelEvent]:
+        """What was last decided about models that are loaded on request, the newest last."""
+        return self._models.events
 
     def record_exit(self, pid: int, exit_code: int) -> None:
         """Remember the exit code of a process that circus has reaped, and begin a pass."""

@@ -236,7 +236,8 @@ class RemotePrefill:
         if is_remote and self._wake_if_asleep() and not is_needed:
             place, is_remote = PrefillPlace.ASLEEP, False
         if not is_remote:
-            log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
+            if place is not PrefillPlace.OFF:
+                log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._metrics.count_prefill(call.model, "local")
             return None
         answer = await self._compute(call, blocks, trace())

@@ -177,6 +177,10 @@ class WorkerRouter:
         for instance in self.instances:
             if instance.instance_id == instance_id:
                 self._book_of(instance).avoid_until_s = math.inf
+        return self.in_flight_at(instance_id)
+
+    def in_flight_at(self, instance_id: int) -> int:
+        """Return the number of this frontend's requests in flight at that instance."""
         book = self._books.get(instance_id)
         return book.in_flight if book else 0
 

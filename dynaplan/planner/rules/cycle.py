@@ -16,7 +16,7 @@ from dynaplan.planner.model import Decision, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide, state_without_change
 from dynaplan.planner.rules.load_policy import average_load
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 
 
 class PlannedDeployment(Protocol):
@@ -65,7 +65,10 @@ class PlanningCycle:
     """
 
     def __init__(
-        self, settings: PlannerSettings, model: SlaModel | None = None, state: PlannerState | None = None
+        self,
+        settings: PlannerSettings,
+        model: PerformanceModel | None = None,
+        state: PlannerState | None = None,
     ) -> None:
         self._settings = settings
         self._model = model

@@ -45,14 +45,14 @@ from __future__ import annotations
 import math
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import ErrorBudget
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_steady_state
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, measured_steady_state
 
 
 def missed_requests(
-    service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
+    service: QueueingModel, traffic: Traffic, serving: PoolSizes, targets: SlaTargets
 ) -> tuple[float, float] | None:
     """Return the requests that missed the TTFT and the ITL target in an interval; None: not known.
 
@@ -67,7 +67,7 @@ def missed_requests(
 
 
 def missed_shares(
-    service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
+    service: QueueingModel, traffic: Traffic, serving: PoolSizes, targets: SlaTargets
 ) -> tuple[float, float] | None:
     """Estimate the parts of an interval's requests that missed either target; None: not known."""
     state = measured_steady_state(service, traffic, serving)
