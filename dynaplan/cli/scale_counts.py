@@ -91,10 +91,10 @@ async def write_counts(
 
     When it asks for no counts, only the holds are written, and no decision is made.
 
-    When a worker leaves by the decision, the one named ``leave_first`` does, before any other.
+    If the decision removes a worker, it is ``leave_first`` before any other.
 
-    The decision id is above every id in use. The transaction fails, and is tried again on what there is
-    then, when a key has changed since it was read. Holds that are over, or cannot be read, count as none.
+    The decision id is above every id in use. If a key has changed since it was read, the transaction fails
+    and is retried with the new values. Expired and invalid holds are ignored.
     """
     for _ in range(ATTEMPTS):
         items = {item.key: item for item in await store.list(scaling_prefix(namespace))}

@@ -663,7 +663,7 @@ class Attempt:
             self._suspect.worker_died()
 
     def _note_answering(self) -> None:
-        """Note that the answer has begun: the request waits no more, and the engine has the hand-off."""
+        """Note that the answer has begun: the request no longer waits, and the engine has the hand-off."""
         self._request.place.leave()
         self._request.report.record.begin_answer()
         self._progress.release_hand_off()

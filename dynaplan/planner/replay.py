@@ -129,7 +129,7 @@ def _forecasting(settings: PlannerSettings) -> tuple[Any, ...]:
 
 
 def read_decisions(path: Path) -> Iterator[DecisionRecord]:
-    """Yield the decisions at the ends of intervals, oldest first; raises ConfigError for what is none.
+    """Yield the decisions at the ends of intervals, oldest first; raises ConfigError for an invalid one.
 
     Earlier versions decided before the end of an interval, too; these records are left out.
     """

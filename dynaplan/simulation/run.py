@@ -145,7 +145,7 @@ class History:
 class Policy(Protocol):
     """Decides on the numbers of workers in virtual time.
 
-    A policy may have an attribute ``why``: the reason of its last change, in words.
+    A policy may have an attribute ``why``: the reason of its last change.
     """
 
     @property
@@ -206,7 +206,7 @@ def simulate(
 
 
 class SimulationRun:
-    """One simulation as it goes on: the caller lets time pass and requests arrive, then asks for the
+    """One running simulation: the caller lets time pass and requests arrive, then asks for the
     result."""
 
     def __init__(self, settings: ServiceSettings, first: PoolSizes, policy: Policy) -> None:

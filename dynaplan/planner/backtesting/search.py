@@ -45,7 +45,7 @@ Z = 1.645
 
 
 MAX_RUNS = 12
-"""Splits that one search simulates; the next search goes on from where it ended."""
+"""Splits that one search simulates; the next search continues where it ended."""
 
 MIN_GAIN = 0.01
 """The part of the requests that an exchange must bring in time: less is not worth two changes."""
@@ -130,7 +130,7 @@ class _Climb:
         return is_allowed and limits.gpus(workers) <= limits.max_gpus and len(self._trials) < MAX_RUNS
 
     def _try_present(self, best: Trial) -> Trial:
-        """Try who is there, too, where that is more than a split that keeps nothing."""
+        """Try the present workers, too, where they are more than a split that keeps nothing."""
         larger = raise_to(best.workers, self._search.present)
         return self._try(larger) if not best.is_kept and self._fits(larger) else best
 
@@ -169,7 +169,7 @@ class _Climb:
 
 
 def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
-    """Simulate the window on a split that stands still, until it is over or too many have missed."""
+    """Simulate the window on a static split, until it is over or too many have missed."""
     gpus, requests = search.limits.gpus(workers), search.requests
     is_removal = gpus < search.limits.gpus(search.present)
     may_miss = max(0.0, allowed_misses(len(requests), search.may_miss, -Z if is_removal else 0.0))

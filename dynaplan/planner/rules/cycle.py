@@ -57,7 +57,7 @@ class PlannedDeployment(Protocol):
 
 
 class PlanningCycle:
-    """One planner's intervals. Times are monotonic seconds. ``state`` is what is known from before.
+    """One planner's intervals. Times are monotonic seconds. ``state`` is that of the last planner, if any.
 
     With the policy ``load`` no load is pulled and nothing decided while a decision is being carried out
     (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``.

@@ -30,7 +30,7 @@ yet are in R but in no mean: their misses count when they are answered, by that 
 that needs requests, lengths, a mean TTFT or a worker of each role and has none, the interval only fades the
 budget; without data it stays.
 
-**Made up for.** It is the account that is shown; who is there follows from backtests over the same window.
+**Made up for.** It is the account that is shown; worker counts follow from backtests over the same window.
 While more missed than promised, the next backtest may miss as much less, and nobody leaves while misses go
 on (``planner/backtesting/schedule.py``).
 
