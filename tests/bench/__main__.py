@@ -30,6 +30,7 @@ from tests.bench import (
     routing_memory,
     sla,
     stores,
+    swaps,
     throughput,
     watching,
 )
@@ -59,6 +60,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "routing": routing.rows,
     "routing-memory": routing_memory.rows,
     "stores": stores.rows,
+    "swaps": swaps.rows,
     "watching": watching.rows,
 }
 

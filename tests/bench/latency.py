@@ -31,6 +31,9 @@ BACKGROUND_STREAMS = 32
 BACKGROUND_TOKENS = 4000
 """Of each: 40 s, in which the frontend is kept busy otherwise."""
 
+SETTLED_S = 1.0
+"""Time after which every stream of the background has its connection."""
+
 AT_ONCE = 100
 READINGS = 20
 BODY_BYTES = 10_000_000
@@ -74,7 +77,7 @@ def _standstills(stack: ExitStack, workers: Sequence[int], repeats: int) -> Iter
     wait_for(port)
     load = (*PYTHON, "tests.bench.data_path.load", str(port), str(BACKGROUND_STREAMS))
     cases: dict[str, Callable[[], None]] = {
-        "nothing else": lambda: time.sleep(1),
+        "nothing else": lambda: time.sleep(SETTLED_S),
         "a body of 10 MB": lambda: _post(port, _long_text()),
         "a body of 10 MB, 100,000 messages": lambda: _post(port, _many_messages()),
         f"{AT_ONCE} connections, each with a request": lambda: _connect(port),
@@ -89,7 +92,7 @@ def _standstills(stack: ExitStack, workers: Sequence[int], repeats: int) -> Iter
             assert json.loads(streams.stdout.readline()) == "ready"
             streams.stdin.write("\n")
             streams.stdin.flush()
-            time.sleep(1)
+            time.sleep(SETTLED_S)
             for name, run in cases.items():
                 _longest_turn_ms(process)
                 run()
