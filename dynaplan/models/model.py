@@ -156,7 +156,8 @@ class ModelStatus:
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
     - ``reason``: why it is in its state, in words
-    - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests count
+    - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests
+      count. Of an unloaded model: more than 0 where its planner expects requests soon
     - ``history``: its last moves
     """
 
