@@ -269,9 +269,9 @@ def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
 
 
 def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
-    """Return the rows under their headings, latencies in ms, a dash for what a row does not know.
+    """Return the rows under their headings, latencies in ms, a dash for a missing value.
 
-    A screen of ``width`` columns has fewer columns.
+    With ``width`` > 0 the less important columns are left out until a line has at most ``width`` characters.
     """
     from dynaplan.lab.simulate.table import COLUMNS, OPTIONAL_COLUMNS, columns_of
 

@@ -230,6 +230,7 @@ class Backtest:
     is about the ``requests`` of ``window_s`` seconds; ``tried`` are the splits that were compared, that of
     the answer first. ``is_new``: it has come in this interval. ``change`` is ``LOAD_ABOVE``, ``LOAD_BELOW``
     or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were measured than promised, "" if not.
+    ``peak_part`` is the part of the highest load seen that can come before a worker asked for now serves.
     """
 
     workers: Targets | None = None
@@ -240,6 +241,7 @@ class Backtest:
     is_new: bool = False
     change: str = LOAD_WITHIN
     missed_lately: str = ""
+    peak_part: float = 1.0
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Backtest:
@@ -456,6 +458,9 @@ REMOVED_OPTIONS = frozenset(
 )
 """Options of earlier versions, which their records name."""
 
+REMOVED_PREDICTOR = ("load-predictor", "auto")
+"""What earlier versions forecast with unless another predictor was named."""
+
 REMOVED_STATE = frozenset({"standing", "hedge", "wanted"})
 """What earlier versions remembered from one interval to the next."""
 
@@ -464,7 +469,11 @@ REMOVED_EXPECTED = frozenset({"doubt", "surprise"})
 
 
 def _known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in recorded.items() if name not in REMOVED_OPTIONS}
+    return {
+        name: value
+        for name, value in recorded.items()
+        if name not in REMOVED_OPTIONS and (name, value) != REMOVED_PREDICTOR
+    }
 
 
 def fingerprint(settings: PlannerSettings) -> str:

@@ -28,6 +28,10 @@ SEEDS = (101, 102, 103)
 RANDOM_SEEDS = range(200, 260)
 """Of random hours, the families in turns."""
 
+HELD_OUT_SEEDS = range(239, 260)
+"""Of random hours, none of which was run when a load that changes slowly began to be followed; nor was the
+wave of the seed 103."""
+
 OTHERS = ("load", "formula", "hpa", "kpa")
 """What the SLA policy stands beside, and the best split that stands still."""
 

@@ -24,8 +24,8 @@ from dynaplan.simulation.service import SimulatedService
 class BlockingForecaster(Protocol):
     """A method of forecasting that is not the core's own."""
 
-    def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
-        """Forecast a curve ``steps`` intervals ahead; ``is_count``: the values are numbers of requests."""
+    def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
+        """Forecast a curve ``steps`` intervals ahead."""
         ...
 
     def close(self) -> None:
@@ -148,10 +148,10 @@ class PlannerPolicy:
         self._service.scale(desired)
         return True
 
-    async def _forecast(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+    async def _forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
         if self._method:
-            return self._method(history, steps, is_count=is_count)
-        return forecast(history, steps, settings=self._settings, is_count=is_count)
+            return self._method(history, steps)
+        return forecast(history, steps, settings=self._settings)
 
 
 def _run_without_waiting(step: Coroutine[Any, Any, None]) -> None:

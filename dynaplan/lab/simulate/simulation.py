@@ -360,9 +360,9 @@ class LibraryForecasts:
         self._forecaster = make_forecaster(patient, planner.adjustment_interval_s)
         self._runner = asyncio.Runner()
 
-    def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+    def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
         """Forecast as ``dynaplan.planner.ports.Forecaster``."""
-        return self._runner.run(self._forecaster.forecast(history, steps, is_count=is_count))
+        return self._runner.run(self._forecaster.forecast(history, steps))
 
     def close(self) -> None:
         """End the forecasting process, and the event loop that talks to it."""

@@ -19,7 +19,13 @@ from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Targets
-from dynaplan.planner.backtesting.evidence import Evidence, Interval, load_change, missed_lately
+from dynaplan.planner.backtesting.evidence import (
+    Evidence,
+    Interval,
+    load_change,
+    missed_lately,
+    peak_part,
+)
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
 from dynaplan.planner.model import (
     Backtest,
@@ -29,6 +35,7 @@ from dynaplan.planner.model import (
     PlannerState,
     WorkerLimits,
 )
+from dynaplan.planner.sizing.look_ahead import lookahead
 
 BACKTESTS_PER_WINDOW = 12
 """How often the traffic of a window is backtested: every five minutes of an hour."""
@@ -116,13 +123,14 @@ class BacktestSchedule:
         if self._answer.workers is None:
             missing = self._answer.missing or self._missing() or "the first backtest is being computed"
             return replace(self._answer, missing=missing)
+        intervals, known = self._evidence.intervals, self._intervals_seen
+        ahead = lookahead(observation.startup_s, self._settings.adjustment_interval_s)
         return replace(
             self._answer,
             is_new=is_new,
-            change=load_change(
-                self._evidence.intervals, _coming(observation.foresight), self._intervals_seen
-            ),
-            missed_lately=missed_lately(self._evidence.intervals, RECENT_S, self._rest()),
+            change=load_change(intervals, _coming(observation.foresight), known),
+            missed_lately=missed_lately(intervals, RECENT_S, self._rest()),
+            peak_part=round(peak_part(intervals, known, ahead.intervals + 1), 2),
         )
 
     def _missing(self) -> str:

@@ -6,6 +6,7 @@
 | above: it has outgrown the window | likewise, and no fewer than the answer |
 | below: it has ended | those of the forecast; none leaves if something objects |
 | within | the answer; none leaves unless the answer is of this interval and nothing objects |
+| within, and no more than a part of the peak can come | that part of the answer, unless something objects |
 
 Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
 Else it is what the forecast needs, for a load above, or the answer.
@@ -16,6 +17,7 @@ old), and a backtest that was not computed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dynaplan.fleet.counts import Targets
@@ -70,12 +72,18 @@ def _choose(
         if objection and added != wanted:
             return added, wanted, f"{why}, and nothing is removed {objection}"
         return wanted, wanted, why
+    if not objection and (needed := _part_of(answer.workers, answer.peak_part)) != answer.workers:
+        return needed, answer.workers, f"{why}; at most {answer.peak_part:.0%} of its peak can come now"
     if answer.is_new and not objection:
         return answer.workers, answer.workers, why
     after = raise_to(current, answer.workers)
     if after != answer.workers:
         why = f"{why}; nothing is removed {objection or 'until the next backtest'}"
     return after, answer.workers, why
+
+
+def _part_of(workers: Targets, part: float) -> Targets:
+    return Targets(math.ceil(part * workers.prefill), math.ceil(part * workers.decode))
 
 
 def _objection(observation: Observation, answer: Backtest) -> str:

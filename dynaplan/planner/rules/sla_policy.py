@@ -27,6 +27,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, Targets
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.forecasting.arrivals import exceeds_chance
 from dynaplan.planner.model import (
     UNLIMITED,
     Corrections,
@@ -187,7 +188,7 @@ def _plan(
     limits: WorkerLimits,
     current: Targets,
 ) -> Sizing:
-    """Size by the queueing model: demands and backlog."""
+    """Size by the queueing model: forecast demands, the measured one where it is above them, and backlog."""
     demands = [
         demand_of(settings, foresight, expected)
         for expected in foresight.expected
@@ -195,7 +196,11 @@ def _plan(
     ]
     now = _current_demand(settings, foresight, observation)
     if demands:
-        backlog = backlog_demand(service, demands, now, observation, settings.adjustment_interval_s)
+        if now and exceeds_chance(
+            *(each.requests_per_s * foresight.interval_s for each in (now, demands[0]))
+        ):
+            demands.insert(0, now)
+        backlog = backlog_demand(service, demands, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []
     targets = settings.targets()
 

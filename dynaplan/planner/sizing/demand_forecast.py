@@ -59,8 +59,8 @@ def forecast_queries(startup_s: float, interval_s: float) -> list[ForecastQuery]
 class ForecastMethod(Protocol):
     """Forecasts one curve."""
 
-    async def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
-        """Forecast the value ``steps`` intervals ahead; ``is_count``: the values are numbers of requests."""
+    async def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
+        """Forecast the value ``steps`` intervals ahead."""
         ...
 
 
@@ -69,7 +69,7 @@ async def forecast_traffic(
 ) -> Foresight:
     """Return the forecast traffic until a worker that is started now is ready, and one interval more."""
     answers = {
-        asked: await method(history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
+        asked: await method(history.curve(asked.curve), asked.ahead)
         for asked in forecast_queries(startup_s, settings.adjustment_interval_s)
     }
     return build_foresight(history, answers, settings)

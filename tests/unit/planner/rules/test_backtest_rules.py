@@ -83,6 +83,24 @@ def test_a_load_that_has_outgrown_the_window_gets_what_the_forecast_needs_and_no
     assert after(above, wanted=Targets(1, 1), current=Targets(1, 1)).targets == NEEDED
 
 
+def test_of_a_load_whose_peak_cannot_come_in_time_that_part_of_the_answer_is_needed() -> None:
+    slow = replace(ANSWER, workers=Targets(4, 2), peak_part=0.6, is_new=False)
+    sizing = after(slow, current=Targets(4, 2))
+    assert sizing.targets == Targets(3, 2)
+    assert "at most 60% of its peak can come now" in sizing.steps[-1].why
+    assert after(slow, current=Targets(2, 1)).targets == Targets(3, 2)
+
+
+@pytest.mark.parametrize(
+    "objection",
+    [{"missing": "it was killed"}, {"missed_lately": "9 of 20 missed"}, {"change": LOAD_ABOVE}],
+    ids=["killed", "missed lately", "outgrown"],
+)
+def test_whose_peak_cannot_come_stays_while_something_objects(objection: dict[str, str]) -> None:
+    slow = replace(ANSWER, workers=Targets(4, 2), peak_part=0.6, **objection)  # type: ignore[arg-type]
+    assert after(slow, current=Targets(4, 2)).targets == Targets(4, 2)
+
+
 def test_a_load_that_has_ended_gets_what_the_forecast_needs() -> None:
     assert after(replace(ANSWER, change=LOAD_BELOW)).targets == Targets(1, 1)
 

@@ -31,7 +31,7 @@ from dynaplan.planner.rules.sla_policy import (
     unmanaged_workers,
 )
 from dynaplan.planner.sizing.demand_forecast import demand_of
-from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
+from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval, traffic
 from tests.unit.planner.sizing.decisions import (
     MANY,
     MODEL,
@@ -40,6 +40,18 @@ from tests.unit.planner.sizing.decisions import (
     seen,
     why,
 )
+
+
+@pytest.mark.parametrize(("deviations", "is_news"), [(3.9, False), (4.1, True)])
+def test_a_load_that_chance_does_not_make_of_its_forecast_is_a_demand_before_forecasts_follow(
+    deviations: float, is_news: bool
+) -> None:
+    forecast = seen(ONE_EACH, [20.0])
+    came = 20.0 + deviations * (20.0 / SETTINGS.adjustment_interval_s) ** 0.5
+    surprised = decided(replace(forecast, traffic=traffic(came)), ONE_EACH)[1]
+    expected = decided(seen(ONE_EACH, [came]) if is_news else forecast, ONE_EACH)[1]
+    assert surprised.prediction == expected.prediction
+
 
 # -- what bounds it ------------------------------------------------------------------------------------------
 
