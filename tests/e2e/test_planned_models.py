@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.held import serve_of
@@ -103,40 +101,6 @@ async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner
         assert "-> prefill 0, decode 2" not in decisions(deployment, "bee")
     finally:
         made.close()
-
-
-REPEATING = """
-Common: {engine: sim, memory: 50GB, startup-time: 1, ttl: 3}
-Planner: {policy: sla, adjustment-interval: 1, metric-pulling-interval: 0.25}
-Models: {ant: {Planner: {}}}
-"""
-
-EVERY_S = 12.0
-
-
-@pytest.mark.timeout(300)
-async def test_a_model_whose_load_repeats_is_loaded_before_it_comes_again(tmp_path: Path) -> None:
-    made = serving(tmp_path, REPEATING)
-    try:
-        deployment = await asyncio.to_thread(made.start)
-        bursts = asyncio.create_task(_bursts(deployment.url))
-        log = Path(deployment.statefile()["addresses"]["log_dir"]) / "dynamo_fleet.log"
-        await eventually(lambda: "load: its planner expects requests; there is room" in log.read_text(), 200)
-        bursts.cancel()
-    finally:
-        made.close()
-
-
-async def _bursts(url: str) -> None:
-    """Send some requests over 2 s, again and again."""
-    begun_s = asyncio.get_running_loop().time()
-    async with aiohttp.ClientSession() as session:
-        for number in itertools.count(1):
-            async with asyncio.TaskGroup() as group:
-                for _ in range(8):
-                    group.create_task(ask(session, url, "ant", is_stream=False, tokens=4))
-                    await asyncio.sleep(0.25)
-            await asyncio.sleep(begun_s + number * EVERY_S - asyncio.get_running_loop().time())
 
 
 def decisions(deployment: Deployment, model: str) -> str:
