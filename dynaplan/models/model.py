@@ -156,8 +156,7 @@ class ModelStatus:
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
     - ``reason``: why it is in its state, in words
-    - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests
-      count. Of an unloaded model: more than 0 where its planner expects requests soon
+    - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests count
     - ``history``: its last moves
     """
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
-from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
+from dynaplan.fleet.counts import FleetCounts
+from dynaplan.planner.model import Decision, DecisionRecord, Observation
 from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.rules.decision import has_data
@@ -21,16 +21,13 @@ if TYPE_CHECKING:
     from dynaplan.fleet.counts import Sample
     from dynaplan.fleet.store_keys import DesiredCounts
     from dynaplan.planner.backtesting.backtester import LiveBacktester
-    from dynaplan.planner.model import Load
+    from dynaplan.planner.model import Load, PlannerState
     from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.sla_policy import SlaModel
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
-
-MIN_EXPECTED_REQUESTS = 1.0
-"""Requests in one interval, by the forecast, for which a model that is not loaded is said to be wanted."""
 
 NO_SCALING = "No scaling needed (prefill=%d, decode=%d)"
 """Log line of an interval that changes nothing, as Dynamo's "SLA Planner" guide words it."""
@@ -145,42 +142,29 @@ class PlannerLoop:
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
             holds = await self._connector.holds()
-        except NothingToPlan as error:
-            return await self._foresee(error, load)
         except DynaplanError as error:
-            log.warning("the fleet is not known: %s", error)
-            unknown = str(error.args[0]) or type(error).__name__
-            observation = Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
+            observation = Observation(
+                self._clock.now_s(), load=load, unknown=self._why_unknown(error), failure=failure
+            )
         else:
             self._unknown = ""
             self._warn_of_short_interval(fleet)
             observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
-        return await self._measured(observation, state)
-
-    async def _measured(self, observation: Observation, state: PlannerState) -> Observation:
-        """Return the observation with the traffic, its forecast, and what a backtest makes of it."""
         if self._traffic:
             observation = await self._with_traffic(observation, self._traffic)
         if self._backtester:
             observation = replace(observation, backtest=self._backtester.observe(observation, state))
         return observation
 
-    async def _foresee(self, nothing: NothingToPlan, load: Load) -> Observation:
-        """Return the observation of an interval without workers, and say whether requests are expected."""
-        fleet = FleetCounts(decode=WorkerCounts(startup_s=nothing.startup_s))
-        observation = Observation(self._clock.now_s(), fleet, load=load, unknown=str(nothing.args[0]))
-        observation = await self._measured(observation, PlannerState())
-        foresight = observation.foresight
-        soon = max((each.requests or 0.0 for each in foresight.expected), default=0.0) if foresight else 0.0
-        is_expected = soon >= MIN_EXPECTED_REQUESTS
-        if is_expected:
-            said = f"{observation.unknown}; {soon:.0f} requests are expected in a coming interval"
-            observation = replace(observation, unknown=said)
-        if observation.unknown != self._unknown:
-            log.info("nothing to plan: %s", observation.unknown)
-        self._unknown = observation.unknown
-        await self.apply(Decision(Targets(), Targets(decode=int(is_expected))))
-        return observation
+    def _why_unknown(self, error: DynaplanError) -> str:
+        """Return why the fleet is not known, and say so in the log when that is new."""
+        unknown = str(error.args[0]) or type(error).__name__
+        if not isinstance(error, NothingToPlan):
+            log.warning("the fleet is not known: %s", error)
+        elif unknown != self._unknown:
+            log.info("nothing to plan: %s", unknown)
+        self._unknown = unknown
+        return unknown
 
     def _warn_of_short_interval(self, fleet: FleetCounts) -> None:
         """Say once, where decisions wait for each other, that the interval is shorter than a start."""
@@ -229,8 +213,7 @@ class PlannerLoop:
             self._failure = str(error) or type(error).__name__
             log.warning("not carried out: %s", self._failure, exc_info=not isinstance(error, DynaplanError))
             return False
-        if decision.steps:
-            log.info("decision %d asks for %s", identifier, decision.desired)
+        log.info("decision %d asks for %s", identifier, decision.desired)
         return True
 
     def _mode(self) -> str:

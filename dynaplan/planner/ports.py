@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 
 
 class NothingToPlan(TemporaryError):
-    """There are no workers to plan for now, by the owner of the deployment's will.
-
-    A decision for one or none may be applied all the same: whether requests are expected within the
-    ``startup_s`` seconds that a worker takes.
-    """
-
-    def __init__(self, message: str, startup_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.startup_s = startup_s
+    """There are no workers to plan for now, by the owner of the deployment's will."""
 
 
 class WorkerLoadSource(Closable, Protocol):

@@ -117,7 +117,6 @@ class ModelManager:
         self._failed_to_sleep: set[str] = set()
         self._planner_seen_s: float | None = None
         self._planned: frozenset[str] = frozenset()
-        self._unwanted: set[str] = set()
         self._workers_by_state: dict[str, Mapping[str, int]] = {}
         self.sleepers = Sleepers()
         self.learnt = dict(learnt or {})
@@ -275,8 +274,7 @@ class ModelManager:
     ) -> ModelStatus:
         """Return the model with the workers that its planner wants: those that it has until one was asked.
 
-        Without a planner, or when that has been away for too long, its requests count. A wish for a model
-        that is not loaded counts when there was none before: what is left of its last load is not one.
+        Without a planner, or when that has been away for too long, its requests count.
         """
         status = self._statuses[model.name]
         own = [each for each in fleet if each.component == model.component]
@@ -285,13 +283,7 @@ class ModelManager:
         if model.name not in self._planned or seen_s is None or self._moment.now_s - seen_s > PLANNER_GRACE_S:
             return status
         present = sum(each.state in COUNTS and each.state is not WorkerState.FAILED for each in own)
-        wish = planned.get(model.name, 0)
-        if present:
-            self._unwanted.discard(model.name)
-            return replace(status, planned_workers=wish or present)
-        if not wish:
-            self._unwanted.add(model.name)
-        return replace(status, planned_workers=wish if model.name in self._unwanted else 0)
+        return replace(status, planned_workers=planned.get(model.name, max(1, present)))
 
     def _kept_bytes(self, fleet: Iterable[Worker]) -> dict[str, int]:
         """Return what sleeping workers keep on each device, by name."""

@@ -10,9 +10,7 @@ through these stages, by whose names the trail says which one speaks:
    refused.
 4. ``load``, ``room``, ``turn``: the models in demand (``demand``).
 5. ``replica``: further workers of models that have many requests (``replicas``).
-6. ``forecast``: a model that its planner expects requests for is loaded before them, into memory that is free
-   now and that nobody waits for: it makes nobody leave, and leaves for any request itself.
-7. ``idle``: what has been idle for too long sleeps or is unloaded (``ladder``).
+6. ``idle``: what has been idle for too long sleeps or is unloaded (``ladder``).
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from dynaplan.models.model import (
 from dynaplan.models.rules import ladder
 from dynaplan.models.rules.demand import Demands
 from dynaplan.models.rules.draft import Draft
-from dynaplan.models.rules.eviction import choose, idle_s
-from dynaplan.models.rules.memory import has_room, load_s
-from dynaplan.models.rules.replicas import add_replicas, is_kept_apart
+from dynaplan.models.rules.eviction import idle_s
+from dynaplan.models.rules.memory import load_s
+from dynaplan.models.rules.replicas import add_replicas
 from dynaplan.models.rules.turns import seconds
 
 CAN_LEAVE = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
@@ -49,9 +47,6 @@ def plan(observation: Observation, settings: ModelPolicies, now_s: float) -> Pla
             _refuse_failed_and_late(draft, name, status)
     Demands(draft).serve()
     add_replicas(draft)
-    for name, status in list(draft.statuses.items()):
-        if status.state is ModelState.UNLOADED and status.planned_workers and name not in draft.settled:
-            _load_expected(draft, name)
     for name, status in draft.statuses.items():
         if name not in draft.settled:
             _put_away_idle(draft, name, status)
@@ -91,16 +86,6 @@ def _refuse_failed_and_late(draft: Draft, name: str, status: ModelStatus) -> Non
         draft.refuse(name, 503, why, load_s(draft.settings(name), status), draft.now_s - timeout_s)
     elif status.waiting:
         draft.plan_again_at(status.oldest_arrival_s + timeout_s)
-
-
-def _load_expected(draft: Draft, name: str) -> None:
-    wanted = draft.needs[name]
-    rooms = [each for each in draft.devices if has_room(wanted, each, draft.present)]
-    choice = choose(wanted, rooms, draft.future, [])
-    if is_kept_apart(draft, name) or choice is None:
-        draft.say(name, "forecast", "its planner expects requests, and there is no room that is free")
-    else:
-        draft.start(wanted, choice.devices, "its planner expects requests; there is room")
 
 
 def _put_away_idle(draft: Draft, name: str, status: ModelStatus) -> None:

@@ -130,7 +130,7 @@ def _add(draft: Draft, model: ModelStatus) -> None:
     if model.planned_workers is not None:
         why = f"its planner wants {_workers(_wanted(draft, model))}, and it has {has}"
     draft.add(status)
-    if is_kept_apart(draft, model.name):
+    if _is_kept_apart(draft, model.name):
         draft.say(name, "replica", f"{why}, and what is loaded may not be beside it")
     else:
         _find_room(draft, model, draft.needs[name], why)
@@ -161,7 +161,7 @@ def _next_name(draft: Draft, model: ModelStatus) -> str:
     return next(each for each in names if each not in known or known[each].state is ModelState.FAILED)
 
 
-def is_kept_apart(draft: Draft, model: str) -> bool:
+def _is_kept_apart(draft: Draft, model: str) -> bool:
     """Tell whether the owner's constraints keep the model from what is loaded, or will be."""
     loaded = {draft.model_of(each) for each in (*draft.present, *draft.future)} - {model}
     return bool(must_leave(draft.constraints, model, sorted(loaded), {}))

@@ -3,8 +3,7 @@
 The fleet plugin loads models, puts them away, and divides the memory of the box among them
 (``dynaplan.models.rules.replicas``). So a decision here says how many workers its model wants while it is
 loaded, and counts as carried out when none of them is starting any more: more of them may come whenever
-there is memory. Of a model that is not loaded it says that requests are expected.
-Where the keys are: ``dynaplan.fleet.model_keys``.
+there is memory. Where the keys are: ``dynaplan.fleet.model_keys``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ModelConnector:
         self._decision_id = 0
 
     async def fleet(self) -> FleetCounts:
-        """The workers of the model; raises NothingToPlan where there is none."""
+        """The workers of the model. Where there is none nothing is wanted any more, until it is loaded."""
         item = await self._store.get(self._fleet_key)
         document = _document(item)
         report = reports_in(document).get(self._model)
@@ -50,9 +49,8 @@ class ModelConnector:
         counts = {**report.workers, "gpus": report.gpus_each, "startup_s": report.load_s}
         fleet = FleetCounts(decode=WorkerCounts.from_json(counts))
         if not fleet.decode.present:
-            raise NothingToPlan(
-                f"the model {self._model} is {report.state}: it has no workers to plan for", report.load_s
-            )
+            await self._write(None)
+            raise NothingToPlan(f"the model {self._model} is {report.state}: it has no workers to plan for")
         on_box = FleetCounts.from_json(document).gpus_total if report.gpus_each else 0
         return FleetCounts(decode=fleet.decode, gpus_total=on_box)
 
@@ -71,7 +69,7 @@ class ModelConnector:
         return RoleHolds()
 
     async def apply(self, decision: Decision) -> int:
-        """Write the wanted number, of 0 nothing; those of other models stay."""
+        """Write the wanted number; those of other models stay."""
         await self._write(decision.desired.decode)
         self._decision_id += 1
         return self._decision_id
@@ -80,12 +78,13 @@ class ModelConnector:
         missing = missing_workers(await self.fleet(), await self.desired())
         return DeployedComponents(tuple(self._registrations.components()), missing)
 
-    async def _write(self, workers: int) -> None:
+    async def _write(self, workers: int | None) -> None:
+        """Have the model want so many workers, or say nothing of it."""
         for _ in range(ATTEMPTS):
             item = await self._store.get(self._key)
             before = _planned(item)
             after = {name: number for name, number in before.items() if name != self._model}
-            if workers:
+            if workers is not None:
                 after[self._model] = workers
             if after == before:
                 return

@@ -439,31 +439,3 @@ def test_a_pinned_model_that_may_not_be_beside_it_is_a_409() -> None:
 
 def test_a_plan_can_be_made_of_nothing() -> None:
     assert plan(Observation(), ModelPolicies({}), 0.0).next_at_s == inf
-
-
-# --- before its hour ---
-
-
-def test_a_model_whose_planner_expects_requests_is_loaded_into_free_memory_and_nobody_leaves_for_it() -> None:
-    box = Box(gpus(16), a=model(10), b=model(10))
-    expected = ModelStatus("a", planned_workers=1)
-    plan = box.plan(expected)
-    assert said(plan.actions) == ["Load a"]
-    assert plan.actions[0].why == "its planner expects requests; there is room"
-    assert box.actions(ModelStatus("a", planned_workers=0)) == []
-    beside = box.plan(expected, ready("b", last_use_s=0))
-    assert beside.actions == ()
-    assert beside.trail[-1].why == "its planner expects requests, and there is no room that is free"
-
-
-def test_a_waiting_request_comes_before_expected_ones_and_ends_a_load_for_them() -> None:
-    box = Box(gpus(16), a=model(10), b=model(10))
-    assert said(box.actions(ModelStatus("a", planned_workers=1), wanted("b"))) == ["Load b"]
-    loading = in_state("a", ModelState.LOADING, planned_workers=1)
-    assert said(box.actions(loading, wanted("b"))) == ["Unload a"]
-
-
-def test_what_may_not_be_loaded_together_is_not_loaded_for_expected_requests() -> None:
-    apart = Constraints(leaves={"a": frozenset({"b"})})
-    box = Box(gpus(40), apart, a=model(10), b=model(10))
-    assert box.actions(ModelStatus("a", planned_workers=1), ready("b", last_use_s=NOW_S)) == []

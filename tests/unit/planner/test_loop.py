@@ -12,9 +12,8 @@ from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet.counts import FleetCounts, Sample, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.loop import PlannerLoop
-from dynaplan.planner.model import DecisionRecord, Expected, Foresight, Observation
+from dynaplan.planner.model import DecisionRecord, Observation
 from dynaplan.planner.observer import Observer
 from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.rules.load_policy import average_load
@@ -156,46 +155,6 @@ async def test_a_model_that_is_not_loaded_is_not_planned_for_and_that_is_said_on
     assert "the model a is unloaded" in world.notes.records[-1].decision.reason
     said = [record.levelname for record in caplog.records if "is unloaded" in record.getMessage()]
     assert said == ["INFO"]
-
-
-class Foreseen:
-    """Traffic that has ended, and forecasts of it, one for each interval; the last one stays."""
-
-    def __init__(self, *requests: float) -> None:
-        self.requests = list(requests)
-        self.startups_s: list[float] = []
-
-    async def pull(self) -> None:
-        pass
-
-    async def observe(self, startup_s: float) -> tuple[Traffic, Foresight]:
-        self.startups_s.append(startup_s)
-        soon = self.requests.pop(0) if len(self.requests) > 1 else self.requests[0]
-        return Traffic(10.0, requests=0.0), Foresight(10.0, (Expected(0.0), Expected(soon, ahead=2)))
-
-
-async def test_of_a_model_that_is_not_loaded_it_is_said_whether_requests_are_expected_within_a_load(
-    monkeypatch,
-):
-    world, asked, forecast = World(prefill=0), [], Foreseen(0.4, 14.0, 0.0)
-
-    async def unloaded():
-        raise NothingToPlan("the model a is unloaded", startup_s=17.0)
-
-    async def apply(decision):
-        asked.append(decision.desired.decode)
-        return 1
-
-    monkeypatch.setattr(world.connector, "fleet", unloaded)
-    monkeypatch.setattr(world.connector, "apply", apply)
-    world.loop = PlannerLoop(
-        world.settings, world.observer, world.connector, [world.notes], world.clock, traffic=forecast
-    )
-    await world.passing(35)
-    assert asked == [0, 1, 0]
-    assert forecast.startups_s == [17.0] * 3
-    whys = [record.decision.reason for record in world.notes.records]
-    assert [("14 requests are expected in a coming interval" in why) for why in whys] == [False, True, False]
 
 
 async def test_a_worker_that_is_needed_and_not_allowed_is_said_in_place_of_no_scaling_needed(caplog):

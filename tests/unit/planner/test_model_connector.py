@@ -54,7 +54,7 @@ async def test_the_fleet_of_a_model_is_its_own_workers_on_the_gpus_of_the_box() 
     assert (await box.ant.fleet()).gpus_total == 0, "a worker in the machine's memory needs no GPU"
 
 
-async def test_what_a_model_wants_is_written_beside_what_others_want_and_of_none_nothing_is() -> None:
+async def test_what_a_model_wants_is_written_beside_what_others_want_and_taken_back_when_it_is_gone() -> None:
     box = Box()
     await box.store.put(KEY, '{"bee":3,"cow":2}')
     await box.publish(ready=1)
@@ -62,7 +62,6 @@ async def test_what_a_model_wants_is_written_beside_what_others_want_and_of_none
     assert await box.wanted() == '{"ant":2,"bee":3,"cow":2}'
     with pytest.raises(NothingToPlan, match="the model bee is unloaded: it has no workers to plan for"):
         await box.bee.fleet()
-    await box.bee.apply(asks(0))
     assert await box.wanted() == '{"ant":2,"cow":2}'
 
 

@@ -479,18 +479,3 @@ async def test_requests_count_again_when_the_planner_is_away_for_too_long(tmp_pa
     box.now += model_manager.PLANNER_GRACE_S + 1
     await box.reconciler.reconcile_once()
     assert box.states()["ns_ant_1"] == "starting"
-
-
-async def test_a_model_is_loaded_for_expected_requests_and_not_for_a_wish_that_is_left_of_its_last_load(
-    tmp_path: Path,
-) -> None:
-    box = planned_box(tmp_path)
-    box.link.model_workers = '{"ant":2}'
-    await box.settle()
-    assert "ns_ant" not in box.states(), "who knows whether that is of a load before"
-    box.link.model_workers = ""
-    await box.settle()
-    box.link.model_workers = '{"ant":1}'
-    await box.settle()
-    assert box.states()["ns_ant"] == "ready"
-    assert "its planner expects requests" in box.link.fleet["models"]["ant"]["why"]
