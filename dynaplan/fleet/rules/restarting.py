@@ -129,7 +129,7 @@ def too_little_bytes(worker: Worker) -> int:
     return int(number) if not begin and worker.state is WorkerState.FAILED and number.isdecimal() else 0
 
 
-def without_process(worker: Worker, now_s: float, policy: RestartPolicy = DEFAULT_POLICY) -> Worker:
+def without_process(worker: Worker, now_s: float) -> Worker:
     """Return a worker whose process has ended, while its exit code and the end of its session are waited for.
 
     It is ready no more, and has no address. One that was stable for long enough begins anew, as after
@@ -137,7 +137,7 @@ def without_process(worker: Worker, now_s: float, policy: RestartPolicy = DEFAUL
     """
     if worker.state is not WorkerState.READY:
         return replace(worker, url="") if worker.state is WorkerState.STARTING else worker
-    if now_s - worker.since_s >= policy.stable_s:
+    if now_s - worker.since_s >= DEFAULT_POLICY.stable_s:
         worker = replace(worker, restarts_s=(), failures=0)
     return replace(worker, url="").moved(WorkerState.STARTING, now_s, "its process has ended")
 
