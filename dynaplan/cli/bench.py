@@ -154,7 +154,7 @@ def _load(given: Mapping[str, Any]) -> OfferedLoad:
 
 def _predict(
     found: RunningDeployment | None, given: Mapping[str, Any]
-) -> tuple[Prediction | None, tuple[str, ...]]:
+) -> tuple[DeploymentSimulation | None, tuple[str, ...]]:
     """Return the simulation of the deployment as it is before the load, and its notes, or why there is
     none."""
 
@@ -168,7 +168,7 @@ def _predict(
 
 
 def _simulate(
-    prediction: Prediction | None, load: OfferedLoad, measured: Measurement
+    prediction: DeploymentSimulation | None, load: OfferedLoad, measured: Measurement
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
     from dynaplan.simulation.run import ClosedLoop
@@ -290,7 +290,7 @@ STATIC = "static"
 
 
 @dataclass(frozen=True)
-class Prediction:
+class DeploymentSimulation:
     """The simulation that stands for a deployment; ``notes`` are sentences on what it is based on."""
 
     options: SimulateOptions
@@ -303,7 +303,9 @@ class Prediction:
         return result
 
 
-def predict(found: RunningDeployment, given: Mapping[str, Any], free: int | None = None) -> Prediction:
+def predict(
+    found: RunningDeployment, given: Mapping[str, Any], free: int | None = None
+) -> DeploymentSimulation:
     """Return the simulation of the deployment as it is now: same graph, profile, policy and workers.
 
     ``given`` are the options ``ttft``, ``itl``, ``seed`` and ``profile``; ``free`` is the number of GPUs that
@@ -336,7 +338,7 @@ def predict(found: RunningDeployment, given: Mapping[str, Any], free: int | None
     first = f"simulated with {workers} at the beginning, {by}."
     if (all_gpus := len(inventory_of(found.document))) > gpus:
         first += f" Others have {all_gpus - gpus} of its {all_gpus} GPUs: left out."
-    return Prediction(options, (first, *origins(options), *dispatched(options)))
+    return DeploymentSimulation(options, (first, *origins(options), *dispatched(options)))
 
 
 def graph_of(found: RunningDeployment) -> SimulatedGraph:

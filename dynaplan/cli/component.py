@@ -146,7 +146,7 @@ def run(
         sys.stdout.flush()
         own, advertised = (place.own.socket, place.own.host) if place.own else (None, "")
         os.environ[HOST_VARIABLE] = advertised
-        alone = Standalone(place.public, worker.gpus, own, advertised, partial(claims.foreign, ()))
+        alone = Standalone(place.public, worker.gpus, own, advertised, partial(claims.held_by_others, ()))
         return main((GRAPH, "--service-name", component.name), alone)
 
 

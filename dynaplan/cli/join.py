@@ -39,7 +39,7 @@ class JoinedNamespace:
     """A namespace that a component joins.
 
     ``deployment`` is the ``serve`` that owns the namespace on this host, ``config`` its configuration with
-    its secrets; None and empty without one. ``instances`` are the registrations, as they are now.
+    its secrets; None and empty without a local ``serve``. ``instances`` are the present registrations.
     """
 
     namespace: str

@@ -27,9 +27,9 @@ from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
+    ApplyMode,
     ReloadRules,
     SettingChange,
-    Taking,
     restarted,
     setting_changes,
 )
@@ -52,24 +52,24 @@ LIVE_KEYS = {name.replace("_", "-"): name for name in LIVE_SETTINGS}
 """The options that change while requests flow, with the names of their keys in the store."""
 
 UNLIMITED_QUEUE = 1_000_000
-"""A limit of the prefill queue that is none."""
+"""Written for ``max-prefill-queue-size`` when the queue is unlimited: the key is a whole number."""
 
 PLANNER = "Planner"
 
 LOCK_FILE = "reload.lock"
-"""The file in the runtime directory that a reload or an upgrade has locked."""
+"""The file in the runtime directory that a running reload or upgrade keeps locked."""
 
 MAX_VALUE_CHARS = 40
-"""Characters of a value in the table of the difference."""
+"""Characters of a value in the table of changes."""
 
 
 @click.command(
     cls=ServiceOptionsCommand,
     name="reload",
-    epilog="Any option of a service: --Service.key=value, from now on",
+    epilog="Any option of a service: --Service.key=value. Later reloads keep it.",
 )
 @namespace_argument
-@config_file_option("Another YAML; default: the one that is served with.")
+@config_file_option("Another YAML; default: the one that `serve` was started with.")
 @click.option("--dry-run", is_flag=True, help="Show the difference, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Apply it without asking.")
 @step_timeout_option
@@ -85,40 +85,40 @@ def command(
     """Read the YAML again, show what has changed, and apply it without dropping a request.
 
     Live settings change at once; for the others workers are replaced, a new one ready before the old one is
-    drained, one after another. When a new worker fails everything goes back to the settings of before.
+    drained, one after another. When a new worker fails the previous settings are restored everywhere.
     """
-    found = connect(namespace)
-    launch, unfinished = _read_launch(found)
-    new = _read_config(launch, config_file, ctx.obj)
-    before = launch.config if unfinished is None else unfinished
+    deployment = connect(namespace)
+    launch, before_interrupted = _read_launch(deployment)
+    new = _load_new_settings(launch, config_file, ctx.obj)
+    before = launch.config if before_interrupted is None else before_interrupted
     if launch.graph.on_demand:
-        _reload_models(found, launch, replace(new, before=before), timeout, is_dry=dry_run, yes=yes)
+        _reload_models(deployment, launch, replace(new, before=before), timeout, is_dry=dry_run, yes=yes)
         return
     changes = _changes(launch, before, new)
-    if unfinished is not None:
-        click.echo("The last reload did not come to its end; the difference is to the settings before it.")
+    if before_interrupted is not None:
+        click.echo("The last reload was interrupted; compared with the settings before it:")
     if not changes:
         click.echo(f"nothing has changed in {new.config_file or 'the settings'}")
         return
     click.echo(difference(changes))
-    _refuse_fixed_settings(changes)
+    _refuse_settings_of_serve(changes)
     if dry_run:
         return
     _confirm(yes)
 
-    reloading = ReloadRun(found, launch.graph, replace(new, before=before), timeout)
+    reloading = ReloadRun(deployment, launch.graph, replace(new, before=before), timeout)
     asyncio.run(reloading.run(live_keys(changes, new.config), restarted(changes, launch.graph)))
 
 
 def difference(changes: Sequence[SettingChange]) -> str:
-    """Return the table of the changed settings: each with its old and new value, and what it takes."""
-    rows = [("SETTING", "OLD", "NEW", "TAKES")]
+    """Return the table of the changed settings: old and new value, and how the change is applied."""
+    rows = [("SETTING", "OLD", "NEW", "APPLIED BY")]
     rows += [
         (
             f"{each.service}.{each.key}",
             _format_value(each, each.before),
             _format_value(each, each.after),
-            each.words,
+            each.apply_text,
         )
         for each in changes
     ]
@@ -128,37 +128,40 @@ def difference(changes: Sequence[SettingChange]) -> str:
 def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, str]:
     """Return the values of the live settings that change, by the names of their keys in the store.
 
-    What the new settings of ``config`` leave out has its default.
+    A setting that ``config`` has no longer gets its default.
     """
     from dynaplan.config.settings.fields import options_of
     from dynaplan.config.settings.frontend import DisaggregationSettings
 
-    usual: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
-    unsaid = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
-    usual["max-prefill-queue-size"] = int(min(unsaid.max_queued, UNLIMITED_QUEUE))
-    usual["max-local-prefill-length"] = unsaid.max_local_tokens
-    live = [each for each in changes if each.taking is Taking.LIVE]
-    values = {each.key: usual[each.key] if each.is_removed else each.after for each in live}
+    defaults: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
+    default_settings = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
+    defaults["max-prefill-queue-size"] = int(min(default_settings.max_queued, UNLIMITED_QUEUE))
+    defaults["max-local-prefill-length"] = default_settings.max_local_tokens
+    live = [each for each in changes if each.apply_mode is ApplyMode.LIVE]
+    values = {each.key: defaults[each.key] if each.is_removed else each.after for each in live}
     return {LIVE_KEYS[key]: str(value) for key, value in values.items()}
 
 
-def _read_launch(found: RunningDeployment) -> tuple[Launch, Sections | None]:
-    """Return the launch as it is now, and the settings before a reload that was killed, if one was."""
+def _read_launch(deployment: RunningDeployment) -> tuple[Launch, Sections | None]:
+    """Return the launch as it is now, and the settings before the last reload; None if that has finished."""
     from dynaplan.fleet.launch import last_reload, read_launch
 
     try:
-        launch = read_launch(found.runtime_dir)
+        launch = read_launch(deployment.runtime_dir)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise DeploymentError(
-            f"cannot read how {found.namespace} was started: {error}",
+            f"cannot read how {deployment.namespace} was started: {error}",
             hint="Run this as the user who started `dynaplan serve`, with the same release.",
         ) from error
-    last = last_reload(found.runtime_dir)
+    last = last_reload(deployment.runtime_dir)
     return launch, last.before if last else None
 
 
-def _read_config(launch: Launch, config_file: str | None, overrides: Sequence[str]) -> Reload:
-    """Return the settings as a ``serve`` of now would read them; ConfigError with the key that is wrong."""
+def _load_new_settings(launch: Launch, config_file: str | None, overrides: Sequence[str]) -> Reload:
+    """Return the settings that ``serve`` would read now; ConfigError names the key that is wrong.
+
+    Changes to the directory that ``serve`` was started in, and prints the warnings that ``serve`` would.
+    """
     from dynaplan.cli.serve import find_config, load_deployment, warn
     from dynaplan.cli.serve_checks import check_settings
     from dynaplan.fleet.launch import Reload
@@ -166,28 +169,33 @@ def _read_config(launch: Launch, config_file: str | None, overrides: Sequence[st
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.environ.pop(DEPLOYMENT_CONFIG_VARIABLE, None)
-    named = str(here / config_file) if config_file and (here / config_file).is_file() else config_file
-    name = named or launch.config_file or None
-    if name is None and not overrides:
+    given_path = str(here / config_file) if config_file and (here / config_file).is_file() else config_file
+    config_path = given_path or launch.config_file or None
+    if config_path is None and not overrides:
         raise ConfigError(
-            "this deployment was started without a file of settings",
-            hint="Name one: `dynaplan reload -f FILE`, or settings: `dynaplan reload --Service.key=value`.",
+            "this deployment was started without a configuration file",
+            hint="Pass one: `dynaplan reload -f FILE`, or settings: `dynaplan reload --Service.key=value`.",
         )
     os.chdir(directory)
     all_overrides = (*launch.overrides, *overrides)
     graph, config, spec, warnings = load_deployment(
-        launch.graph.identifier, name, directory, launch.namespace, all_overrides, lambda: len(launch.gpus)
+        launch.graph.identifier,
+        config_path,
+        directory,
+        launch.namespace,
+        all_overrides,
+        lambda: len(launch.gpus),
     )
     warn(warnings + check_settings(graph, spec, config))
-    file = find_config(name, directory, graph)
+    file = find_config(config_path, directory, graph)
     if spec.on_demand or launch.graph.on_demand:
         return Reload(config, str(file or ""), all_overrides, graph=spec)
-    _check_same_services(launch.graph, spec)
+    _check_no_service_removed(launch.graph, spec)
     return Reload(config, str(file or ""), all_overrides)
 
 
 def _reload_models(
-    found: RunningDeployment,
+    deployment: RunningDeployment,
     launch: Launch,
     new: Reload,
     timeout: float | None,
@@ -195,7 +203,7 @@ def _reload_models(
     is_dry: bool,
     yes: bool,
 ) -> None:
-    """Show what becomes of each model, and apply it; see ``reload_models``."""
+    """Show which models are added, changed and removed, and apply that; see ``reload_models``."""
     from dynaplan.cli.reload_models import model_changes, put_away
     from dynaplan.graph.lifecycle import Role
 
@@ -211,16 +219,18 @@ def _reload_models(
     roles = {Role.FRONTEND, Role.PLANNER} if changes.planners else {Role.FRONTEND}
     kept = [each.name for each in (new.graph or launch.graph).services]
     services = [each for each in launch.graph.services if each.role in roles and each.name in kept]
-    reloading = ReloadRun(found, launch.graph, new, timeout)
-    asyncio.run(reloading.run({}, services, lambda store: put_away(store, found.namespace, changes.changed)))
+    reloading = ReloadRun(deployment, launch.graph, new, timeout)
+    asyncio.run(
+        reloading.run({}, services, lambda store: put_away(store, deployment.namespace, changes.changed))
+    )
 
 
-def _check_same_services(old: GraphSpec, new: GraphSpec) -> None:
+def _check_no_service_removed(old: GraphSpec, new: GraphSpec) -> None:
     missing = {service.name for service in old.services} - {service.name for service in new.services}
     if missing:
         raise ConfigError(
             f"{old.identifier} has no {', '.join(sorted(missing))} any more",
-            hint="Other services need a new serve: `dynaplan stop`, then `dynaplan serve` again.",
+            hint="Other services need a restart: `dynaplan stop`, then `dynaplan serve` again.",
         )
 
 
@@ -242,15 +252,17 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
         load_graph(graph.identifier, Path(graph.working_dir)), new.config, launch.namespace
     )
     rules = ReloadRules(
-        live=LIVE_KEYS.keys(),
-        of_frontends=options_of(DisaggregationSettings).keys(),
-        of_both=options_of(RoutingSettings).keys(),
-        agreed={*matching_options(engine), "engine", "model"} if engine else (),
+        live_keys=LIVE_KEYS.keys(),
+        frontend_keys=options_of(DisaggregationSettings).keys(),
+        frontend_and_decode_keys=options_of(RoutingSettings).keys(),
+        must_match_keys={*matching_options(engine), "engine", "model"} if engine else (),
         gpus={service.name: service.gpus for service in resolved.services},
-        of_planner=DEADLINE_OPTIONS if _deadline(before) != _deadline(new.config) else (),
+        frontend_and_planner_keys=DEADLINE_OPTIONS if _deadline(before) != _deadline(new.config) else (),
         plans_for_targets=section_options(new.config, PLANNER).get("policy", "load") != "load",
     )
-    return setting_changes(graph, flatten(graph, before), flatten(graph, new.config), rules)
+    return setting_changes(
+        graph, effective_sections(graph, before), effective_sections(graph, new.config), rules
+    )
 
 
 def _deadline(config: Sections) -> PrefillDeadline:
@@ -260,10 +272,12 @@ def _deadline(config: Sections) -> PrefillDeadline:
     return configured_deadline(config, section_options(config, PLANNER))
 
 
-def flatten(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each service's settings as its processes read them, ``ServiceArgs`` as keys of their own.
+def effective_sections(
+    graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return each service's settings as its processes read them, with dotted keys: ``ServiceArgs.workers``.
 
-    The frontends read the name of the model from ``Common``, too.
+    Null values are left out. The frontends read the name of the model from ``Common``, too.
     """
     from dynaplan.config.frontend import NAMES
     from dynaplan.config.service_config import COMMON, SERVICE_ARGS, kebab_keys, section_options
@@ -273,7 +287,7 @@ def flatten(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[s
     sections: dict[str, dict[str, Any]] = {}
     for service in graph.services:
         names = {key: common[key] for key in NAMES if key in common and service.role is Role.FRONTEND}
-        arguments = _leaves(SERVICE_ARGS, (config.get(service.name) or {}).get(SERVICE_ARGS) or {})
+        arguments = _flatten_mapping(SERVICE_ARGS, (config.get(service.name) or {}).get(SERVICE_ARGS) or {})
         own = section_options(config, service.name)
         sections[service.name] = {**names, **own, **arguments}
     return {
@@ -282,12 +296,13 @@ def flatten(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[s
     }
 
 
-def _leaves(path: str, value: Any) -> dict[str, Any]:
+def _flatten_mapping(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {path: value}
-    return {
-        name: leaf for key, each in value.items() for name, leaf in _leaves(f"{path}.{key}", each).items()
-    }
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= _flatten_mapping(f"{path}.{key}", inner)
+    return flat
 
 
 def _format_value(change: SettingChange, value: Any) -> str:
@@ -295,13 +310,13 @@ def _format_value(change: SettingChange, value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 1] + "…"
 
 
-def _refuse_fixed_settings(changes: Sequence[SettingChange]) -> None:
-    """Raise ConfigError when a setting needs a new serve: a file is applied whole or not at all."""
-    fixed = [f"{each.service}.{each.key}" for each in changes if each.taking is Taking.SERVE]
-    if fixed:
+def _refuse_settings_of_serve(changes: Sequence[SettingChange]) -> None:
+    """All or nothing: raise ConfigError if any changed setting needs a restart of ``serve``."""
+    refused = [f"{each.service}.{each.key}" for each in changes if each.apply_mode is ApplyMode.RESTART_SERVE]
+    if refused:
         raise ConfigError(
-            f"{', '.join(fixed)}: only a new serve changes {'that' if len(fixed) == 1 else 'these'}; "
-            "nothing is changed",
+            f"{', '.join(refused)}: changing {'that' if len(refused) == 1 else 'these'} needs a restart of "
+            "`dynaplan serve`; nothing was applied",
             hint="Put the old value back, or `dynaplan stop` and serve again.",
         )
 
@@ -310,54 +325,54 @@ def _confirm(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("reload asks before it changes anything, and nobody can answer", hint="Add -y.")
+        raise ConfigError("reload asks for confirmation, and stdin is no terminal", hint="Add -y.")
     click.confirm("Apply it?", default=True, abort=True)
 
 
-async def _nothing(store: KeyValueStore) -> None:
+async def _noop(store: KeyValueStore) -> None:
     pass
 
 
 class ReloadRun:
-    """One reload of a deployment. ``new.before`` are the settings to go back to."""
+    """One reload of a deployment. ``new.before`` are the settings to restore when it fails."""
 
     def __init__(
-        self, found: RunningDeployment, graph: GraphSpec, new: Reload, timeout_s: float | None
+        self, deployment: RunningDeployment, graph: GraphSpec, new: Reload, timeout_s: float | None
     ) -> None:
         from dynaplan.fleet.launch import last_reload, read_launch
 
-        self._found = found
+        self._deployment = deployment
         self._graph = graph
-        self._new = new
+        self._new_settings = new
         self._timeout_s = timeout_s
-        launch = read_launch(found.runtime_dir)
-        old = last_reload(found.runtime_dir)
+        launch = read_launch(deployment.runtime_dir)
+        old = last_reload(deployment.runtime_dir)
         assert new.before is not None
-        self._old = replace(
+        self._old_settings = replace(
             old or new,
             config=new.before,
             config_file=launch.config_file,
             overrides=launch.overrides,
             before=None,
         )
-        self._untouched: set[tuple[str, int]] = set()
+        self._not_replaced: set[tuple[str, int]] = set()
 
     async def run(
         self,
         live: Mapping[str, str],
         services: Sequence[ServiceSpec],
-        once_written: Callable[[KeyValueStore], Awaitable[None]] = _nothing,
+        after_written: Callable[[KeyValueStore], Awaitable[None]] = _noop,
     ) -> None:
-        """Apply it; raises PermanentError when a new worker fails, after the way back.
+        """Apply it; raises PermanentError when a new worker fails, after rolling back.
 
-        ``once_written`` is awaited when workers that start get the new settings.
+        ``after_written`` is called once the settings file is written: new workers start with it.
         """
         from dynaplan.store import connections
 
-        with reload_lock(self._found):
+        with reload_lock(self._deployment):
             store = connections.connect_store()
             try:
-                await self._run(store, live, services, once_written)
+                await self._run(store, live, services, after_written)
             finally:
                 await store.close()
 
@@ -366,37 +381,37 @@ class ReloadRun:
         store: KeyValueStore,
         live: Mapping[str, str],
         services: Sequence[ServiceSpec],
-        once_written: Callable[[KeyValueStore], Awaitable[None]],
+        after_written: Callable[[KeyValueStore], Awaitable[None]],
     ) -> None:
         begun_s = time.monotonic()
-        self._untouched = {each.process for each in self._workers()}
-        before = await self._live(store, live)
-        self._write(self._new)
+        self._not_replaced = {each.process for each in self._workers()}
+        before = await self._read_live_settings(store, live)
+        self._write_settings_file(self._new_settings)
         try:
-            await self._put(store, live)
-            await once_written(store)
+            await self._write_live_settings(store, live)
+            await after_written(store)
             for service in services:
-                await self._roll(store, service)
+                await self._replace_workers(store, service)
         except asyncio.CancelledError:
-            self._write(self._old)
-            await self._put(store, before)
+            self._write_settings_file(self._old_settings)
+            await self._write_live_settings(store, before)
             click.echo(
-                "Interrupted: the settings are those of before, for every worker that starts from now on. "
+                "Interrupted: workers that start from now on get the previous settings. "
                 "Workers that were replaced already keep the new ones until `dynaplan restart`.",
                 err=True,
             )
             raise
         except DynaplanError as error:
             await self._roll_back(store, before, services, error)
-        self._write(replace(self._new, before=None))
+        self._write_settings_file(replace(self._new_settings, before=None))
         click.echo(f"reloaded after {time.monotonic() - begun_s:.1f} s")
 
-    async def _roll(self, store: KeyValueStore, service: ServiceSpec) -> None:
+    async def _replace_workers(self, store: KeyValueStore, service: ServiceSpec) -> None:
         """Replace the workers of a service that still have the previous settings."""
-        workers = [each for each in self._present(service) if each.process in self._untouched]
-        # One that has crashed or left meanwhile is left out: what came in its place has the new settings.
+        workers = [each for each in self._workers_of(service) if each.process in self._not_replaced]
+        # One that has crashed or was drained meanwhile is left out: its replacement has the new settings.
         still_there = (each for each in workers if each.process in {now.process for now in self._workers()})
-        await replace_workers(store, self._found, still_there, self._timeout_s, len(workers))
+        await replace_workers(store, self._deployment, still_there, self._timeout_s, len(workers))
 
     async def _roll_back(
         self,
@@ -406,38 +421,40 @@ class ReloadRun:
         error: DynaplanError,
     ) -> None:
         """Restore the previous settings in every worker, and raise PermanentError with the cause."""
-        click.echo(f"{error.args[0]}\nGoing back to the settings of before.", err=True)
-        self._write(self._old)
-        await self._put(store, live)
-        replaced = {each.process for each in self._workers()} - self._untouched
+        click.echo(f"{error.args[0]}\nRestoring the previous settings.", err=True)
+        self._write_settings_file(self._old_settings)
+        await self._write_live_settings(store, live)
+        replaced = {each.process for each in self._workers()} - self._not_replaced
         try:
             for service in reversed(services):
-                for worker in self._present(service):
+                for worker in self._workers_of(service):
                     if worker.process not in replaced:
                         continue
                     if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
-                        await replace_worker(store, self._found, worker, self._timeout_s, GPU_FREE_TIMEOUT_S)
+                        await replace_worker(
+                            store, self._deployment, worker, self._timeout_s, GPU_FREE_TIMEOUT_S
+                        )
                     elif worker.state is not WorkerState.BACKOFF:
-                        await request_replacement(self._found, worker)
+                        await request_replacement(self._deployment, worker)
             await self._all_ready(services)
         except DynaplanError as second:
             raise PermanentError(
-                f"{error.args[0]}; and on the way back: {second.args[0]}",
-                hint="The settings are those of before. `dynaplan status` shows what runs.",
+                f"{error.args[0]}; and the rollback failed: {second.args[0]}",
+                hint="New workers get the previous settings. `dynaplan status` shows what runs.",
             ) from error
         raise PermanentError(
             f"the new settings do not work: {error.args[0]}",
-            hint="Every worker has the settings of before. `dynaplan logs NAME` says more of a failed one.",
+            hint="Every worker has the previous settings. `dynaplan logs NAME` shows why one failed.",
         ) from error
 
     async def _all_ready(self, services: Sequence[ServiceSpec]) -> None:
-        """Return when no worker of these services is on its way; TemporaryError after a while."""
+        """Wait until every worker of these services is ready; TemporaryError after a deadline."""
         longest_s = self._timeout_s or expected_times(
-            self._found, {service.role: 1 for service in services}
+            self._deployment, {service.role: 1 for service in services}
         ).limit_s(starts=True, leaves=True)
         deadline_s = time.monotonic() + longest_s
         while True:
-            states = {each.name: each.state for service in services for each in self._present(service)}
+            states = {each.name: each.state for service in services for each in self._workers_of(service)}
             others = [name for name, state in states.items() if state is not WorkerState.READY]
             if not others:
                 return
@@ -445,51 +462,53 @@ class ReloadRun:
                 raise TemporaryError(f"{', '.join(others)} not ready within {longest_s:g} s")
             await asyncio.sleep(WORKERS_POLL_S)
 
-    def _write(self, settings: Reload) -> None:
-        """Put the settings in the place of those before, whole or not at all."""
+    def _write_settings_file(self, settings: Reload) -> None:
+        """Replace the settings file atomically."""
         from dynaplan.fleet.launch import RELOADED_FILE
         from dynaplan.fleet.runtime_dir import write_private
 
-        file = self._found.runtime_dir / RELOADED_FILE
+        file = self._deployment.runtime_dir / RELOADED_FILE
         new = file.with_suffix(".new")
         write_private(new, settings.to_json())
         new.replace(file)
 
-    async def _live(self, store: KeyValueStore, names: Mapping[str, str]) -> dict[str, str]:
-        """Return the values of these live keys now; empty for one that is not there."""
-        prefix = live_settings_prefix(self._found.namespace)
+    async def _read_live_settings(self, store: KeyValueStore, names: Mapping[str, str]) -> dict[str, str]:
+        """Return the present values of these live keys; "" for a missing one."""
+        prefix = live_settings_prefix(self._deployment.namespace)
         now = {item.key.removeprefix(prefix): item.value for item in await store.list(prefix)}
         return {name: now.get(name, "") for name in names}
 
-    async def _put(self, store: KeyValueStore, values: Mapping[str, str]) -> None:
+    async def _write_live_settings(self, store: KeyValueStore, values: Mapping[str, str]) -> None:
         """Write these live keys; delete those with an empty value."""
-        prefix = live_settings_prefix(self._found.namespace)
+        prefix = live_settings_prefix(self._deployment.namespace)
         puts = {prefix + name: value for name, value in values.items() if value}
         deletes = tuple(prefix + name for name, value in values.items() if not value)
         if values:
             await store.commit(Transaction(puts=puts, deletes=deletes))
         for name, value in values.items():
-            click.echo(f"{name}: {value or 'as configured'}, live")
+            click.echo(f"{name}: {value or 'reset to the configured value'}, live")
 
     def _workers(self) -> tuple[Worker, ...]:
         from dynaplan.fleet.deployments import find_deployment
 
-        return find_deployment(self._found.namespace).workers
+        return find_deployment(self._deployment.namespace).workers
 
-    def _present(self, service: ServiceSpec) -> list[Worker]:
+    def _workers_of(self, service: ServiceSpec) -> list[Worker]:
         return [each for each in self._workers() if each.component == service.name]
 
 
 @contextmanager
-def reload_lock(found: RunningDeployment) -> Iterator[None]:
+def reload_lock(deployment: RunningDeployment) -> Iterator[None]:
     """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs."""
-    descriptor = os.open(found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(deployment.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeploymentError(
+                f"another reload or upgrade of {deployment.namespace} is in progress",
+                hint="Wait until it has finished.",
+            ) from None
         yield
-    except BlockingIOError:
-        raise DeploymentError(
-            f"another reload or upgrade of {found.namespace} goes on", hint="Wait for its end."
-        ) from None
     finally:
         os.close(descriptor)

@@ -102,7 +102,7 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def check_known(chosen: Sequence[int], inventory: Sequence[Gpu]) -> None:
-    """Raise ConfigError for a GPU that is not there."""
+    """Raise ConfigError for a GPU index that is not in the inventory."""
     known = [gpu.index for gpu in inventory]
     if missing := [index for index in chosen if index not in known]:
         raise ConfigError(

@@ -129,7 +129,7 @@ def _roles(found: RunningDeployment) -> dict[str, Role]:
 
 
 async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
-    """Scale the deployment, and print what the planner may do about it."""
+    """Scale the deployment, and print when the planner may change the counts again."""
     from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
     from dynaplan.store import connections
 

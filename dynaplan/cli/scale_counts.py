@@ -141,7 +141,7 @@ async def change_entries(
 def current_entries(read: Callable[[str], E], text: str) -> E:
     """Return the entries that last, of a key's value; none when it cannot be read."""
     try:
-        return read(text).lasting(time.time())
+        return read(text).without_expired(time.time())
     except ValueError:
         return read("")
 
@@ -297,9 +297,9 @@ def describe_next_decision(
     *,
     is_decision: bool = True,
 ) -> str:
-    """Return when the planner decides again, and what it would ask for with the load that it saw last.
+    """Return when the planner decides next, and which counts it would choose for the last observed load.
 
-    ``is_decision``: the numbers were asked for just now, and not only a hold released.
+    ``is_decision``: True when the user has just set counts, False when a hold was only released.
     """
     last = _last_record(found)
     sentence = f"The planner decides again {_when(settings, last, is_decision=is_decision)}"

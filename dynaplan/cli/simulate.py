@@ -166,11 +166,19 @@ def many_models(text: str | None, file: Path | None, overrides: Sequence[str]) -
     """Return the models of ``--models``, or of a file with a section ``Models``; none where there is
     neither."""
     from dynaplan.cli.imported_models import read_config_file
+    from dynaplan.config.models import planned_models
     from dynaplan.lab.simulate.many_models import models_of, read_models
 
     if text:
         return read_models(text)
-    return models_of(read_config_file(file, overrides)[0]) if file else {}
+    config = read_config_file(file, overrides)[0] if file else {}
+    if planned := planned_models(config):
+        click.echo(
+            f"Warning: no planner is simulated beside other models: the workers of {', '.join(planned)} "
+            "follow their requests here. For one of them: simulate with a file for that model alone.",
+            err=True,
+        )
+    return models_of(config)
 
 
 def compare_models(
@@ -261,9 +269,9 @@ def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
 
 
 def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
-    """Return the rows under their headings, latencies in ms, a dash for what a row does not know.
+    """Return the rows under their headings, latencies in ms, a dash for a missing value.
 
-    A screen of ``width`` columns has fewer columns.
+    With ``width`` > 0 the less important columns are left out until a line has at most ``width`` characters.
     """
     from dynaplan.lab.simulate.table import COLUMNS, OPTIONAL_COLUMNS, columns_of
 

@@ -207,6 +207,7 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
     return {
         "models": _models(answers),
         "policy": settings.policy if settings else None,
+        "planned_models": _planned_models(found),
         "targets": asdict(promised) if promised else None,
         "slo": asdict(settings.targets()) if settings else None,
         "kv_scale_up_threshold": _kv_scale_up(settings),
@@ -214,6 +215,17 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
         "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
         "is_pending": desired.is_pending,
     }
+
+
+def _planned_models(found: RunningDeployment) -> dict[str, str]:
+    """Return the policies of the planners of models that are loaded on request, by the model's name."""
+    from dynaplan.config.models import planned_models
+    from dynaplan.config.planner import settings_of_models
+
+    config = service_config(found)
+    if not planned_models(config):
+        return {}
+    return {name: each.policy for name, each in settings_of_models(config, found.namespace).items()}
 
 
 def _kv_scale_up(settings: PlannerSettings | None) -> float | None:

@@ -87,6 +87,8 @@ def _service(document: Document) -> str:
     parts = [f"model {', '.join(document['models']) or 'not known yet'}"]
     if policy := document.get("policy"):
         parts.append(f"policy {policy}")
+    elif planned := document.get("planned_models"):
+        parts.append(", ".join(f"policy {policy} for {model}" for model, policy in planned.items()))
     elif document["serve_pid"]:
         parts.append("no planner")
     if dispatch := document.get("dispatch"):

@@ -383,12 +383,13 @@ def planner_files(settings: PlannerSettings, log_dir: Path | None) -> PlannerFil
     if trace and Path(trace).expanduser().is_file():
         files.add_history("trace.gz", gzip.compress(_read(Path(trace).expanduser()), mtime=0))
     elif not trace and log_dir and (records := _decisions(log_dir)):
-        files.add_history("decisions.jsonl.gz", history(records))
+        files.add_history("decisions.jsonl.gz", pack_history(records))
     return files
 
 
-def history(records: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return the newest decisions as gzipped JSON lines: what forecasts use, as far as there is room."""
+def pack_history(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the newest decisions, without the planner's state, as at most MAX_HISTORY_BYTES of gzipped JSON
+    lines."""
     traffic = ({name: record[name] for name in record if name not in MEMORY} for record in records)
     lines = deque((json.dumps(each, separators=(",", ":")) for each in traffic), maxlen=HISTORY_INTERVALS)
     while len(packed := gzip.compress("\n".join(lines).encode(), mtime=0)) > MAX_HISTORY_BYTES:

@@ -18,6 +18,7 @@ from dynaplan.config.overrides import MODEL_SETS, MODELS, PLANNER, Sections, mer
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
 from dynaplan.config.settings.fields import kebab, options_of
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SIMULATED, Resources
 from dynaplan.config.stock import WORKER
 from dynaplan.util.errors import ConfigError
@@ -38,8 +39,9 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
     """
     entries = config.get(MODELS) or {}
     common = kebab_keys(config.get(COMMON) or {})
+    planned = planned_models(config)
     models = tuple(
-        ServedModel(name, component, _on_demand(name, entries[name], common))
+        ServedModel(name, component, _on_demand(name, entries[name], common, planned.get(name)))
         for name, component in components_of(entries).items()
     )
     _check_names(models)
@@ -161,23 +163,25 @@ def _check_slips(name: str, entry: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{MODELS}.{name}.{key}: unknown option", hint=f"Did you mean {near[0]!r}?")
 
 
-MAX_PLANNED_WORKERS = 1024
-"""The most workers of a model whose planner's GPU budget alone bounds them."""
-
 SLIP = 0.75
 """The similarity (difflib's ratio) from which a key counts as a slip of an option."""
 
 _ON_DEMAND = frozenset(options_of(OnDemandSettings))
 
 
-def _on_demand(name: str, entry: Any, common: Mapping[str, Any]) -> OnDemandSettings:
+def _on_demand(
+    name: str, entry: Any, common: Mapping[str, Any], planner: Mapping[str, Any] | None
+) -> OnDemandSettings:
+    """Return the settings; the GPU budget of its planner bounds its workers where nothing else does."""
     _check_entry(name, entry)
     own = kebab_keys(entry)
     given = {key: value for key, value in {**common, **own}.items() if key in _ON_DEMAND}
     places = {key: f"{MODELS}.{name}.{key}" if key in own else f"{COMMON}.{key}" for key in given}
     settings = OnDemandSettings.from_options(given, places)
-    if own.get(PLANNER) is not None and given.get("max-workers") is None:
-        settings = replace(settings, max_workers=MAX_PLANNED_WORKERS)
+    if planner is not None and given.get("max-workers") is None:
+        budget = planner.get("max-gpu-budget")
+        usual = PlannerSettings.max_gpu_budget
+        settings = replace(settings, max_workers=budget if type(budget) is int and budget > 0 else usual)
     lists = {
         "aliases": settings.aliases,
         "not-beside": settings.not_beside,

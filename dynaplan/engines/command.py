@@ -17,7 +17,7 @@ from dynaplan.engines.port import Engine, EngineContext
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import Options, command_words
+from dynaplan.engines.server.options import Options, split_command
 from dynaplan.util.errors import ConfigError, nearest
 
 PORT = "${PORT}"
@@ -65,7 +65,7 @@ class CommandKind(EngineKind):
 
 def words_of(options: Options) -> list[str]:
     """Return the words of the command, which must have a place for the port; ConfigError."""
-    words = command_words(options.get("command"), "command")
+    words = split_command(options.get("command"), "command")
     if not words or not any(PORT in word for word in words):
         raise ConfigError(
             f"command is {options.get('command')!r}",

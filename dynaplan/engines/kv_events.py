@@ -59,7 +59,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks, by their chained hashes, that are in the cache no more."""
+    """Blocks, by their chained hashes, that were evicted from the cache."""
 
     hashes: tuple[int, ...]
 
@@ -69,7 +69,7 @@ class Cleared:
     """The whole cache is empty now."""
 
 
-Change = Stored | Removed | Cleared
+BlockChange = Stored | Removed | Cleared
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class KvEvent:
 
     worker_id: int
     event_id: int
-    change: Change
+    change: BlockChange
 
     def document(self) -> dict[str, Any]:
         return {
@@ -135,7 +135,7 @@ def read_kv_payload(payload: object) -> tuple[KvEvent, ...]:
     return tuple(map(KvEvent.of, payload))
 
 
-def _data(change: Change) -> Any:
+def _data(change: BlockChange) -> Any:
     match change:
         case Stored(parent, hashes, own_hashes):
             blocks = [
@@ -148,7 +148,7 @@ def _data(change: Change) -> Any:
     return CLEARED
 
 
-def _change(data: object) -> Change:
+def _change(data: object) -> BlockChange:
     if data == CLEARED:
         return Cleared()
     if isinstance(data, dict) and "removed" in data:
@@ -200,7 +200,7 @@ class CachedBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def events(self, worker_id: int, changes: Sequence[Change]) -> list[KvEvent]:
+    def events(self, worker_id: int, changes: Sequence[BlockChange]) -> list[KvEvent]:
         """Take the changes over; return the events that tell of them."""
         self._belong_to(worker_id)
         for change in changes:
@@ -219,7 +219,7 @@ class CachedBlocks:
         if worker_id != self._worker_id:
             self._worker_id, self._next_event = worker_id, 0
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: BlockChange) -> None:
         match change:
             case Stored(_, hashes, _):
                 self._blocks.update(dict.fromkeys(hashes))

@@ -273,7 +273,11 @@ def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | No
 
 
 def _hf_need(engine: str, path: Path, options: Options, gpus: float) -> MemoryNeed | None:
-    """vLLM refuses to start without room for one request of the longest context; others only slow down."""
+    """Estimate the need of a Hugging Face checkpoint: weights, and KV entries of one request of full context.
+
+    None if its configuration or its weights cannot be read. It is certain only for vLLM, which refuses to
+    start without that room; other engines only slow down.
+    """
     shape = hf_shape(path, tensor_parallel_size(options, gpus))
     context, weights_bytes = options.get("max-model-len"), hf_weights_bytes(path)
     is_given = isinstance(context, int) and context > 0

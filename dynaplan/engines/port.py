@@ -1,4 +1,5 @@
-"""Ports to an engine: what runs it, what it answers, what it prefills for others, and its surroundings."""
+"""The port that every engine implements: lifecycle, serving, remote prefill and KV events; and its
+context."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dynaplan.engines.kv_events import Change
+from dynaplan.engines.kv_events import BlockChange
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.http_routes import Route
@@ -14,15 +15,15 @@ from dynaplan.util.http_routes import Route
 
 @dataclass(frozen=True)
 class EngineContext:
-    """The surroundings of one worker's engine.
+    """What a worker tells its engine about itself.
 
     ``role`` is ``decode`` (aggregated workers too) or ``prefill``. ``address`` is the base URL of the
     worker's own HTTP server. ``token`` is the bearer token of the frontends, and the engine's API key.
     ``gpus`` is the worker's ``resources.gpu``: a whole number, or a fraction of one GPU. ``scratch_dir`` is
     a directory in memory, the same for all workers of the deployment; a worker's own files there begin with
-    ``{worker_name}.`` and are removed when it is gone. ``publishes_blocks``: the engine is to tell the worker
-    which KV blocks it stores and removes. ``memory_fraction`` is the part of its GPUs' memory that it was
-    given, where it shares them with other models; 0 where it does not.
+    ``{worker_name}.`` and are removed after it has exited. ``publishes_kv_events``: the engine reports which
+    KV blocks it stores and removes. ``memory_fraction`` is the share of its GPUs' memory assigned to it,
+    where other models use them too; 0 where it has them to itself.
     """
 
     worker_name: str
@@ -31,35 +32,35 @@ class EngineContext:
     token: str = field(default="", repr=False)
     gpus: float = 0
     scratch_dir: str = ""
-    publishes_blocks: bool = False
+    publishes_kv_events: bool = False
     memory_fraction: float = 0.0
 
 
-class HandOver(Protocol):
-    """Tells the decode side how to take a prompt's KV entries over: the ``hand_off`` of a PrefillAnswer."""
+class HandOffReady(Protocol):
+    """Reports that a decode worker may fetch a prompt's KV entries, by the fields of ``hand_off``."""
 
     def __call__(self, hand_off: Mapping[str, Any], cached_tokens: int | None = None, /) -> Awaitable[None]:
-        """Hand over; ``cached_tokens`` of the prompt were cached and not computed, None where not known."""
+        """``cached_tokens`` of the prompt were cached and not computed; None if unknown."""
         ...
 
 
-BlocksChanged = Callable[[Sequence[Change]], None]
-"""Hears of the KV blocks that a step of an engine has stored and removed, in order."""
+BlockChangesCallback = Callable[[Sequence[BlockChange]], None]
+"""Called after each step of the engine with the KV blocks that it stored and removed, in order."""
 
 
-class RunningEngine(Protocol):
-    """An engine's life, and what it says of itself."""
+class EngineLifecycle(Protocol):
+    """The lifecycle, the model card, load and metrics of an engine."""
 
     async def start(self) -> None:
         """Return when the engine can answer; raises WorkerStartFailed when it never will."""
         ...
 
     async def stop(self, *, keeps_cache: bool = False) -> None:
-        """Let go of everything; return when held hand-offs have been taken or have expired.
+        """Shut down, once every held hand-off has been fetched or has expired.
 
-        ``keeps_cache``: the model may be loaded again by this deployment; what makes its next start more
-        useful is saved first, if the engine can do that within seconds.
-        Cancelled, it kills what is left. It may be called before ``start`` has returned, and again.
+        ``keeps_cache``: save the KV cache first, if the engine can do that within seconds: this deployment
+        may load the model again. If the call is cancelled, remaining processes are killed. It may be called
+        before ``start`` has returned, and again.
         """
         ...
 
@@ -76,11 +77,12 @@ class RunningEngine(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Samples for the worker's ``/metrics``, by the engine's own names; ``_total`` ends a counter's."""
+        """Samples for the worker's ``/metrics``, under the engine's own names; counters' end in
+        ``_total``."""
         ...
 
 
-class AnsweringEngine(Protocol):
+class ServingEngine(Protocol):
     """The side of an engine that answers requests for tokens: by a server of its own, or the worker's."""
 
     @property
@@ -97,34 +99,35 @@ class AnsweringEngine(Protocol):
         ...
 
     async def sleep(self, level: str) -> str:
-        """Give most of its memory back until ``wake``; return the reason why it does not, or empty.
+        """Free most GPU memory until ``wake``; return "", or the reason for a refusal.
 
-        To be called while it has no requests: engines abort them.
+        ``level`` is vLLM's: "1" or "2". To be called while it has no requests: engines abort them.
         """
         ...
 
     async def wake(self) -> str:
-        """Wake an engine that sleeps; return the reason why it cannot be woken, or empty."""
+        """Wake an engine that sleeps; return "", or the reason why it cannot be woken."""
         ...
 
 
-class PrefillingEngine(Protocol):
+class RemotePrefillEngine(Protocol):
     """The side of an engine that computes prompts for other workers."""
 
     @property
     def waits_for_release(self) -> bool:
-        """True when a hand-off is held until ``release``, False when the engine sees that it was taken."""
+        """True if a hand-off is held until ``release``, False if the engine notices that it was fetched."""
         ...
 
-    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+    async def prefill(self, request: RemotePrefillRequest, hand_off_ready: HandOffReady) -> None:
         """Compute the prompt's KV entries; return when that is done.
 
-        Calls ``hand_over`` once, as soon as a decode worker may begin: where both must work at once, before.
+        Calls ``hand_off_ready`` once, when a decode worker may start: normally after the prefill, but before
+        it where the engine's prefill and decode sides have to run at the same time.
         """
         ...
 
     def release(self, request_id: str) -> None:
-        """Let go of that request's hand-off, which was taken or is not wanted; an unknown one is no error."""
+        """Free that request's hand-off, which was fetched or is not needed; an unknown one is no error."""
         ...
 
     def release_all(self) -> None:
@@ -132,19 +135,19 @@ class PrefillingEngine(Protocol):
         ...
 
 
-class CachingEngine(Protocol):
+class KvEventSource(Protocol):
     """The side of an engine that reports which KV blocks it holds."""
 
-    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
-        """Call back with every change of the blocks, from the start on; False when the engine does not tell.
+    def subscribe_kv_events(self, changed: BlockChangesCallback) -> bool:
+        """Call back with every change of the blocks, from the start on; False if the engine has no KV events.
 
         To be called once, before ``start``.
         """
         ...
 
 
-class Engine(RunningEngine, AnsweringEngine, PrefillingEngine, CachingEngine, Protocol):
+class Engine(EngineLifecycle, ServingEngine, RemotePrefillEngine, KvEventSource, Protocol):
     """One inference engine; every engine has every method, so that a forgotten one is a type error.
 
-    A user of one side names that side's port only.
+    Callers depend on the narrowest of the four protocols.
     """

@@ -64,10 +64,10 @@ def models_dir(environ: Mapping[str, str]) -> Path:
 
 
 def pulled_file(name: object, directory: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the file of the pulled model that ``name`` means; None for no name of the catalogue.
+    """Return the downloaded file of the catalogue's model ``name``.
 
-    A file or directory of that name in ``directory`` is meant first. Raises ConfigError for a model that
-    has not been pulled.
+    None if the catalogue has no such model, or ``directory`` has a file of that name, which takes precedence.
+    Raises ConfigError for a model that has not been pulled.
     """
     model = CATALOGUE.get(name) if isinstance(name, str) else None
     if model is None or (directory / model.name).exists():

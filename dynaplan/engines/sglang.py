@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dynaplan.config.parallelism import TENSOR, tensor_parallel_size
 from dynaplan.engines.model_files import public_name
-from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import publisher_config
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine
@@ -22,14 +22,14 @@ from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.options import (
     Options,
     check_common,
-    command_words,
     engine_flags,
     flag_style,
-    hub_token,
-    loopback_transport,
+    hf_token_variable,
     memory_fraction,
-    merge_synonyms,
+    merge_aliases,
     removed_options,
+    split_command,
+    ucx_loopback_variable,
 )
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
@@ -91,7 +91,7 @@ METRIC_NAMES = MetricNames(
 
 
 def served_name(options: Options) -> str:
-    """Name the model as the engine is to call it: ``served-model-name``, else the last part of its path."""
+    """Return the model's name for clients: ``served-model-name``, else the last part of its path."""
     model = str(options.get("model") or "")
     return str(options.get("served-model-name") or public_name("sglang", model) or model)
 
@@ -108,7 +108,7 @@ class SglangKind(EngineKind):
 
     def check(self, options: Options, gpus: float) -> None:
         check_common(options, "sglang", SET_HERE)
-        command_words(options.get("sglang-command"), "sglang-command")
+        split_command(options.get("sglang-command"), "sglang-command")
         tensor_parallel_size(options, gpus)
         if ":" in served_name(options):
             raise ConfigError(
@@ -121,7 +121,7 @@ class SglangKind(EngineKind):
                 hint="Set conditional-disagg: false, and max-prefill-queue-size high enough never to be "
                 "reached.",
             )
-        merge_synonyms(options, STYLE.renamed)
+        merge_aliases(options, STYLE.renamed)
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line. ``ports``: HTTP, NCCL, and for a prefill worker the bootstrap server's."""
@@ -153,7 +153,7 @@ class SglangKind(EngineKind):
         return "its radix cache is off" if is_off else ""
 
     async def prefill(
-        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+        self, request: RemotePrefillRequest, hand_off_ready: HandOffReady, ask: Ask, ports: Sequence[int]
     ) -> None:
         """Work on both sides at once: tell the decode worker where to meet, then compute.
 
@@ -165,10 +165,10 @@ class SglangKind(EngineKind):
             "bootstrap_room": secrets.randbits(ROOM_BITS),
         }
         body = {key: value for key, value in request.body.items() if key != "stream_options"}
-        await hand_over(fields)
+        await hand_off_ready(fields)
         await ask(request.path, {**body, "stream": False, **fields}, request.request_id)
 
-    def needs_hand_off(self, options: Options, context: EngineContext) -> bool:
+    def requires_remote_prefill(self, options: Options, context: EngineContext) -> bool:
         """Return True for a decode worker beside prefill workers: it cannot compute a prompt itself."""
         return context.role != "prefill" and bool(options.get("remote-prefill"))
 
@@ -183,7 +183,7 @@ def make(options: Options, context: EngineContext) -> Engine:
 
 def _program(options: Options) -> Sequence[str]:
     """Find the words before the flags; SGLang may live in an environment of its own."""
-    given = command_words(options.get("sglang-command"), "sglang-command")
+    given = split_command(options.get("sglang-command"), "sglang-command")
     if given:
         return given
     if find_spec("sglang"):
@@ -204,15 +204,15 @@ def _key_file(context: EngineContext) -> Mapping[Path, str]:
 def _telling(context: EngineContext) -> Sequence[str]:
     return (
         engine_flags({"kv-events-config": publisher_config(context)}, STYLE)
-        if context.publishes_blocks
+        if context.publishes_kv_events
         else ()
     )
 
 
 def _environment(options: Options) -> Mapping[str, str]:
     return {
-        **hub_token(options),
-        **loopback_transport(os.environ),
+        **hf_token_variable(options),
+        **ucx_loopback_variable(os.environ),
         # else every look at /health generates a token
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         # where both sides of a transfer meet: not on the network, they ask nobody for a key

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.parallelism import DATA, TENSOR, tensor_parallel_size
-from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_body
 from dynaplan.engines.server.metrics import MetricNames
@@ -23,13 +23,13 @@ from dynaplan.engines.server.options import (
     Options,
     check_common,
     check_no_data_parallel,
-    command_words,
     engine_flags,
     flag_style,
-    hub_token,
+    hf_token_variable,
     memory_fraction,
-    merge_synonyms,
+    merge_aliases,
     removed_options,
+    split_command,
 )
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError, TemporaryError
@@ -67,7 +67,7 @@ STYLE = flag_style(
         *(*TENSOR, *DATA, "model", "served-model-name", "backend", EXTRA, "dtype"),
         *(*IN_FILE, *SET_HERE),
     ),
-    word="_",
+    separator="_",
 )
 
 METRIC_NAMES = MetricNames(
@@ -121,11 +121,11 @@ class TrtllmKind(EngineKind):
 
     def check(self, options: Options, gpus: float) -> None:
         check_common(options, "trtllm", SET_HERE)
-        command_words(options.get("trtllm-command"), "trtllm-command")
+        split_command(options.get("trtllm-command"), "trtllm-command")
         tensor_parallel_size(options, gpus)
         check_no_data_parallel(options, "trtllm")
         _extra(options)
-        merge_synonyms(options, STYLE.renamed)
+        merge_aliases(options, STYLE.renamed)
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line, and the file of LLM API options for what is no flag."""
@@ -135,7 +135,7 @@ class TrtllmKind(EngineKind):
             log.warning("TensorRT-LLM does not take %s, it has no effect: %s", option, why)
         directory = Path(context.scratch_dir or tempfile.gettempdir())
         file = directory / f"{context.worker_name}.trtllm.yaml"
-        program = command_words(options.get("trtllm-command"), "trtllm-command")
+        program = split_command(options.get("trtllm-command"), "trtllm-command")
         argv = (
             *(program or [shutil.which("trtllm-serve") or "trtllm-serve"]),
             str(options["model"]),
@@ -152,11 +152,11 @@ class TrtllmKind(EngineKind):
             *engine_flags(options, STYLE),
         )
         return LaunchLine(
-            argv, hub_token(options), files={file: yaml.safe_dump(llm_api_options(options, context))}
+            argv, hf_token_variable(options), files={file: yaml.safe_dump(llm_api_options(options, context))}
         )
 
     async def prefill(
-        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+        self, request: RemotePrefillRequest, hand_off_ready: HandOffReady, ask: Ask, ports: Sequence[int]
     ) -> None:
         """Prefill first; the answer's parameters let the decode side fetch the KV entries.
 
@@ -175,7 +175,7 @@ class TrtllmKind(EngineKind):
             raise TemporaryError(f"the engine's answer has no {HAND_OFF}: it computed without handing off")
         if str(choice.get("finish_reason")) not in MORE_TO_COME:
             raise TemporaryError("the answer ends with its first token: there is nothing to hand over")
-        await hand_over(
+        await hand_off_ready(
             {HAND_OFF: {**taken, "request_type": "generation_only", "disagg_request_id": shared_id}}
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 import dynaplan
 from dynaplan.config.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
-from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import publisher_config
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_first
@@ -27,15 +27,15 @@ from dynaplan.engines.server.options import (
     FlagStyle,
     Options,
     check_common,
-    command_words,
     drain_deadline_s,
     engine_flags,
     flag_style,
-    hub_token,
-    loopback_transport,
+    hf_token_variable,
     memory_fraction,
-    real_gpus,
+    physical_gpus,
     removed_options,
+    split_command,
+    ucx_loopback_variable,
 )
 from dynaplan.engines.server.sleep import SleepPaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -142,7 +142,7 @@ def _side_channel(options: Options, context: EngineContext) -> dict[str, str]:
     host = host_of(context.address).strip("[]")
     if options.get("kv-network") and host and not is_loopback(host):
         return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host}
-    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **loopback_transport(os.environ)}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **ucx_loopback_variable(os.environ)}
 
 
 def transfer_config(options: Options, context: EngineContext) -> Any:
@@ -157,7 +157,7 @@ def transfer_config(options: Options, context: EngineContext) -> Any:
         return None
     role = "kv_producer" if context.role == "prefill" else "kv_consumer"
     transfer = {"kv_connector": "NixlConnector", "kv_role": role}
-    return transfer if real_gpus(os.environ) else {**transfer, "kv_buffer_device": "cpu"}
+    return transfer if physical_gpus(os.environ) else {**transfer, "kv_buffer_device": "cpu"}
 
 
 def default_program() -> list[str]:
@@ -228,7 +228,7 @@ class VllmKind(EngineKind):
     def check(self, options: Options, gpus: float) -> None:
         check_common(options, "vllm", SET_HERE)
         tensor_parallel_size(options, gpus)
-        command_words(options.get("vllm-command"), "vllm-command")
+        split_command(options.get("vllm-command"), "vllm-command")
         transfer = WORKER["kv-transfer-config"]
         if not transfer.accepts(options.get("kv-transfer-config")):
             raise ConfigError(
@@ -240,7 +240,7 @@ class VllmKind(EngineKind):
         for option, why in removed_options(options, FLAGS).items():
             log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
         model, gpus = str(options["model"]), context.gpus
-        program = command_words(options.get("vllm-command"), "vllm-command") or default_program()
+        program = split_command(options.get("vllm-command"), "vllm-command") or default_program()
         argv = [*program, *([model] if program[-1] == "serve" else ["--model", model])]
         argv += ["--host", "127.0.0.1", "--port", str(ports[0])]
         argv += ["--served-model-name", str(options.get("served-model-name") or model)]
@@ -250,7 +250,7 @@ class VllmKind(EngineKind):
         size = tensor_parallel_size(options, gpus)
         if size > 1:
             argv += ["--tensor-parallel-size", str(size)]
-        if context.publishes_blocks:
+        if context.publishes_kv_events:
             telling = publisher_config(context) | {"enable_kv_cache_events": True}
             argv += engine_flags({"kv-events-config": telling}, FlagStyle())
         fraction = options.get("gpu-memory-utilization") or memory_fraction(
@@ -261,10 +261,10 @@ class VllmKind(EngineKind):
         transfer = transfer_config(options, context)
         guard, environment = _guard(options, context)
         argv += guard
-        environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
+        environment |= {"VLLM_NO_USAGE_STATS": "1", **hf_token_variable(options)}
         if options.get("enable-sleep-mode"):
             # On a CPU vLLM ends with an error of it, and in development mode ignores the order to sleep.
-            argv += ["--enable-sleep-mode"] if real_gpus(os.environ) else []
+            argv += ["--enable-sleep-mode"] if physical_gpus(os.environ) else []
             environment[DEV_MODE_VARIABLE] = os.environ.get(DEV_MODE_VARIABLE, "1")
         if transfer is not None:
             argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
@@ -284,10 +284,10 @@ class VllmKind(EngineKind):
         return 1 + tensor_parallel_size(options, context.gpus) * data_parallel_size(options)
 
     async def prefill(
-        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+        self, request: RemotePrefillRequest, hand_off_ready: HandOffReady, ask: Ask, ports: Sequence[int]
     ) -> None:
         """Prefill first; vLLM keeps the blocks, and its answer says where."""
-        await prefill_first(request, hand_over, ask, "kv_transfer_params", ASK_TO_HOLD)
+        await prefill_first(request, hand_off_ready, ask, "kv_transfer_params", ASK_TO_HOLD)
 
 
 KIND = VllmKind()

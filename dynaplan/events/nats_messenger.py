@@ -327,7 +327,7 @@ class PullRequests:
                 return  # it comes back by itself when its time has run out
 
     def _on_reconnect(self) -> None:
-        """The new connection gets no answers to what was asked on the old one."""
+        """Fail the open requests, so that they are sent again: the server has forgotten them."""
         for future in self._open.values():
             if not future.done():
                 future.set_exception(QueueUnavailable("the connection was lost; asking again"))

@@ -46,7 +46,7 @@ _DECODER = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """Write the envelope as Dynamo does: a msgpack map of its fields."""
+    """Encode the envelope as Dynamo does: a msgpack map of its fields."""
     return _ENCODER.encode(envelope)
 
 

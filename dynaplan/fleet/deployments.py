@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dynaplan.fleet.gpu_claims import claimants
+from dynaplan.fleet.gpu_claims import live_claim_owners
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.fleet.runtime_dir import CLIENTS_FILE
 from dynaplan.fleet.statefile_store import StatefileStore, statefile_path
@@ -151,7 +151,7 @@ def _elsewhere() -> list[str]:
     """Return lines about deployments of this machine that have their statefiles elsewhere."""
     own = {each.arbiter.pid for each in filter(None, map(_read, statefiles()))}
     searched, lines = _state_dir(), []
-    for pid, (which, state_dir) in claimants().items():
+    for pid, (which, state_dir) in live_claim_owners().items():
         is_elsewhere = state_dir is not None and state_dir != searched
         where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if is_elsewhere else ""
         lines += [] if pid in own else [f"There is {which} (serve pid {pid}){where}."]

@@ -64,9 +64,9 @@ def available_gpus(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
     return inventory(number, os.environ, busy=busy_now)
 
 
-def simulated(number: int) -> tuple[Gpu, ...]:
-    """Return that many simulated GPUs: ``GPU-SIM-0``, ``GPU-SIM-1`` ..."""
-    uuids = (f"{SIMULATED_UUID}{index}" for index in range(number))
+def simulated(count: int) -> tuple[Gpu, ...]:
+    """Return ``count`` simulated GPUs: ``GPU-SIM-0``, ``GPU-SIM-1`` ..."""
+    uuids = (f"{SIMULATED_UUID}{index}" for index in range(count))
     return tuple(Gpu(index, uuid, "simulated", SIMULATED_BYTES) for index, uuid in enumerate(uuids))
 
 

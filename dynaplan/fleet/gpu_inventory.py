@@ -86,7 +86,7 @@ def gpu_map(
     inventory, _ = available_gpus(gpus)
     allocation.check_fits(graph, inventory, {})
     arbiter = process_table.identity_of(os.getpid())
-    foreign = GpuClaims(NodeClaims(arbiter, graph.namespace), inventory).foreign()
+    foreign = GpuClaims(NodeClaims(arbiter, graph.namespace), inventory).held_by_others()
     busy = in_use(inventory, foreign)
     lines = notes(inventory, foreign, busy, use_busy_gpus)
     unusable = foreign if use_busy_gpus else {**busy, **foreign}

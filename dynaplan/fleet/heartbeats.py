@@ -117,7 +117,7 @@ class HeartbeatFiles:
             log.debug("no heartbeat: %s", error)
 
     def _create(self, name: str) -> int:
-        """Open a new file in place of the one that is there, of another process or removed."""
+        """Create the heartbeat file, replacing another process's; return its descriptor."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         path = self._path(name)
         path.unlink(missing_ok=True)

@@ -271,11 +271,11 @@ class RoleHolds:
         return replace(self, prefill=hold) if role is Role.PREFILL else replace(self, decode=hold)
 
     @property
-    def sentences(self) -> dict[str, Hold]:
+    def descriptions(self) -> dict[str, Hold]:
         """The holds, by a sentence: "decode was held at 3 by alice until 2026-11-22 14:00:00 +0100"."""
         return {f"{role.value} was {hold}": hold for role, hold in self.by_role.items()}
 
-    def lasting(self, now_s: float) -> RoleHolds:
+    def without_expired(self, now_s: float) -> RoleHolds:
         """Return the ones that are not over at ``now_s``, seconds since 1970-01-01 UTC."""
         kept = RoleHolds()
         for role, hold in self.by_role.items():
@@ -286,7 +286,7 @@ class RoleHolds:
     def in_force(self, now_s: float, zones: Zones) -> RoleHolds:
         """Return the ones that are neither over nor outside of their hours at that moment."""
         open_ = RoleHolds()
-        for role, hold in self.lasting(now_s).by_role.items():
+        for role, hold in self.without_expired(now_s).by_role.items():
             open_ = open_.replaced(role, hold) if hold.is_open(now_s, zones) else open_
         return open_
 
@@ -349,7 +349,7 @@ class ReservedGpus:
         return {str(index): made.to_json() for index, made in sorted(self.by_gpu.items())}
 
     @property
-    def sentences(self) -> dict[str, Hold]:
+    def descriptions(self) -> dict[str, Hold]:
         """The reservations, by a sentence: "GPU 7 was reserved by alice until 2026-11-22 14:00 +0100"."""
         return {f"GPU {index} was {reserved_words(made)}": made for index, made in self.by_gpu.items()}
 
@@ -359,7 +359,7 @@ class ReservedGpus:
     def without(self, gpus: frozenset[int]) -> ReservedGpus:
         return ReservedGpus({index: made for index, made in self.by_gpu.items() if index not in gpus})
 
-    def lasting(self, now_s: float) -> ReservedGpus:
+    def without_expired(self, now_s: float) -> ReservedGpus:
         """Return those whose deadline has not passed, open or not; seconds since 1970-01-01 UTC."""
         left = {index: made.left_s(now_s) for index, made in self.by_gpu.items()}
         over = frozenset(index for index, left_s in left.items() if left_s is not None and left_s <= 0)
@@ -367,8 +367,8 @@ class ReservedGpus:
 
     def in_force(self, now_s: float, zones: Zones) -> dict[int, Hold]:
         """Return the GPUs that are reserved at this moment, with the maker and the end."""
-        lasting = self.lasting(now_s).by_gpu
-        return {index: made for index, made in sorted(lasting.items()) if made.is_open(now_s, zones)}
+        remaining = self.without_expired(now_s).by_gpu
+        return {index: made for index, made in sorted(remaining.items()) if made.is_open(now_s, zones)}
 
 
 def reserved_words(made: Hold) -> str:

@@ -61,7 +61,7 @@ from dynaplan.process import process_table
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
 from dynaplan.process.ports import Processes
-from dynaplan.process.signals import signals_held
+from dynaplan.process.signals import signals_blocked
 from dynaplan.process.supervisor_link import SupervisorLink
 from dynaplan.store import connections
 from dynaplan.store.model import Transaction
@@ -226,7 +226,7 @@ def _take_namespace(
     """Take the namespace, and clear up what is left of its last deployment; return lines for the user."""
     with _as_deployment_error():
         # A signal after the lock is taken, and before the stack knows of it, would leave its file behind.
-        with signals_held():
+        with signals_blocked():
             lock = stack.enter_context(NamespaceLock(statefile, arbiter.pid))
         keep(link, "namespace lock", lock.fileno())
         return clear_leftovers(StatefileStore(statefile), process_table, arbiter)
@@ -314,7 +314,7 @@ def first_workers(
     claims = GpuClaims(make_claims(), gpus)
     # Not by ``claims``: the fleet plugin has claimed more in our name.
     stack.callback(give_back, make_claims, gpus)
-    foreign = claims.foreign()
+    foreign = claims.held_by_others()
     busy = gpu_inventory.in_use(gpus, foreign, gpu_inventory.GPU_FREE_TIMEOUT_S if has_killed else 0.0)
     notes = gpu_inventory.notes(gpus, foreign, busy, uses_busy)
     unusable = foreign if uses_busy else {**busy, **foreign}

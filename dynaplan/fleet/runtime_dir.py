@@ -148,7 +148,7 @@ def token_path(statefile: Path) -> Path:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the file; ConfigError unless it holds one that only its owner can read."""
+    """Return the token in the file; ConfigError if there is none, or others than its owner can read it."""
     try:
         with path.open() as file:
             status = os.fstat(file.fileno())

@@ -35,7 +35,7 @@ from dynaplan.fleet.sd_notify import READY, STOPPING, ServiceManager
 from dynaplan.fleet.shutdown import Shutdown, StopRequest, drain
 from dynaplan.fleet.watchdog import DirectoryWatch, FailureWatch, PluginWatchdog, Watchdog, server_watches
 from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker_watcher
-from dynaplan.graph.lifecycle import EXIT_NEVER, Role
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.process.kernel import adopt_orphans
@@ -150,7 +150,7 @@ class Serving:
         report("Stopped.")
         if self._stop.is_hurried:
             return EXIT_FORCED
-        return EXIT_NEVER if self._has_failed else 0
+        return EXIT_CANNOT_START if self._has_failed else 0
 
     # -- start -----------------------------------------------------------------------------------
 

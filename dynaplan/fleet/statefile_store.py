@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dynaplan.fleet.rules.statefile import Document, from_json, to_json
 from dynaplan.process.process_table import identify
-from dynaplan.process.signals import signals_held
+from dynaplan.process.signals import signals_blocked
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 
 CLEANUP_TIMEOUT_S = 5.0
@@ -235,7 +235,7 @@ class NamespaceLock:
     def __enter__(self) -> NamespaceLock:
         try:
             # A signal in the midst of it would leave the file behind.
-            with signals_held():
+            with signals_blocked():
                 self.acquire()
         except BaseException:
             self.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.rules.lost_keys import PERSONS_KEYS
+from dynaplan.fleet.rules.lost_keys import USER_SET_KEYS
 from dynaplan.fleet.store_keys import (
     COUNT_KEYS,
     LIVE_SETTINGS,
@@ -59,8 +59,8 @@ def _fault(namespace: str, item: KeyValue) -> str:
             not_callable(item.value)
         elif item.key == fleet_key(namespace):
             FleetCounts.from_json(parse_object(item.value))
-        elif names := by_name(namespace, {item.key: item.value}).keys() & PERSONS_KEYS.keys():
-            PERSONS_KEYS[names.pop()](item.value)
+        elif names := by_name(namespace, {item.key: item.value}).keys() & USER_SET_KEYS.keys():
+            USER_SET_KEYS[names.pop()](item.value)
         elif item.key.removeprefix(planner_prefix(namespace)) in NUMBERS and whole_number(item.value) is None:
             return f"{shown(item.value)}: expected a whole number"
         elif item.key.removeprefix(live_settings_prefix(namespace)) in LIVE_SETTINGS:

@@ -15,32 +15,28 @@ from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_med
 
 
 class Admission:
-    """The checks of one frontend; each raises ApiError for a request that does not pass."""
+    """The checks of one frontend; each raises ApiError for a request that does not pass.
+
+    ``check_key`` takes the header Authorization, ``check_room`` looks whether another request may wait for
+    its first token, and ``enter_room`` returns its place among them.
+    """
 
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
-        self._key = ApiKey(settings.api_key)
-        self._room = WaitingRoom(settings.max_waiting_requests)
-
-    def check_key(self, authorization: str) -> None:
-        """Raise ApiError (401) unless the header bears the key."""
-        self._key.check(authorization)
-
-    def check_room(self) -> None:
-        """Raise ApiError (429) when too many requests wait for their first token."""
-        self._room.check()
-
-    def enter_room(self) -> Place:
-        """Return a place among the waiting requests, to be left with the first token; raises as above."""
-        return self._room.enter()
+        room = WaitingRoom(settings.max_waiting_requests)
+        self.check_key = ApiKey(settings.api_key).check
+        self.check_room = room.check
+        self.enter_room = room.enter
 
     def check_call(self, call: Call, cards: Iterable[Mapping[str, Any]]) -> None:
         """Raise ApiError (400) for addresses that may not be fetched, and a prompt that is too long.
 
         ``cards`` are those of the workers that may answer.
         """
-        check_media(call, self._settings.allow_media_urls)
-        check_context(call, _context_tokens(cards))
+        if call.address:
+            check_media(call, self._settings.allow_media_urls)
+        if context_tokens := _context_tokens(cards):
+            check_context(call, context_tokens)
 
 
 def _context_tokens(cards: Iterable[Mapping[str, Any]]) -> int:
@@ -48,8 +44,11 @@ def _context_tokens(cards: Iterable[Mapping[str, Any]]) -> int:
 
     Only the simulated engine's tokenizer is known here. Other engines check the length themselves.
     """
-    stated = [card.get("context_tokens") for card in cards if card.get("tokenizer") == "sim"]
-    return max((tokens for tokens in stated if isinstance(tokens, int)), default=0)
+    longest = 0
+    for card in cards:
+        if card.get("tokenizer") == "sim" and isinstance(tokens := card.get("context_tokens"), int):
+            longest = max(longest, tokens)
+    return longest
 
 
 class WaitingRoom:

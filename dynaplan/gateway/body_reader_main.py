@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, Call, bad_request, read_call
+from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, Call, bad_request, parse_call
 from dynaplan.process.helper_main import become_helper
 
 PROMPT_CHARACTERS = 1024 * 1024
@@ -40,7 +40,7 @@ _PROMPTS = ("messages", "prompt")
 def make_answer(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the answer for one body: the object, and the beginning of its prompt."""
     try:
-        return _describe(read_call(endpoint, body))
+        return _describe(parse_call(endpoint, body))
     except ApiError as error:
         return _refusal(error)
     except MemoryError:

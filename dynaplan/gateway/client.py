@@ -52,8 +52,8 @@ class Client:
         """Return the whole body, decompressed; raises ApiError, as ``receive_body`` does."""
         return await receive_body(self._request, share, max_bytes=max_bytes, timeout_s=timeout_s)
 
-    async def start_stream(self) -> None:
-        """Send the status 200 and the headers of a stream of events."""
+    def start_stream(self) -> None:
+        """Begin a stream of events: its status 200 and headers go with its first part."""
         self._request.connection.start_stream(self._request, _STREAM_HEADERS)
 
     async def finish(self, whole: WholeAnswer | None) -> None:

@@ -86,7 +86,7 @@ class DeploymentMetrics:
             samples += desired_samples(
                 DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
             )
-            texts += await self._ask_workers(item.value for item in registered)
+            texts += await self._scrape_components(item.value for item in registered)
         return merge([*texts, ("", render_samples(namespace, samples))])
 
     def _read_document(self) -> Document | None:
@@ -95,8 +95,8 @@ class DeploymentMetrics:
         except DynaplanError:
             return None
 
-    async def _ask_workers(self, values: Iterator[str]) -> list[tuple[str, str]]:
-        """Ask every registered component that can be called for its metrics."""
+    async def _scrape_components(self, values: Iterator[str]) -> list[tuple[str, str]]:
+        """Scrape every component with a URL among the registrations ``values``: (worker, Prometheus text)."""
         found: dict[str, str] = {}
         for value in values:
             try:

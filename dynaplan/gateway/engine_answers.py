@@ -35,6 +35,8 @@ from dynaplan.gateway.openai_api import (
 
 _EVENT = b"data: {"
 _PLAIN_TOKEN = b'"delta":{"content":"'
+_NO_FRAME = b"\0", b"\0"
+"""No event of a stream begins or ends so."""
 _MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
 """Marks of the events without a token: a stream's first and last ones, and its usage, for all engines.
 
@@ -49,6 +51,8 @@ _NAMED_END = re.compile(
     re.MULTILINE,
 )
 _DONE = b"[DONE]"
+_ABORT_MARK, _ERROR_MARK = b'"abort"', b'"error"'
+"""One of them stands in every failure that an engine reports in a stream."""
 _END_BYTES = 16
 """Bytes at the end of a stream in which ``[DONE]`` stands: the mark itself and some white space."""
 _TIMINGS = re.compile(rb'"cache_n":(\d{1,15}),"prompt_n":(\d{1,15}),.*?"predicted_n":(\d{1,15})(?!\d)')
@@ -72,10 +76,38 @@ def count_tokens(endpoint: ApiPath, events: bytes) -> int:
     Responses and messages name their events; what brings text or a thought ends in ``delta``. A line of its
     own cannot be part of a JSON text.
     """
-    if endpoint.inputs:
-        return len(_NAMED_DELTA.findall(events))
-    count = events.count(_EVENT)  # of nearly every event this is all; a call would cost as much again
-    return count if count == events.count(_PLAIN_TOKEN) else count_chat_tokens(events)
+    return len(_NAMED_DELTA.findall(events)) if endpoint.inputs else count_chat_tokens(events)
+
+
+class PassingTokens:
+    """Counts the tokens in the events of one stream as they pass, and looks out for failures.
+
+    Engines write the same around the text of nearly every event. What begins and ends as the last event that
+    was looked through, with no quote between, is one token as that was: to search it takes thrice as long.
+    """
+
+    def __init__(self, endpoint: ApiPath) -> None:
+        self._endpoint = endpoint
+        self._head, self._tail = _NO_FRAME
+
+    def count(self, events: bytes) -> int:
+        """Return the same as ``count_tokens``; -1 when ``find_failure`` may find anything in these events."""
+        head, tail = self._head, self._tail
+        if (
+            events.startswith(head)
+            and events.endswith(tail)
+            and events.find(b'"', len(head), len(events) - len(tail)) < 0
+        ):
+            return 1
+        # ``in`` takes five times as long: for bytes it tries its left side as a number first, and fails.
+        if events.rfind(_ABORT_MARK) >= 0 or events.rfind(_ERROR_MARK) >= 0:
+            return -1
+        if events.count(_EVENT) == events.count(_PLAIN_TOKEN) == 1:
+            begin = events.find(_PLAIN_TOKEN) + len(_PLAIN_TOKEN)
+            end = events.find(b'"', begin)
+            self._head, self._tail = (events[:begin], events[end:]) if end >= 0 else _NO_FRAME
+            return 1
+        return count_tokens(self._endpoint, events)
 
 
 def is_ended(endpoint: ApiPath, events: bytes) -> bool:
@@ -178,14 +210,9 @@ def is_aborted(answer: bytes) -> bool:
     return b'"abort"' in answer and bool(_ABORT.search(answer))
 
 
-def may_fail(events: bytes) -> bool:
-    """Tell whether ``find_failure`` may find anything in these events."""
-    return b'"abort"' in events or b'"error"' in events
-
-
 def find_failure(events: bytes) -> Failure | None:
     """Return the failure in these whole events of a stream; None when there is none."""
-    if not may_fail(events):
+    if _ABORT_MARK not in events and _ERROR_MARK not in events:
         return None
     if found := _ERROR.search(events):
         return _read_error(events[: found.start()], found.group(1))

@@ -67,9 +67,10 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
+        self.on_body = self._pieces.append  # the parser's event: no function of ours for each piece
+        self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._is_paused = False
         self._sink: Callable[[bytes], bool] | None = None
@@ -94,7 +95,9 @@ class EngineConnection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """True when the answer was whole, and both sides keep the connection."""
-        return self._is_complete and self._keep_alive and self._error is None and self.is_open
+        transport = self._transport
+        is_kept = self._is_complete and self._keep_alive and self._error is None
+        return is_kept and transport is not None and not transport.is_closing()
 
     async def send(self, head: bytes, body: bytes) -> None:
         """Send a request, and wait for its answer's status and headers; raises ConnectionError."""
@@ -114,7 +117,7 @@ class EngineConnection(asyncio.Protocol):
             await self._reader
 
     async def read(self) -> bytes:
-        """Return what has come of the body since the last call; empty at its end; raises ConnectionError."""
+        """Wait for the next bytes of the body, and return them; b"" at its end; raises ConnectionError."""
         while not self._pieces:
             if self._is_complete:
                 return b""
@@ -148,11 +151,11 @@ class EngineConnection(asyncio.Protocol):
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if not (data.endswith(b"\n") and sink(data)):
             pieces[:] = (data,)
-            return
-        pieces.clear()
-        self._unread_bytes = 0
-        if self._is_paused:
+        elif self._is_paused:
             self.drop_unread()
+        else:
+            pieces.clear()
+            self._unread_bytes = 0
 
     def drop_unread(self) -> None:
         """Forget what waits for a reader, and read on."""
@@ -201,6 +204,7 @@ class EngineConnection(asyncio.Protocol):
                 self.close()
         sink, reader = self._sink, self._reader
         if reader is None or reader.done():  # done: its task is cancelled
+            self._count_unread(len(data))
             return
         if sink is not None:
             try:
@@ -213,6 +217,15 @@ class EngineConnection(asyncio.Protocol):
                 return
         self._reader = None
         reader.set_result(None)
+        self._count_unread(len(data))
+
+    def _count_unread(self, size_bytes: int) -> None:
+        """Note that so much waits for a reader, its framing counted too; pause reading beyond the limit."""
+        self._unread_bytes += size_bytes
+        if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+            self.resume_writing()
 
     def eof_received(self) -> None:
         """End an answer that ends with its connection; the transport closes itself."""
@@ -251,8 +264,7 @@ class EngineConnection(asyncio.Protocol):
         if self._expects_answer:
             self.headers = []
         else:
-            self._fail("it sent more than one answer")
-            self.close()
+            raise ConnectionError("it sent more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_head:  # what follows the body are trailers
@@ -264,18 +276,8 @@ class EngineConnection(asyncio.Protocol):
             return
         self.status, self.has_head = status, True
         self._keep_alive = self._parser.should_keep_alive()
-        framing = (b"content-length", b"transfer-encoding")
-        self._ends_with_connection = not any(name in framing for name, _ in self.headers)
-
-    def on_body(self, data: bytes) -> None:
-        if self._is_complete:
-            return
-        self._pieces.append(data)
-        self._unread_bytes += len(data)
-        if self._unread_bytes > MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
-            self._is_paused = True
-            self._transport.pause_reading()
-            self.resume_writing()
+        names = {name for name, _ in self.headers}
+        self._ends_with_connection = names.isdisjoint((b"content-length", b"transfer-encoding"))
 
     def on_message_complete(self) -> None:
         if self.has_head:
@@ -288,6 +290,7 @@ class EnginePool:
 
     def __init__(self, tls: ClientTls) -> None:
         self._tls = tls
+        self._loop = asyncio.get_running_loop()
         self._idle: dict[Origin, list[EngineConnection]] = {}
         self._used: set[EngineConnection] = set()
         self._reaping: asyncio.TimerHandle | None = None
@@ -296,7 +299,7 @@ class EnginePool:
     def pop_idle(self, origin: Origin) -> EngineConnection | None:
         """Return a kept connection to that address; None when there is none."""
         idle = self._idle.get(origin)
-        oldest_s = asyncio.get_running_loop().time() - timing.WORKER_KEEP_ALIVE_S
+        oldest_s = self._loop.time() - timing.WORKER_KEEP_ALIVE_S
         while idle:
             connection = idle.pop()
             if connection.is_reusable and connection.idle_since_s > oldest_s:
@@ -307,9 +310,8 @@ class EnginePool:
 
     async def open(self, origin: Origin) -> EngineConnection:
         """Return a new connection; raises OSError or TimeoutError."""
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(timing.WORKER_CONNECT_TIMEOUT_S):
-            _, connection = await loop.create_connection(
+            _, connection = await self._loop.create_connection(
                 EngineConnection, origin.host, origin.port, ssl=self._context(origin)
             )
         if self._is_closed:  # meanwhile
@@ -326,12 +328,11 @@ class EnginePool:
         if not (is_kept and connection.is_reusable):
             connection.close()
             return
-        loop = asyncio.get_running_loop()
         connection.drop_unread()
-        connection.idle_since_s = loop.time()
+        connection.idle_since_s = self._loop.time()
         self._idle.setdefault(origin, []).append(connection)
         if self._reaping is None:
-            self._reaping = loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
+            self._reaping = self._loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
 
     def close(self) -> None:
         """Close every connection, and open no more."""
@@ -346,8 +347,7 @@ class EnginePool:
 
     def _reap(self) -> None:
         """Close what has been idle for too long, or is broken."""
-        loop = asyncio.get_running_loop()
-        oldest_s = loop.time() - timing.WORKER_KEEP_ALIVE_S
+        oldest_s = self._loop.time() - timing.WORKER_KEEP_ALIVE_S
         for origin, idle in list(self._idle.items()):
             kept = [each for each in idle if each.is_reusable and each.idle_since_s > oldest_s]
             for connection in set(idle) - set(kept):
@@ -355,7 +355,7 @@ class EnginePool:
             self._idle[origin] = kept
             if not kept:
                 del self._idle[origin]
-        self._reaping = loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap) if self._idle else None
+        self._reaping = self._loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap) if self._idle else None
 
     def _context(self, origin: Origin) -> ssl.SSLContext | None:
         if not origin.is_tls:

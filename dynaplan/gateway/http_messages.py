@@ -155,7 +155,7 @@ def path_of(target: str) -> str:
     return unquote(path) if "%" in path else path
 
 
-class BodyFault(Exception):
+class InvalidBody(Exception):
     """The body is not what its headers say."""
 
 
@@ -178,20 +178,27 @@ class RequestBody:
         self._decompressor = _Decompressor(encoding) if encoding else None
 
     async def read(self) -> bytes:
-        """Return what has come since the last call, decompressed; empty at the end; raises BodyFault."""
+        """Return what has come since the last call, decompressed; empty at the end; raises InvalidBody."""
         if self._decompressor:
             return await self._decompressor.read(self)
         return await self.read_raw()
 
     async def read_raw(self) -> bytes:
-        """Return what has come since the last call, as it was sent; empty at the end; raises BodyFault."""
+        """Return what has come since the last call, as it was sent; empty at the end; raises InvalidBody."""
         while not self._pieces:
             if self._fault:
-                raise BodyFault(self._fault)
+                raise InvalidBody(self._fault)
             if self.is_complete:
                 return b""
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+        return self._take()
+
+    def take_whole(self) -> bytes:
+        """Return all of a complete body that nobody has begun to read; empty where it takes ``read``."""
+        return b"" if self._decompressor or self._fault else self._take()
+
+    def _take(self) -> bytes:
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._forget()
@@ -206,11 +213,13 @@ class RequestBody:
         if self._unread_bytes > MAX_UNREAD_BYTES and not self.is_paused:
             self.is_paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def complete(self) -> None:
         self.is_complete = True
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def fail(self, reason: str) -> None:
         """Have the reader hear that nothing more comes, and why."""
@@ -264,10 +273,10 @@ class _Decompressor:
         try:
             piece: bytes = self._stream.decompress(self._compressed, MAX_PIECE_BYTES)
         except zlib.error as error:
-            raise BodyFault(f"it is no {self._encoding}: {error}") from None
+            raise InvalidBody(f"it is no {self._encoding}: {error}") from None
         self._compressed = self._stream.unconsumed_tail
         if self._stream.unused_data:
-            raise BodyFault(f"bytes follow the end of its {self._encoding}")
+            raise InvalidBody(f"bytes follow the end of its {self._encoding}")
         return piece
 
     def _window_bits(self) -> int:
@@ -279,4 +288,4 @@ class _Decompressor:
 
     def _check_end(self) -> None:
         if self._stream is not None and not self._stream.eof:
-            raise BodyFault(f"its {self._encoding} is cut")
+            raise InvalidBody(f"its {self._encoding} is cut")

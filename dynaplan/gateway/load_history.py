@@ -67,17 +67,18 @@ class LoadHistory:
         self._read = read
         self._now_s = now_s
         self._last_s = now_s()
+        self.due_s = self._last_s + STEP_S
         self._last = read()
         self._steps: deque[tuple[float, float, LoadCounts]] = deque()
 
     def update(self) -> None:
-        """End the step, if it has lasted long enough."""
+        """End the step, if it has lasted long enough: until ``due_s``."""
         now_s = self._now_s()
-        if now_s - self._last_s < STEP_S:
+        if now_s < self.due_s:
             return
         counts = self._read()
         self._steps.append((now_s, now_s - self._last_s, counts.since(self._last)))
-        self._last_s, self._last = now_s, counts
+        self._last_s, self._last, self.due_s = now_s, counts, now_s + STEP_S
         while self._steps[0][0] < now_s - KEPT_S:
             self._steps.popleft()
 

@@ -28,10 +28,9 @@ from prometheus_client import (
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.utils import floatToGoString
 
-from dynaplan.gateway.engine_answers import Usage, count_tokens
+from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
 from dynaplan.gateway.metrics_text import SharedFiles, text_of
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
@@ -68,22 +67,22 @@ class _GatheredHistogram:
 
     def __init__(self, child: Histogram) -> None:
         self._child = child
-        self._bounds = child._upper_bounds
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
+        self.bounds = child._upper_bounds
+        self.counts = [0] * len(self.bounds)
+        self.sum = 0.0
 
     def observe(self, amount: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, amount)] += times
-        self._sum += amount * times
+        self.counts[bisect_left(self.bounds, amount)] += times
+        self.sum += amount * times
 
     def write(self) -> None:
-        counts, self._counts = self._counts, [0] * len(self._bounds)
+        counts, self.counts = self.counts, [0] * len(self.bounds)
         for bucket, count in zip(self._child._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
-        if self._sum:
-            self._child._sum.inc(self._sum)
-            self._sum = 0.0
+        if self.sum:
+            self._child._sum.inc(self.sum)
+            self.sum = 0.0
 
 
 class _ModelMetrics:
@@ -98,7 +97,8 @@ class _ModelMetrics:
         self.input_tokens = _GatheredHistogram(metrics.input_tokens.labels(*labels))
         self.output_tokens = _GatheredHistogram(metrics.output_tokens.labels(*labels))
         self.cached_tokens = _GatheredHistogram(metrics.cached_tokens.labels(*labels))
-        self.output_tokens_total = metrics.output_tokens_total.labels(*labels)
+        self._output_tokens_total = metrics.output_tokens_total.labels(*labels)
+        self.output_tokens_sent = 0
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
@@ -117,6 +117,32 @@ class _ModelMetrics:
         for gauge in self._inflight_gauges:
             gauge.set(self.inflight)
         self._queued_gauge.set(self.queued)
+        self._output_tokens_total.inc(self.output_tokens_sent)
+        self.output_tokens_sent = 0
+
+
+class _RequestCounts:
+    """The numbers of requests of one model, endpoint and type, written when they are to be read.
+
+    Where other frontends read them, that is at once: a frontend that is killed loses none.
+    """
+
+    def __init__(self, metrics: FrontendMetrics, *labels: str) -> None:
+        self._metrics = metrics
+        self._labels = (metrics.namespace, *labels)
+        self.started = 0
+        self.ended: defaultdict[str, int] = defaultdict(int)
+        """Error type, empty for success -> requests that have ended so."""
+
+    def write(self) -> None:
+        metrics = self._metrics
+        if self.started:
+            metrics.started_total.labels(*self._labels).inc(self.started)
+            self.started = 0
+        for error_type, count in self.ended.items():
+            status = "error" if error_type else "success"
+            metrics.ended_total.labels(*self._labels, status, error_type).inc(count)
+        self.ended.clear()
 
 
 class RequestRecord:
@@ -129,17 +155,16 @@ class RequestRecord:
     def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
         self._metrics = metrics
         self._now_s = metrics.now_s
-        self._labels = (model, endpoint, "stream" if is_stream else "unary")
+        self._counts = metrics.counts_of(model, endpoint, is_stream)
         self._of_model = metrics.of_model(model)
         self.begun_s = self._last_s = self._now_s()
         self.output_tokens = 0
         self.ttft_s: float | None = None
         self.is_waiting = True
-        metrics.count_started(self._labels)
+        self._counts.started += 1
         self._of_model.inflight += 1
         self._of_model.queued += 1
-        if metrics.is_shared:
-            metrics.write_soon()
+        metrics.note_change(self.begun_s, self._counts)
 
     def begin_answer(self) -> None:
         """Count the request as answering instead of queued: the first token has arrived."""
@@ -147,18 +172,19 @@ class RequestRecord:
             self.is_waiting = False
             self._of_model.queued -= 1
 
-    def observe(self, chunk: bytes, endpoint: ApiPath = CHAT_COMPLETIONS) -> None:
-        """Observe TTFT or ITL for whole events of a stream of that path that are being passed on.
+    def observe(self, tokens: int) -> int:
+        """Observe TTFT or ITL for so many tokens of a stream that are being passed on; return their sum.
 
         An engine may send several tokens at once: the time since the previous ones is spread over them
         evenly.
         """
-        tokens = count_tokens(endpoint, chunk)
-        if tokens <= 0:
-            return
+        if not tokens:
+            return self.output_tokens
         now_s, of_model = self._now_s(), self._of_model
         if self.output_tokens:
-            of_model.itl_s.observe((now_s - self._last_s) / tokens, tokens)
+            itl_s, gap_s = of_model.itl_s, (now_s - self._last_s) / tokens
+            itl_s.counts[bisect_left(itl_s.bounds, gap_s)] += tokens  # in place: it is done for every token
+            itl_s.sum += gap_s * tokens
         else:
             self.ttft_s = now_s - self.begun_s
             of_model.ttft_s.observe(self.ttft_s)
@@ -167,6 +193,7 @@ class RequestRecord:
             of_model.itl_s.observe(0.0, tokens - 1)
         self._last_s = now_s
         self.output_tokens += tokens
+        return self.output_tokens
 
     def count_migration(self) -> None:
         self._of_model.migrations.inc()
@@ -177,8 +204,9 @@ class RequestRecord:
         The usage that the answer ``stated`` is exact and replaces the estimate ``input_tokens``.
         """
         self.begin_answer()
+        now_s = self._now_s()
         self._of_model.inflight -= 1
-        self._of_model.duration_s.observe(self._now_s() - self.begun_s)
+        self._of_model.duration_s.observe(now_s - self.begun_s)
         if self.output_tokens > 1 and self._mean_itl_s() > self._of_model.itl_over_s:
             self._of_model.over_itl.inc()
         output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
@@ -189,10 +217,9 @@ class RequestRecord:
             self._of_model.output_tokens.observe(output_tokens)
             if stated.cached_tokens is not None:
                 self._of_model.cached_tokens.observe(stated.cached_tokens)
-        self._of_model.output_tokens_total.inc(output_tokens)
-        self._metrics.count_ended(self._labels, error_type)
-        if self._metrics.is_shared:
-            self._metrics.write_soon()
+        self._of_model.output_tokens_sent += output_tokens
+        self._counts.ended[error_type] += 1
+        self._metrics.note_change(now_s, self._counts)
 
     def _mean_itl_s(self) -> float:
         """Return the seconds between two of the tokens that have arrived, on average."""
@@ -239,8 +266,7 @@ class FrontendMetrics:
         self._files = SharedFiles(shared, about) if shared else None
         self._models: dict[str, _ModelMetrics] = {}
         self._placed: dict[tuple[str, str], Counter] = {}
-        self._started: dict[tuple[str, ...], Counter] = {}
-        self._ended: dict[tuple[str, ...], Counter] = {}
+        self._counts: dict[tuple[str, str, bool], _RequestCounts] = {}
         self.history = LoadHistory(self._read_load, now_s)
 
     def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
@@ -250,7 +276,9 @@ class FrontendMetrics:
         self, endpoint: str, error_type: str, model: str = "unknown", is_stream: bool = False
     ) -> None:
         """Count a request that was answered with an error before it was accepted."""
-        self.count_ended((model, endpoint, "stream" if is_stream else "unary"), error_type)
+        counts = self.counts_of(model, endpoint, is_stream)
+        counts.ended[error_type] += 1
+        self.note_change(self.now_s(), counts)
 
     def count_disconnect(self) -> None:
         """Count a client that closed its connection before its answer was complete."""
@@ -268,7 +296,7 @@ class FrontendMetrics:
         child.inc()
 
     def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
-        """Set the gauges of a model from a worker's card, the data of its registration."""
+        """Set a model's gauges from the card that a worker has registered."""
         self._model_ready.labels(self.namespace, model).set(is_ready)
         for gauge, key in ((self._context, "context_tokens"), (self._block, "kv_block_tokens")):
             value = card.get(key)
@@ -289,8 +317,10 @@ class FrontendMetrics:
 
     def write(self) -> None:
         """Write what is only counted between two renderings."""
-        for each in self._models.values():
-            each.write()
+        for of_model in self._models.values():
+            of_model.write()
+        for counts in self._counts.values():
+            counts.write()
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
@@ -310,7 +340,7 @@ class FrontendMetrics:
         self.write()
         if self._files:
             return _load_in(self._files.collect())
-        own = (self._total, self.output_tokens_total, self.ttft_s, self.itl_s)
+        own = (self.ended_total, self.output_tokens_total, self.ttft_s, self.itl_s)
         return _load_in(metric for each in own for metric in each.collect())
 
     def of_model(self, model: str) -> _ModelMetrics:
@@ -320,28 +350,26 @@ class FrontendMetrics:
             known = self._models[model] = _ModelMetrics(self, model)
         return known
 
-    def count_started(self, labels: tuple[str, str, str]) -> None:
-        """Count an accepted request of (model, endpoint, request type)."""
-        child = self._started.get(labels)
-        if child is None:
-            child = self._started[labels] = self._started_total.labels(self.namespace, *labels)
-        child.inc()
-        self.history.update()
+    def counts_of(self, model: str, endpoint: str, is_stream: bool) -> _RequestCounts:
+        """Return the numbers of such requests."""
+        known = self._counts.get((model, endpoint, is_stream))
+        if known is None:
+            known = _RequestCounts(self, model, endpoint, "stream" if is_stream else "unary")
+            self._counts[model, endpoint, is_stream] = known
+        return known
 
-    def count_ended(self, labels: tuple[str, str, str], error_type: str) -> None:
-        """Count an ended request of (model, endpoint, request type); an empty ``error_type`` is success."""
-        key = (*labels, error_type)
-        child = self._ended.get(key)
-        if child is None:
-            status = "error" if error_type else "success"
-            child = self._ended[key] = self._total.labels(self.namespace, *labels, status, error_type)
-        child.inc()
-        self.history.update()
+    def note_change(self, now_s: float, counts: _RequestCounts) -> None:
+        """Keep the history, and what other frontends read, up to date: a request has begun, or ended."""
+        if self.is_shared:
+            counts.write()
+            self.write_soon()
+        if now_s >= self.history.due_s:
+            self.history.update()
 
     def _define_requests(self) -> None:
         request = ("model", "endpoint", "request_type")
-        self._total = self._counter("requests", "Requests that ended", *request, "status", "error_type")
-        self._started_total = self._counter("requests_started", "Requests that were accepted", *request)
+        self.ended_total = self._counter("requests", "Requests that ended", *request, "status", "error_type")
+        self.started_total = self._counter("requests_started", "Requests that were accepted", *request)
         self.output_tokens_total = self._counter("output_tokens", "Tokens sent to clients", "model")
         self._prefills = self._counter(
             "prefills", "Prefills by the place they were computed", "model", "place"

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +33,9 @@ from dynaplan.engines.api_rules import EngineApi
 from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.openai_api import Call
+
+_FORGET = deque[bytes](maxlen=0).append
+"""Keeps nothing of a stream that cannot migrate."""
 
 
 class MigratableStream:
@@ -45,6 +49,7 @@ class MigratableStream:
         self._client = client
         self.asked = asked
         self._partial = PartialAnswer(pages) if limit and may_migrate(asked, api) else None
+        self.keep: Callable[[bytes], object] = self._partial.add if self._partial else _FORGET
         self._limit = limit
         self._splice: Splice | None = None
         self.migrations = 0
@@ -55,22 +60,18 @@ class MigratableStream:
             self._partial.close()
 
     async def write(self, events: bytes) -> bytes:
-        """Pass a worker's whole events on; return them as they went to the client."""
+        """Forward complete events to the client; return the bytes sent, which after a migration differ."""
         if self._splice:
             events = self._splice.splice(events)
-        if self._partial:
-            self._partial.add(events)
+        self.keep(events)
         if events:
             await self._client.write(events)
         return events
 
-    def write_now(self, events: bytes) -> bool:
-        """Pass whole events on as they are; False, and nothing is sent, when ``write`` has more to do."""
-        if self._splice or not self._client.write_now(events):
-            return False
-        if self._partial:
-            self._partial.add(events)
-        return True
+    @property
+    def is_spliced(self) -> bool:
+        """True when ``write`` changes events; else they may be sent to the client unchanged, and ``keep``."""
+        return self._splice is not None
 
     def is_complete(self) -> bool:
         """Return True when nothing but the mark of its end is missing."""
@@ -306,6 +307,7 @@ _BOUND_TO_THE_WHOLE = ("echo", "suffix", "prompt_logprobs", "use_beam_search", "
 """Fields whose effect is on the prompt, or on the answer as a whole."""
 
 _BINDING = frozenset((*_GRAMMARS, *_BOUND_TO_THE_WHOLE))
+_NUMBERS_OF_ANSWERS = ("n", "best_of", "n_cmpl")
 
 
 @dataclass(frozen=True)
@@ -413,8 +415,9 @@ def _find_obstacle_in_request(call: Call, document: Mapping[str, Any], api: Engi
         return "it is no chat, and no completion of one prompt"
     if len(call.body) > MAX_BODY_BYTES:
         return f"its body has more than {MAX_BODY_BYTES} bytes"
-    if any((document.get(name) or 1) != 1 for name in ("n", "best_of", "n_cmpl")):
-        return "several answers were asked for"
+    for name in _NUMBERS_OF_ANSWERS:
+        if (document.get(name) or 1) != 1:
+            return "several answers were asked for"
     if document.get("seed") is not None and document.get("temperature") != 0:
         return "it has a seed"
     if bound := _find_binding_field(document):
@@ -431,7 +434,8 @@ def _find_binding_field(document: Mapping[str, Any]) -> str:
         return "response_format"
     if document.get("tools") and document.get("tool_choice") not in (None, "auto", "none"):
         return "tool_choice"
-    return min((name for name in _BINDING & document.keys() if document[name]), default="")
+    names = _BINDING & document.keys()
+    return min(filter(document.get, names), default="") if names else ""
 
 
 def _find_obstacle_in_chat(document: Mapping[str, Any]) -> str:

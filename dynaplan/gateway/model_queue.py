@@ -232,7 +232,7 @@ class DemandPublisher:
                 each.queue.changed = self._changed.set
 
     async def run(self) -> None:
-        """Publish until cancelled: soon after a change, and now and then what the books say."""
+        """Publish until cancelled: shortly after each change, and at least every DEMAND_INTERVAL_S."""
         while True:
             try:
                 async with asyncio.timeout(timing.STORE_TIMEOUT_S):

@@ -60,9 +60,9 @@ class ModelRoutes:
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/"): self._say_running,
             ("GET", "/api/version"): self._version,
-            ("GET", "/api/tags"): in_ollamas_form(self._tags),
-            ("GET", "/api/ps"): in_ollamas_form(self._ps),
-            ("POST", "/api/show"): in_ollamas_form(self._show),
+            ("GET", "/api/tags"): with_ollama_errors(self._tags),
+            ("GET", "/api/ps"): with_ollama_errors(self._ps),
+            ("POST", "/api/show"): with_ollama_errors(self._show),
             ("POST", "/api/chat"): self._ollama(ollama_api.chat_request),
             ("POST", "/api/generate"): self._ollama(ollama_api.generate_request),
             ("POST", "/api/embed"): self._ollama(ollama_api.embed_request),
@@ -194,7 +194,7 @@ class ModelRoutes:
             document = await self._document(request)
             return await self._answer_ollama(request, translate(document, self._models.names()))
 
-        return in_ollamas_form(answer)
+        return with_ollama_errors(answer)
 
     async def _answer_ollama(self, request: Request, asked: Translation) -> Response | None:
         model, arrived_s = self._models.find(asked.model), time.monotonic()
@@ -286,8 +286,8 @@ def _described(name: str, model: FrontendModel) -> OllamaModel:
     )
 
 
-def in_ollamas_form(handler: Handler) -> Handler:
-    """Return the handler with its errors in the form that Ollama's clients read."""
+def with_ollama_errors(handler: Handler) -> Handler:
+    """Return the handler with its errors turned into Ollama's JSON."""
 
     async def answer(request: Request) -> Response | None:
         try:

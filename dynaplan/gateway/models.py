@@ -85,6 +85,7 @@ class FrontendModels:
     def __init__(self, models: Sequence[FrontendModel]) -> None:
         self.all = tuple(models)
         self._by_name = {name: each for each in self.all for name in (each.name, *each.aliases)}
+        self._asked: dict[str, tuple[FrontendModel, tuple[Instance, ...]]] = {}
 
     @property
     def are_on_demand(self) -> bool:
@@ -106,10 +107,14 @@ class FrontendModels:
 
         Raises ApiError: 404 for an unknown name, 503 where no worker has said yet how its model is called.
         """
+        asked = self._asked.get(name)
+        if asked and asked[0].router.instances is asked[1]:  # as at the last request: the same workers
+            return asked[0]
         if self.are_on_demand and name in self._by_name:
             return self._by_name[name]
         found = next((each for each in self.all if name in each.names), None)
         if found:
+            self._asked[name] = found, found.router.instances
             return found
         known = self.names()
         if not known:

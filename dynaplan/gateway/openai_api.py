@@ -268,13 +268,13 @@ class Call:
         return self.body.rstrip()[:-1] + b"," + added[1:]
 
 
-def read_call(endpoint: ApiPath, body: bytes) -> Call:
+def parse_call(endpoint: ApiPath, body: bytes) -> Call:
     """Read and check a request's body; raises ApiError (400) with the fault."""
     document = _parse(body)
     _check_types(document)
     try:
         prompts, prompt_tokens, found = (
-            _survey_passthrough(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
+            _read_passthrough(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
         )
     except RecursionError:
         raise bad_request("The body is nested too deep.", code="invalid_json") from None
@@ -297,8 +297,9 @@ def read_call(endpoint: ApiPath, body: bytes) -> Call:
 _Prompt = str | tuple[int, ...]
 
 
-def _survey_passthrough(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
-    """Look through a request that is passed as it is."""
+def _read_passthrough(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
+    """Return a forwarded request's prompt (its texts), its number of token ids to compute, and its
+    contents."""
     if not endpoint.streams:
         for name in endpoint.inputs:
             _check_number(name, document.get(name))
@@ -394,21 +395,16 @@ def check_context(call: Call, context_tokens: int) -> None:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        document = _read_json(body)
+        try:
+            document = msgspec.json.decode(body)
+        except msgspec.DecodeError:  # what the quick reader does not take Python's own may, as engines do
+            # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
+            document = json.loads(body.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise bad_request("The body must be a JSON object")
     return document
-
-
-def _read_json(body: bytes) -> Any:
-    """Return what the JSON holds. What the quick reader does not take, Python's own may, as engines do."""
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
-        return json.loads(body.decode(), parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> None:

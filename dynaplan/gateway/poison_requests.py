@@ -23,8 +23,7 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynaplan.gateway.openai_api import ApiError, Call
@@ -111,23 +110,20 @@ class PoisonRequests:
         self._isolation = asyncio.Lock()
         self.in_flight: dict[Process, list[Suspect]] = {}
 
-    @asynccontextmanager
-    async def admit(self, call: Call, *, has_begun: bool = False) -> AsyncIterator[Suspect]:
+    async def admit(self, call: Call, *, has_begun: bool = False) -> Suspect:
         """Begin an attempt at the client's request; one that is suspected waits for the one before it.
 
-        Raises ApiError (500) for a poison request, unless its answer ``has_begun``.
+        Raises ApiError (500) for a poison request, unless its answer ``has_begun``. The caller closes it.
         """
-        isolation = None
-        if self._is_suspect(call, has_begun):
-            await self._isolation.acquire()
-            isolation = self._isolation
-        suspect = Suspect(self, call, isolation)
+        if not self._is_suspect(call, has_begun):
+            return Suspect(self, call, None)
+        await self._isolation.acquire()
         try:
-            if isolation:
-                self._is_suspect(call, has_begun)  # the request before it may have been the same
-            yield suspect
-        finally:
-            suspect.close()
+            self._is_suspect(call, has_begun)  # the request before it may have been the same
+        except ApiError:
+            self._isolation.release()
+            raise
+        return Suspect(self, call, self._isolation)
 
     def clear(self, call: Call) -> None:
         """Forget what is known against the request."""
@@ -154,8 +150,10 @@ class PoisonRequests:
             known.popitem(last=False)
 
     def _is_suspect(self, call: Call, has_begun: bool) -> bool:
+        if not self._evidence:
+            return False
         self._forget_old()
-        evidence = self._evidence.get(_hash(call)) if self._evidence else None
+        evidence = self._evidence.get(_hash(call))
         if evidence and evidence.is_refused and not has_begun:
             log.warning("a request is refused: %d workers have died over it", evidence.deaths)
             raise _refusal()

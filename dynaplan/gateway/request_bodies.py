@@ -1,10 +1,9 @@
-"""Request bodies: received within a budget of bytes, and read off the event loop when they are large.
+"""Request bodies: received within a memory budget, and parsed in a separate process when they are large.
 
 ``BodyBudget`` bounds the memory of all bodies together, ``receive_body`` takes one from a client within its
-limits, and ``CallReader`` makes a checked ``Call`` of it: at once when it is small, in a process of its own
-when it is large (``body_reader_main``). Python reads JSON in one go and holds the interpreter's lock
-meanwhile, so that a thread would stall the streams of others too: 10 MB of token ids take 0.3 s, the same in
-empty lists several.
+limits, and ``CallParser`` makes a checked ``Call`` of it: at once when it is small, in a process of its own
+when it is large (``body_reader_main``). ``json.loads`` holds the GIL for the whole document, so that a thread
+would stall the streams of others too: 10 MB of token ids take 0.3 s, 10 MB of empty lists several seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from array import array
 from typing import Any
 
 from dynaplan.gateway import timing
-from dynaplan.gateway.http_messages import BodyFault, Request
-from dynaplan.gateway.openai_api import ApiError, ApiPath, Call, bad_request, read_call
-from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, HelperTooSlow
+from dynaplan.gateway.http_messages import InvalidBody, Request
+from dynaplan.gateway.openai_api import ApiError, ApiPath, Call, bad_request, parse_call
+from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, HelperTimeout
 
 log = logging.getLogger(__name__)
 
-UNCOUNTED_BYTES = 64 * 1024
-"""Bodies up to this size are not counted: a client that fills the budget shuts only large ones out.
+MAX_UNCOUNTED_BYTES = 64 * 1024
+"""Bodies up to this size are not counted, so that a client which fills the budget cannot block small ones.
 
 Their number is bounded by the number of connections.
 """
@@ -44,8 +43,8 @@ class BodyBudget:
         if self.held_bytes + more_bytes > self._max_bytes:
             raise ApiError(
                 503,
-                f"The bodies of other requests take {self.held_bytes} bytes, and those at one frontend may "
-                f"take {self._max_bytes} (Frontend.max-bodies-bytes). Try again.",
+                f"This frontend already buffers {self.held_bytes} bytes of request bodies; the limit is "
+                f"{self._max_bytes} (Frontend.max-bodies-bytes). Try again.",
                 kind="service_unavailable",
                 code="bodies_full",
                 metric="overload",
@@ -68,12 +67,12 @@ class BodyShare:
 
     def check(self, size_bytes: int) -> None:
         """Raise ApiError (503) when a body of that size would exceed the budget now."""
-        if size_bytes > UNCOUNTED_BYTES:
+        if size_bytes > MAX_UNCOUNTED_BYTES:
             self._budget.check(size_bytes - self.counted_bytes)
 
     def grow_to(self, size_bytes: int) -> None:
         """Count the body with that size from now on; raises ApiError (503) when the budget is used up."""
-        if size_bytes > UNCOUNTED_BYTES:
+        if size_bytes > MAX_UNCOUNTED_BYTES:
             self.check(size_bytes)
             self._budget.held_bytes += size_bytes - self.counted_bytes
             self.counted_bytes = size_bytes
@@ -86,16 +85,17 @@ async def receive_body(request: Request, share: BodyShare, *, max_bytes: int, ti
     """Return the whole body, decompressed.
 
     Raises ApiError: 413 for a body that is too large, 408 for one that takes too long, 503 when the bodies of
-    other requests leave no room, 400 for one that is not what its headers say. What the headers say of the
-    size is judged before anything is received.
+    other requests leave no room, 400 for one that does not match its headers. Content-Length is checked
+    before anything is received.
     """
     declared_bytes = request.body.declared_bytes
     if declared_bytes > max_bytes:
         raise _too_large(max_bytes)
     share.check(declared_bytes)
     try:
-        if request.body.is_complete:  # it came with its headers: there is nothing to wait for
-            return await _receive(request, share, max_bytes)
+        if request.body.is_complete and (body := request.body.take_whole()):  # there is nothing to wait for
+            _count(len(body), share, max_bytes)
+            return body
         if request.headers.get("expect").lower() == "100-continue":
             await request.connection.ask_for_body()
         async with asyncio.timeout(timeout_s):
@@ -104,10 +104,10 @@ async def receive_body(request: Request, share: BodyShare, *, max_bytes: int, ti
         raise ApiError(
             408, f"The body was not complete after {timeout_s:g} s", code="body_timeout", headers=_CLOSE
         ) from None
-    except BodyFault as fault:
+    except InvalidBody as invalid:
         raise ApiError(
             400,
-            f"The body cannot be read: {fault}. Send what Content-Length and Content-Encoding promise.",
+            f"The body cannot be read: {invalid}. Send what Content-Length and Content-Encoding promise.",
             code="invalid_body",
             headers=_CLOSE,
         ) from None
@@ -118,11 +118,15 @@ async def _receive(request: Request, share: BodyShare, max_bytes: int) -> bytes:
     size = 0
     while piece := await request.body.read():
         size += len(piece)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        share.grow_to(size)
+        _count(size, share, max_bytes)
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _count(size_bytes: int, share: BodyShare, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise _too_large(max_bytes)
+    share.grow_to(size_bytes)
 
 
 def _too_large(max_bytes: int) -> ApiError:
@@ -134,28 +138,28 @@ def _too_large(max_bytes: int) -> ApiError:
     )
 
 
-LARGE_BODY_BYTES = 256 * 1024
-"""Bodies beyond this size, in bytes, are read by the process. The worst of this size take about 15 ms."""
+MAX_INLINE_PARSE_BYTES = 256 * 1024
+"""Larger bodies, in bytes, are parsed in the process. The worst of this size take about 15 ms."""
 
 
-class CallReader:
-    """Reads bodies of at most ``max_bytes``; the process starts with the first large one."""
+class CallParser:
+    """Parses bodies of at most ``max_bytes``; the process starts with the first large one."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._process = ReadingProcess(max_bytes)
+        self._process = ParserProcess(max_bytes)
 
     async def read(self, endpoint: ApiPath, body: bytes) -> Call:
-        """Return the checked request; raises ApiError with the fault."""
-        if len(body) <= LARGE_BODY_BYTES:
-            return read_call(endpoint, body)
+        """Return the checked request; raises ApiError if it is invalid."""
+        if len(body) <= MAX_INLINE_PARSE_BYTES:
+            return parse_call(endpoint, body)
         return await self._process.read(endpoint, body)
 
     async def close(self) -> None:
-        """End the process that reads large bodies; requests that wait for it are answered 503."""
+        """End the process that parses large bodies; requests that wait for it are answered 503."""
         await self._process.close()
 
 
-MAIN = "dynaplan.gateway.body_reader_main"
+PARSER_MODULE = "dynaplan.gateway.body_reader_main"
 """The module that the process runs."""
 
 
@@ -163,31 +167,31 @@ BASE_MEMORY_BYTES = 512 * 1024 * 1024
 MEMORY_PER_BYTE = 48
 """Memory that the process may take: the base, and this for every byte of the largest body.
 
-``[{"":0},{"":0},...]`` takes 34 bytes of memory for each of its own.
+``[{"":0},{"":0},...]`` takes 34 bytes of memory per byte of JSON.
 """
 
 
-class ReadingProcess:
-    """Reads bodies of at most ``max_bytes``, one at a time; started when needed, ended when idle.
+class ParserProcess:
+    """Parses bodies of at most ``max_bytes``, one at a time; started when needed, ended when idle.
 
-    A body that takes too long to read ends the process, and the next one starts another.
+    On a timeout the process is killed; the next body starts another one.
     """
 
     def __init__(self, max_bytes: int) -> None:
         memory_bytes = BASE_MEMORY_BYTES + MEMORY_PER_BYTE * max_bytes
         self._helper = HelperProcess(
-            MAIN,
+            PARSER_MODULE,
             (),
             HelperLimits(timing.BODY_READER_TIMEOUT_S, memory_bytes, idle_s=timing.BODY_READER_IDLE_S),
         )
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def read(self, endpoint: ApiPath, body: bytes) -> Call:
-        """Return the checked request, its document without the prompt; raises ApiError with the fault."""
-        async with self._turn:
+        """Return the checked request, its document without the prompt; raises ApiError if it is invalid."""
+        async with self._lock:
             try:
                 answer, prompt = await self._helper.ask({"path": endpoint.path}, body)
-            except HelperTooSlow:
+            except HelperTimeout:
                 raise bad_request(
                     f"The body could not be read within {timing.BODY_READER_TIMEOUT_S:g} s",
                     code="body_too_complex",
@@ -195,12 +199,12 @@ class ReadingProcess:
             except HelperFailed as failure:
                 log.warning("a large body was not read, its reader has ended: %s", failure)
                 raise _reader_ended() from None
-            except asyncio.CancelledError:  # nobody waits for this body, and the next one should not
+            except asyncio.CancelledError:  # the client has gone: the next body need not wait for this one
                 await self._helper.end()
                 raise
-        if fault := answer.get("error"):
-            raise ApiError(answer["status"], fault.pop("message"), kind=fault.pop("type"), **fault)
-        return _call(endpoint, body, answer, prompt)
+        if error := answer.get("error"):
+            raise ApiError(answer["status"], error.pop("message"), kind=error.pop("type"), **error)
+        return _call_from_answer(endpoint, body, answer, prompt)
 
     async def close(self) -> None:
         await self._helper.close()
@@ -217,7 +221,7 @@ def _reader_ended() -> ApiError:
     )
 
 
-def _call(endpoint: ApiPath, body: bytes, answer: dict[str, Any], prompt: bytes) -> Call:
+def _call_from_answer(endpoint: ApiPath, body: bytes, answer: dict[str, Any], prompt: bytes) -> Call:
     return Call(
         endpoint=endpoint,
         body=body,

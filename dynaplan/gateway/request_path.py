@@ -23,8 +23,8 @@ case stands where it is found, and where it is decided.
     5. *Died* before the first token. Retry elsewhere, without the hand-off, which works only once. The third
        death is the answer 502, and a request that is known to kill workers is answered 500
        (``poison_requests``).
-    6. *Cut*: the worker died within the stream, and another one can go on. The next attempt asks for the
-       rest. A retry of that one costs no death: its limit is ``migration-limit``.
+    6. *StreamBroken*: the worker died within the stream, and another one can go on. The next attempt asks for
+       the rest. A retry of that one costs no death: its limit is ``migration-limit``.
     7. *Answered*: whole; or with an engine's error; or cut where no other worker can go on, which ends with
        an error event and a connection that is closed in the middle of the chunked encoding.
     8. *The client left*: everything is cancelled, and the engine sees its connection close.
@@ -38,7 +38,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
-from dynaplan.gateway.engine_answers import Failure, Usage
+from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count_tokens
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.models import FrontendModel, FrontendModels
@@ -70,7 +70,7 @@ from dynaplan.gateway.openai_api import (
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
 from dynaplan.gateway.prefill.remote_prefill import HandOff
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
-from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallReader
+from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallParser
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
@@ -145,22 +145,22 @@ class Died:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The worker failed within the stream; another one can be asked for the ``rest``."""
+class StreamBroken:
+    """The worker failed mid-stream; ``continuation`` is the request that resumes it on another worker."""
 
     reason: str
-    rest: Call
+    continuation: Call
 
 
-Outcome = Answered | Refused | Asleep | Died | Cut
+Outcome = Answered | Refused | Asleep | Died | StreamBroken
 
 
-class _StreamCut(Exception):
-    """Ends an attempt, and the step of its trace, as ``Cut``."""
+class _StreamBreak(Exception):
+    """Ends an attempt, and the step of its trace, as ``StreamBroken``."""
 
-    def __init__(self, reason: str, rest: Call) -> None:
+    def __init__(self, reason: str, continuation: Call) -> None:
         super().__init__(reason)
-        self.rest = rest
+        self.continuation = continuation
 
 
 class RequestPath:
@@ -189,7 +189,7 @@ class RequestPath:
         self.pages = UnreadPages()
         self.in_flight = 0
         self.bodies = BodyBudget(settings.max_bodies_bytes)
-        self._reader = CallReader(settings.max_body_bytes)
+        self._reader = CallParser(settings.max_body_bytes)
         self._apis: dict[str, EngineApi] = {}
 
     async def close(self) -> None:
@@ -297,8 +297,11 @@ class RequestProgress:
             while True:
                 # The verdict over a request is by the client's body, whatever this attempt asks for.
                 has_begun = self.stream is not None
-                async with self.path.poison.admit(self.request.call, has_begun=has_begun) as suspect:
+                suspect = await self.path.poison.admit(self.request.call, has_begun=has_begun)
+                try:
                     outcome = await self._attempt(suspect)
+                finally:
+                    suspect.close()
                 if isinstance(outcome, Answered):  # case 7
                     return await self._as_event(outcome)
                 self._decide(outcome)
@@ -312,15 +315,15 @@ class RequestProgress:
             if self.stream:
                 self.stream.close()
 
-    async def begin_stream(self) -> None:
-        """Send the head of the client's stream, once."""
+    def begin_stream(self) -> None:
+        """Begin the client's stream, once."""
         if not self.has_begun:
             self.has_begun = True
-            await self.request.client.start_stream()
+            self.request.client.start_stream()
 
     async def _comment(self, words: str) -> None:
         """Send a comment, which is no part of the answer, to a client with a stream."""
-        await self.begin_stream()
+        self.begin_stream()
         await self.request.client.write(f": {words}\n\n".encode())
 
     async def _as_event(self, answered: Answered) -> Answered:
@@ -330,7 +333,7 @@ class RequestProgress:
         await self.request.client.break_off(b"data: " + answered.whole.body.replace(b"\n", b" ") + b"\n\n")
         return replace(answered, whole=None)
 
-    def _decide(self, outcome: Refused | Asleep | Died | Cut) -> None:
+    def _decide(self, outcome: Refused | Asleep | Died | StreamBroken) -> None:
         """Prepare the next attempt after one that has failed."""
         assert self._last
         instance = self._last.instance
@@ -340,10 +343,10 @@ class RequestProgress:
             return
         log.info("%s failed over a request: %s", instance.worker, outcome.reason)
         self.release_hand_off()
-        self._is_prefill_placed = not (self._last.needs_hand_off and self.request.call.can_be_remote)
+        self._is_prefill_placed = not (self._last.requires_remote_prefill and self.request.call.can_be_remote)
         self._renew_deadline()
-        if isinstance(outcome, Cut):  # case 6
-            self.call = outcome.rest
+        if isinstance(outcome, StreamBroken):  # case 6
+            self.call = outcome.continuation
             self.request.report.record.count_migration()
         elif isinstance(outcome, Died) and self.stream is None:  # case 5; case 4 costs no death
             self.deaths += 1
@@ -409,10 +412,15 @@ class RequestProgress:
                 is_needed=is_needed,
                 taker=booking.instance,
                 blocks=booking.blocks,
-                trace={**report.trace_headers(), REQUEST_ID: attempt_id(self.request.client.request_id)},
+                trace=self._trace,
             )
             report.note({"dynaplan.prefill": "remote" if hand_off else "local"})
             return hand_off
+
+    def _trace(self) -> Mapping[str, str]:
+        """Return the headers of a remote prefill."""
+        headers = self.request.report.trace_headers()
+        return {**headers, REQUEST_ID: attempt_id(self.request.client.request_id)}
 
     def release_hand_off(self) -> None:
         """Release the hand-off: an engine has taken it over, or none will."""
@@ -446,7 +454,7 @@ class Attempt:
         self._suspect = suspect
         self._end_bytes = b""
         self.instance = booking.instance
-        self.needs_hand_off = _needs_hand_off(booking.instance)
+        self.requires_remote_prefill = _needs_hand_off(booking.instance)
         self.hand_off = progress.hand_off
 
     async def run(self) -> Outcome:
@@ -461,8 +469,8 @@ class Attempt:
         except WorkerDied as error:
             self._note_death(error)
             return Died(str(error))  # case 5
-        except _StreamCut as error:
-            return Cut(str(error), error.rest)  # case 6
+        except _StreamBreak as error:
+            return StreamBroken(str(error), error.continuation)  # case 6
         if not answered.error_type:
             self._note_answered()
         return answered
@@ -475,15 +483,18 @@ class Attempt:
         usage = engine_answers.find_usage(self._end_bytes)
         return replace(usage, cached_tokens=self.hand_off.cached_tokens) if self.hand_off else usage
 
-    async def _send(self) -> Answered:
-        """Reserve a slot where the worker's card asks for it, and exchange request and answer."""
+    def _send(self) -> Awaitable[Answered]:
+        """Exchange request and answer, in a slot where the worker's card asks for one."""
         request_id = attempt_id(self._request.client.request_id)
         self._suspect.sent_to(self.instance)
         if self._model.router.is_asleep(self.instance):  # since it was booked
             raise EngineAsleep("its engine sleeps")
         fields = self.hand_off.fields if self.hand_off else None
         if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
-            return await self._exchange(fields or {}, request_id)
+            return self._exchange(fields or {}, request_id)
+        return self._exchange_in_slot(fields, request_id)
+
+    async def _exchange_in_slot(self, fields: Mapping[str, Any] | None, request_id: str) -> Answered:
         async with self._path.reservations.reserve(self.instance, request_id, fields) as reserved:
             self._progress.release_hand_off()  # the worker has taken it over, or never will
             return await self._exchange(reserved, request_id)
@@ -558,8 +569,7 @@ class Attempt:
                     raise failure.to_api_error()
                 raise self._death_by(failure)
             beginning += events
-            tokens = engine_answers.count_tokens(self._call.endpoint, beginning)
-            if tokens > 0 or len(beginning) > MAX_BEGINNING_BYTES:
+            if count_tokens(self._call.endpoint, beginning) or len(beginning) > MAX_BEGINNING_BYTES:
                 return beginning
         if not engine_answers.is_ended(self._call.endpoint, beginning):
             raise WorkerDied("its stream ended before the first token")
@@ -567,20 +577,19 @@ class Attempt:
 
     async def _stream(self, answer: EngineAnswer, events: bytes) -> Answered:
         """Pass the stream on, from its first ``events`` to its end or its failure."""
-        stream = await self._start_stream()
+        stream = self._start_stream()
         record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
-        last = deque[bytes](maxlen=LAST_READS)
-
-        def note_sent(sent: bytes) -> None:
-            record.observe(sent, endpoint)
-            if record.output_tokens >= booking.grows_at_tokens:
-                booking.record_decoded(record.output_tokens)
-            last.append(sent)
+        write_now, keep = self._request.client.write_now, stream.keep
+        last, count_passing = deque[bytes](maxlen=LAST_READS), PassingTokens(endpoint).count
 
         def pass_on(events: bytes) -> bool:
-            if engine_answers.may_fail(events) or not stream.write_now(events):
+            tokens = count_passing(events)
+            if tokens < 0 or not write_now(events):
                 return False
-            note_sent(events)
+            keep(events)
+            last.append(events)
+            if record.observe(tokens) >= booking.grows_at_tokens:
+                booking.record_decoded(record.output_tokens)
             return True
 
         death = WorkerDied("its stream ended early")
@@ -588,8 +597,10 @@ class Attempt:
             while events:
                 if failure := engine_answers.find_failure(events):
                     return await self._fail(stream, failure)
-                note_sent(await stream.write(events))
-                events = await answer.read_lines(pass_on)
+                sent = await stream.write(events)
+                last.append(sent)
+                booking.record_decoded(record.observe(count_tokens(endpoint, sent)))
+                events = await answer.read_lines(None if stream.is_spliced else pass_on)
         except WorkerDied as error:
             death = error
             self._note_death(death)
@@ -598,7 +609,7 @@ class Attempt:
             return Answered()
         return await self._cut(stream, death)
 
-    async def _start_stream(self) -> MigratableStream:
+    def _start_stream(self) -> MigratableStream:
         """Return the client's stream, which the first attempt with a first token starts."""
         progress, settings = self._progress, self._path.settings
         if self.hand_off and progress.stream is None:
@@ -606,7 +617,7 @@ class Attempt:
         self._note_answering()
         if progress.stream is None:
             client = self._request.client
-            await progress.begin_stream()
+            progress.begin_stream()
             progress.stream = MigratableStream(
                 client, self._call, self._api, settings.migration_limit, self._path.pages
             )
@@ -618,7 +629,7 @@ class Attempt:
         Another worker can go on when this one has aborted the answer, as one does that must end, or is dead.
         """
         sent = await stream.write(failure.good)
-        self._request.report.record.observe(sent, self._call.endpoint)
+        self._request.report.record.observe(count_tokens(self._call.endpoint, sent))
         death = self._death_by(failure)
         self._note_death(death)
         if death.is_connection_lost or not failure.event:
@@ -627,7 +638,7 @@ class Attempt:
         return Answered(_error_type(failure.status))
 
     async def _cut(self, stream: MigratableStream, death: WorkerDied, event: bytes = b"") -> Answered:
-        """End a stream whose worker died within it, unless another one can go on: then raise _StreamCut.
+        """End a stream whose worker died within it, unless another one can go on: then raise _StreamBreak.
 
         ``event`` is the engine's error event, if it sent one.
         """
@@ -637,7 +648,7 @@ class Attempt:
             return Answered()
         obstacle = stream.find_obstacle(tokens, self._api)
         if not obstacle:
-            raise _StreamCut(str(death), stream.migrate(tokens, self._api))
+            raise _StreamBreak(str(death), stream.migrate(tokens, self._api))
         error = worker_failed(f"The worker died over this request: {death}; {obstacle}")
         await client.break_off(event or error.to_event())
         return Answered("internal")
@@ -670,7 +681,7 @@ class Attempt:
 
 def _needs_hand_off(instance: Instance) -> bool:
     """Return whether the worker cannot compute a prompt."""
-    return bool(instance.card.get("needs_hand_off"))
+    return bool(instance.card.get("requires_remote_prefill"))
 
 
 def _error_type(status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable
 from functools import partial
 from urllib.parse import unquote
 
@@ -87,8 +88,8 @@ class FrontendRoutes:
             )
         return handler
 
-    async def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> None:
-        await self._path.answer(Client(request), endpoint)
+    def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> Awaitable[None]:
+        return self._path.answer(Client(request), endpoint)
 
     async def _list_models(self, request: Request) -> Response:
         admission = self._path.admission

@@ -40,9 +40,9 @@ class WorkerDied(Exception):
 
 
 class Upstream:
-    """Sends requests to workers with the workers' token, over kept connections or over new ones.
+    """Sends requests to workers with the workers' bearer token, over pooled connections.
 
-    ``tls`` is what workers that speak https are verified by.
+    ``tls`` verifies workers that serve https.
     """
 
     def __init__(self, worker_token: str, tls: ClientTls = True) -> None:

@@ -137,7 +137,7 @@ def worker_name(namespace: str, component: str, index: int) -> str:
     return f"{base}_{index}" if index else base
 
 
-EXIT_NEVER = 78
+EXIT_CANNOT_START = 78
 """The exit code (``EX_CONFIG``) of a worker that can never start: it is not tried again."""
 
 HOLDS_GPUS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF})

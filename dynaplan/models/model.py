@@ -150,7 +150,7 @@ class ModelStatus:
     - ``placed_on``: the devices that its worker was given, empty without one
     - ``measured_bytes``: what it held on each device when it was last ready, 0 before the first load
     - ``measured_load_s``: how long its last load took, 0 before the first; waking is not a load
-    - ``too_little_bytes``: the most memory on a device with which a load has failed for want of memory
+    - ``failed_memory_bytes``: the most memory on a device with which a load has failed for want of memory
     - ``sleep_level``: the level at which it sleeps, or will when it has drained; empty: it will be gone
     - ``has_failed_to_sleep``: its last sleep failed; it is not put to sleep again
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
@@ -176,7 +176,7 @@ class ModelStatus:
     placed_on: tuple[int, ...] = ()
     measured_bytes: int = 0
     measured_load_s: float = 0.0
-    too_little_bytes: int = 0
+    failed_memory_bytes: int = 0
     sleep_level: str = ""
     has_failed_to_sleep: bool = False
     sleep_failure: str = ""

@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from dynaplan.process.kernel import EXIT_NEVER, die_with_parent, isolated_command
+from dynaplan.process.kernel import EXIT_CANNOT_START, die_with_parent, isolated_command
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         print(f"cannot run {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        return EXIT_NEVER
+        return EXIT_CANNOT_START
 
 
 def _send_output_to(log: str) -> None:

@@ -50,7 +50,7 @@ class HelperFailed(Exception):
     """The helper has ended or was killed, and the question is not answered; the text says what happened."""
 
 
-class HelperTooSlow(HelperFailed):
+class HelperTimeout(HelperFailed):
     """The helper was killed at its limit of time."""
 
 
@@ -198,7 +198,7 @@ class HelperProcess:
             self._timer.cancel()
         loop, limits = asyncio.get_running_loop(), self._limits
         if self._waiting:
-            late = HelperTooSlow(f"it has not answered for {limits.answer_s:g} s")
+            late = HelperTimeout(f"it has not answered for {limits.answer_s:g} s")
             self._timer = loop.call_later(limits.answer_s, self._kill, late)
         elif limits.idle_s:
             self._timer = loop.call_later(limits.idle_s, self._kill, HelperFailed("it was idle"))

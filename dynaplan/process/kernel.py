@@ -18,8 +18,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of ``prctl``, from ``linux/prctl.h``: the signal that a process gets when its parent ends, and that
 it becomes the parent of orphans below it."""
 
-EXIT_NEVER = 78
-"""The same as ``dynaplan.graph.lifecycle.EXIT_NEVER``, which a process that only waits must not import."""
+EXIT_CANNOT_START = 78
+"""The same as ``dynaplan.graph.lifecycle.EXIT_CANNOT_START``, which a process that only waits must not
+import."""
 
 TRACKERS_TIMEOUT_S = 3.0
 """Time that Python's resource trackers, which remove shared memory, have to end by themselves."""

@@ -30,7 +30,7 @@ import sys
 import time
 
 from dynaplan.process.kernel import (
-    EXIT_NEVER,
+    EXIT_CANNOT_START,
     TRACKERS_TIMEOUT_S,
     adopt_orphans,
     command_line,
@@ -105,7 +105,7 @@ def _become(command: list[str], shim_pid: int, mask: Iterable[int]) -> int:
         os.execvp(command[0], command)
     except OSError as error:
         print(f"cannot run {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        return EXIT_NEVER
+        return EXIT_CANNOT_START
 
 
 def _supervise(child: int) -> int:

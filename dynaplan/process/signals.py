@@ -101,7 +101,7 @@ class Interruption:
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Have SIGTERM and SIGINT wait for the end of the block; outside the main thread nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield

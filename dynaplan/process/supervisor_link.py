@@ -83,7 +83,7 @@ def _become_supervisor(
 
 
 def _open_standard_streams() -> None:
-    """Open what is closed of descriptors 0 to 2: another file there would be taken for a stream."""
+    """Open /dev/null on each closed descriptor of 0 to 2, so that no other file gets our output there."""
     for number in range(3):
         try:
             os.fstat(number)

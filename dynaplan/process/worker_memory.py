@@ -32,11 +32,11 @@ def held_memory(pids: Collection[int]) -> Mapping[int, HeldMemory]:
 
 
 def _sum(pids: Collection[int]) -> HeldMemory:
-    held = [_of_process(pid) for pid in pids]
+    held = [_memory_of_process(pid) for pid in pids]
     return HeldMemory(sum(each.resident_bytes for each in held), sum(each.own_bytes for each in held))
 
 
-def _of_process(pid: int) -> HeldMemory:
+def _memory_of_process(pid: int) -> HeldMemory:
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
     except OSError:

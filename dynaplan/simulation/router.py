@@ -88,7 +88,8 @@ class ReportedCaches:
     def overlaps(
         self, hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
     ) -> dict[int, int]:
-        """Return the number of first blocks that each worker has reported; absent if none."""
+        """Return how many leading blocks each worker has reported by ``now_s``; workers with none are
+        absent."""
         index = self._index
         for worker in workers:
             worker.engine.publish_changes(index, worker.number, now_s)

@@ -25,7 +25,7 @@ MAX_ITEMS = 2000
 
 
 @dataclass(frozen=True)
-class Moment:
+class ServiceSnapshot:
     """The service as the policy saw it, at ``at_s`` seconds; ``arrived`` counts all requests until then."""
 
     at_s: float
@@ -120,7 +120,7 @@ class History:
         self._wanted = service.pools.wanted
         self.arrived = 0
         self.changes = ChangeCount()
-        self.moments: ThinnedSeries[Moment] = ThinnedSeries()
+        self.moments: ThinnedSeries[ServiceSnapshot] = ThinnedSeries()
         self.fleet: ThinnedSeries[FleetChange] = ThinnedSeries()
         self.events: ThinnedSeries[ScaleEvent] = ThinnedSeries()
         service.pools.on_change = self._fleet_changed
@@ -134,7 +134,7 @@ class History:
             self.events.add(ScaleEvent(at_s, self._wanted, wanted, why))
             self.changes.count(self._wanted, wanted, at_s)
             self._wanted = wanted
-        self.moments.add(Moment(at_s, service.in_service, service.queue_depth, self.arrived))
+        self.moments.add(ServiceSnapshot(at_s, service.in_service, service.queue_depth, self.arrived))
 
     def _fleet_changed(self, at_s: float) -> None:
         pools = self._service.pools
@@ -188,7 +188,7 @@ class Result:
     end_s: float
     scale_events: int
     flaps: int
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[ServiceSnapshot, ...] = ()
     fleet: tuple[FleetChange, ...] = ()
     events: tuple[ScaleEvent, ...] = ()
     note: str = ""

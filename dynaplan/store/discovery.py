@@ -55,7 +55,7 @@ class Discovery:
         return self._watcher.on_change(callback)
 
     async def close(self) -> None:
-        """Stop following; the last known instances stay readable."""
+        """Stop the watch; the last known instances stay readable."""
         await self._watcher.close()
 
     def _group(self) -> None:

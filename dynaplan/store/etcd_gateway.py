@@ -187,7 +187,8 @@ def parse_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext | None:
-    """TLS by the PEM files ``ETCD_AUTH_CA``, ``ETCD_AUTH_CLIENT_CERT`` and ``ETCD_AUTH_CLIENT_KEY``."""
+    """TLS with the PEM files ``ETCD_AUTH_CA``, ``ETCD_AUTH_CLIENT_CERT``, ``ETCD_AUTH_CLIENT_KEY``, if
+    set."""
     authority, certificate = environ.get("ETCD_AUTH_CA"), environ.get("ETCD_AUTH_CLIENT_CERT")
     if not (authority or certificate):
         return None

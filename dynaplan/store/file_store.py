@@ -238,7 +238,7 @@ _GONE = 0x400 | 0x800
 _READ_BYTES = 65536
 
 
-class Call(Protocol):
+class DatabaseCall(Protocol):
     """Runs a method of the database where it may block, and returns its result."""
 
     def __call__(self, what: Callable[[], T]) -> Awaitable[T]:
@@ -252,7 +252,7 @@ class FileWatcher:
     An error that no retry cures ends the watches and this.
     """
 
-    def __init__(self, call: Call, database: StoreDatabase, hub: WatchHub) -> None:
+    def __init__(self, call: DatabaseCall, database: StoreDatabase, hub: WatchHub) -> None:
         self._call = call
         self._database = database
         self._hub = hub

@@ -51,7 +51,7 @@ CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
     "context_tokens": whole_field,
     "kv_block_tokens": whole_field,
     "reserves": flag_field,
-    "needs_hand_off": flag_field,
+    "requires_remote_prefill": flag_field,
     "keep_alive": flag_field,
     "routes_to": text_field,
     "gpus": whole_list_field,

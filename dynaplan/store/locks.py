@@ -234,7 +234,7 @@ class Locks:
                 await lease.end()
 
     async def _create(self, key: str, value: str, lease: RenewedLease) -> bool:
-        """Create the key; False when it is another's, or the lease is lost."""
+        """Create the key; False when another process has it, or the lease is lost."""
         try:
             transaction = Transaction({key: 0}, {key: value}, lease=lease.number)
             return await self._store.commit(transaction) or await self._get_own_key(key, lease) is not None
@@ -268,7 +268,7 @@ class Locks:
 
 
 async def _wait_any(*events: asyncio.Event) -> None:
-    """Wait until one of them is set."""
+    """Wait until one of the events is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

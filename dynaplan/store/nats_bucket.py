@@ -242,10 +242,10 @@ class JetStreamBucket:
             return self._entry(await self._request(client, subject))
 
     async def read_all(self, names: str) -> list[Entry]:
-        """Return the last message under each name that the filter lets through, in the order of writing.
+        """Return the last message of each subject that matches the filter ``names``, in stream order.
 
-        A message that is replaced while it is being read comes again at its new place; so the result is the
-        state of the moment in which the server came to its end.
+        One that is overwritten during the read is returned once, with its last value: the result is the state
+        at the moment when the end of the stream was read.
         """
         async with self.call() as client:
             found: dict[str, Entry] = {}

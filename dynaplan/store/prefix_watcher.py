@@ -129,7 +129,7 @@ class PrefixWatcher(Generic[K, V]):
             await asyncio.shield(self._task)
 
     async def close(self) -> None:
-        """Stop following; the last known mapping stays readable."""
+        """Stop the watch; the last known mapping stays readable."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

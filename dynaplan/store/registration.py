@@ -81,7 +81,7 @@ class Registration:
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """The task that keeps the lease alive; it ends by itself only after a revocation, or by a fault."""
+        """The task that keeps the lease alive; it ends by itself only after a revocation, or on a bug."""
         if self._task is None:
             raise RuntimeError("not started")
         return self._task

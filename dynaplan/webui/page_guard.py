@@ -106,7 +106,7 @@ class PageGuard:
             raise PageRefusal(401, SIGN_IN)
 
     def check_action(self, request: Request) -> None:
-        """Refuse an action that does not come from the page itself."""
+        """Protect from CSRF: raise unless the request for an action comes from the page itself."""
         self.check_key(request)
         origin = urlsplit(request.headers.get("Origin"))
         is_ours = (

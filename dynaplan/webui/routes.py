@@ -15,7 +15,7 @@ import dynaplan
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client_connection import Handler
-from dynaplan.gateway.http_messages import BodyFault, Request, Response
+from dynaplan.gateway.http_messages import InvalidBody, Request, Response
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
 from dynaplan.webui.actions import command_arguments, log_part, run_command
@@ -257,7 +257,7 @@ async def _small_body(request: Request) -> bytes:
                 body += piece
     except TimeoutError:
         raise PageRefusal(408, "The action did not come.") from None
-    except BodyFault:
+    except InvalidBody:
         raise PageRefusal(400, "The action is broken.") from None
     if len(body) > MAX_ACTION_BYTES:
         raise PageRefusal(413, "An action is short.")

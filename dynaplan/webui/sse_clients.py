@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any, Protocol
 
-from dynaplan.process.helper import HelperFailed, HelperTooSlow
+from dynaplan.process.helper import HelperFailed, HelperTimeout
 from dynaplan.webui.charts import ChartsRequest
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class SseClients:
         shown = sorted({(each.span_s, each.width) for each in self._clients.values()})
         try:
             answer, _ = await self._feed.ask({"charts": shown})
-        except HelperTooSlow:
+        except HelperTimeout:
             return "The process that polls the deployment does not answer."
         except HelperFailed:
             return "The process that polls the deployment has ended."

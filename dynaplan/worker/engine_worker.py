@@ -139,7 +139,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
 
     runtime.on_stop(stop)  # before the start: it may be interrupted half-way
     publisher = KvEventPublisher(runtime)
-    is_publishing = _is_subscribed_to(runtime) and engine.subscribe_blocks(publisher.changed)
+    is_publishing = _is_subscribed_to(runtime) and engine.subscribe_kv_events(publisher.changed)
     await engine.start()
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)

@@ -12,8 +12,8 @@ from aiohttp import web
 from dynaplan.engines.kv_events import (
     SNAPSHOT_PATH,
     TOPIC,
+    BlockChange,
     CachedBlocks,
-    Change,
     KvEvent,
     Removed,
     Stored,
@@ -58,7 +58,7 @@ class KvEventPublisher:
             "dynaplan:kv_block_events_total": self._published,
         }
 
-    def changed(self, changes: Sequence[Change]) -> None:
+    def changed(self, changes: Sequence[BlockChange]) -> None:
         """Take the changes of a step over; they are published as one message soon."""
         self._waiting += self._blocks.events(self._runtime.instance_id, changes)
         if len(self._waiting) > MAX_WAITING_EVENTS:

@@ -19,7 +19,7 @@ from dynaplan.config import certificates
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.graph.lifecycle import EXIT_NEVER, Role
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
 from dynaplan.process.logfile import LogFile, configure_logging
 from dynaplan.util.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.worker.timing import CLAIMS_POLL_S, CLOSE_TIMEOUT_S
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
         return EXIT_CRASHED
     except (UserError, WorkerStartFailed) as error:
         print(f"this worker can never start: {error}", file=sys.stderr, flush=True)
-        return EXIT_NEVER
+        return EXIT_CANNOT_START
     except Exception:
         import logging
 

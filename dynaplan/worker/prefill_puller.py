@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.engines.port import PrefillingEngine
+from dynaplan.engines.port import RemotePrefillEngine
 from dynaplan.events.dispatched_queue import LATE_LANE, DispatchedQueue
 from dynaplan.events.port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
@@ -52,7 +52,7 @@ class PrefillPuller:
     def __init__(
         self,
         messenger: Callable[[], Awaitable[Messenger]],
-        engine: PrefillingEngine,
+        engine: RemotePrefillEngine,
         clock: Clock,
         namespace: str,
         worker_name: str,
@@ -218,7 +218,7 @@ class PrefillPuller:
         """Let the engine work; answer a failure, unless the decode side has its hand-off already."""
         error, is_retryable, status = "the engine handed nothing over", True, 0
         try:
-            await self._engine.prefill(request, reply.hand_over)
+            await self._engine.prefill(request, reply.hand_off_ready)
         except RequestRefused as refusal:
             log.info("prefill %s is refused: %s", request.request_id, refusal)
             error, is_retryable, status = str(refusal), False, refusal.status
@@ -263,7 +263,7 @@ class _Reply:
         self._send = send
         self.is_sent = False
 
-    async def hand_over(self, hand_off: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(self, hand_off: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         """Answer that a decode worker may begin, with the hand-off."""
         if self.is_sent:
             raise RuntimeError(f"prefill {self._request_id} was handed over already")

@@ -116,11 +116,11 @@ def test_any_answer_to_a_prefill_is_handed_over_or_a_temporary_error(
     async def ask(*_: Any) -> Any:
         return answer if isinstance(answer, dict) else {}
 
-    async def hand_over(fields: Any, cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(fields: Any, cached_tokens: int | None = None, /) -> None:
         handed.append(json.dumps(dict(fields)))
 
     try:
-        asyncio.run(kind.prefill(REQUEST, hand_over, ask, (1, 2)))
+        asyncio.run(kind.prefill(REQUEST, hand_off_ready, ask, (1, 2)))
         assert len(handed) == 1
     except TemporaryError:
         assert not handed

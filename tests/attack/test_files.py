@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dynaplan.config.yaml_file import read_sections, read_sections_file
 from dynaplan.engines.sim.profiles import SHIPPED_DIR, load_profile
-from dynaplan.fleet.gpu_claims import NodeClaims, claimants
+from dynaplan.fleet.gpu_claims import NodeClaims, live_claim_owners
 from dynaplan.fleet.rules import statefile
 from dynaplan.fleet.startup_times import FILE_NAME, StartupTimesFile, median_startup_s
 from dynaplan.planner.recorders.decision_log import read_all, read_records
@@ -242,8 +242,8 @@ def test_a_claim_on_a_gpu_that_cannot_be_read_is_none(data: st.DataObject) -> No
         (at / f"GPU-1.{os.getuid()}.json").write_bytes(text)
         (at / "x").write_bytes(text)
         claims = NodeClaims(ProcessIdentity(os.getpid(), 1, "boot"), "ns", at)
-        foreign = claims.foreign(["GPU-1"])
-        claimants(at)
+        foreign = claims.held_by_others(["GPU-1"])
+        live_claim_owners(at)
         assert claims.claim(["GPU-1"]) == {"GPU-1"} - foreign.keys()
         claims.release(["GPU-1"])
 

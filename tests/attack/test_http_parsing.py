@@ -21,7 +21,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.gateway.client_connection import HttpServer
-from dynaplan.gateway.http_messages import BodyFault, Request, Response
+from dynaplan.gateway.http_messages import InvalidBody, Request, Response
 from dynaplan.worker.http_server import ConnectionLimits
 
 MUTATIONS = 30_000 if os.environ.get("DYNAPLAN_TORTURE") else 300
@@ -161,7 +161,7 @@ class Both:
         try:
             while piece := await request.body.read():
                 body += piece
-        except BodyFault:
+        except InvalidBody:
             return Response(400, {"Connection": "close"}, b"")
         self._seen.append((request.method, request.target, body))
         return Response.json({})

@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.gateway.request_bodies import LARGE_BODY_BYTES
+from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL
 from tests.fakes.polling import eventually
 
 COMPLETIONS = "/v1/completions"
-PADDING = "x" * LARGE_BODY_BYTES
+PADDING = "x" * MAX_INLINE_PARSE_BYTES
 """Goes into the field `messages`, which nothing reads in a completion: a prompt needs a context."""
 
 

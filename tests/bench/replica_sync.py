@@ -18,7 +18,7 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync
-from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
+from dynaplan.gateway.openai_api import COMPLETIONS, Call, parse_call
 from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
@@ -147,7 +147,7 @@ class Replica:
 
 
 def _call(text: str) -> Call:
-    return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": text}).encode())
+    return parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": text}).encode())
 
 
 def rows(repeats: int) -> Iterator[Row]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -138,7 +139,7 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
         if len(talks[talk]) > 400:
             talks[talk] = f"conversation {number} "
         call = Call(COMPLETIONS, b"{}", {}, "m", True, talks[talk], len(talks[talk]) // 4)
-        async with poison.admit(call) as suspect:
+        with closing(await poison.admit(call)) as suspect:
             booking = await router.book(call, 0.0)
             suspect.sent_to(booking.instance)
             booking.finish_prefill()

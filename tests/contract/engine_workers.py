@@ -89,10 +89,10 @@ class Worker:
         """What the engine hands over; AssertionError unless it does so exactly once."""
         handed_over: list[Mapping[str, Any]] = []
 
-        async def hand_over(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+        async def hand_off_ready(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
             handed_over.append(fields)
 
-        await self.engine.prefill(request, hand_over)
+        await self.engine.prefill(request, hand_off_ready)
         (fields,) = handed_over
         return fields
 

@@ -11,7 +11,7 @@ import pytest
 
 from dynaplan.engines import registry
 from dynaplan.gateway.migration import make_continuation
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, Call, read_call
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, Call, parse_call
 from tests.contract.engine_workers import KINDS, Kind, Worker, starting
 
 TOKENS = 16
@@ -36,7 +36,7 @@ async def test_a_begun_answer_goes_on_where_it_was_cut(engine: tuple[Kind, Worke
     kind, worker = engine
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
     fields: dict[str, Any] = {"model": "m", "max_tokens": TOKENS, "temperature": 0, "messages": messages}
-    asked = read_call(CHAT_COMPLETIONS, json.dumps(fields).encode())
+    asked = parse_call(CHAT_COMPLETIONS, json.dumps(fields).encode())
     whole = await texts(worker, asked)
     for tokens in (3, 7, 11):
         begun = "".join(whole[:tokens])

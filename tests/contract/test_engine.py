@@ -155,11 +155,13 @@ async def test_a_remote_prefill_is_handed_over_once_and_in_fields_that_json_can_
 async def test_a_request_that_no_engine_takes_is_handed_over_to_nobody(start_worker: StartWorker) -> None:
     worker = await start_worker(role="prefill")
 
-    async def hand_over(_: Any, cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(_: Any, cached_tokens: int | None = None, /) -> None:
         pytest.fail("it was handed over")
 
     with pytest.raises(PermanentError):
-        await worker.engine.prefill(RemotePrefillRequest("r1", path=CHAT, body={"messages": 5}), hand_over)
+        await worker.engine.prefill(
+            RemotePrefillRequest("r1", path=CHAT, body={"messages": 5}), hand_off_ready
+        )
     assert await is_idle(worker)
 
 

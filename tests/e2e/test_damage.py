@@ -39,7 +39,7 @@ async def test_damaged_data_of_etcd_is_set_aside_and_all_that_it_held_is_written
         (root / "etcd/data/member/snap/db").write_bytes(os.urandom(65536))
         process_of(deployment, "etcd --name").kill()
         await eventually(lambda: "set aside as" in deployment.text, 40)
-        await eventually(lambda: "has lost all that it held" in deployment.text, 40)
+        await eventually(lambda: "was reset and is empty" in deployment.text, 40)
         await eventually(lambda: is_whole(deployment), 40)
         await load.stop()
     assert load.incomplete == []

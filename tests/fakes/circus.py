@@ -141,7 +141,7 @@ class FakeClaims:
     def release(self, uuids: Any) -> None:
         self.held -= set(uuids)
 
-    def foreign(self, uuids: Any) -> dict[str, str]:
+    def held_by_others(self, uuids: Any) -> dict[str, str]:
         return {uuid: "somebody" for uuid in uuids if uuid in self.others}
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaplan.engines.port import BlocksChanged, HandOver
+from dynaplan.engines.port import BlockChangesCallback, HandOffReady
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.http_routes import Route
@@ -18,7 +18,7 @@ class PlainEngine:
     url = ""
     waits_for_release = False
 
-    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_kv_events(self, changed: BlockChangesCallback) -> bool:
         return False
 
     async def start(self) -> None: ...
@@ -49,7 +49,7 @@ class PlainEngine:
     async def wake(self) -> str:
         return ""
 
-    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None: ...
+    async def prefill(self, request: RemotePrefillRequest, hand_off_ready: HandOffReady) -> None: ...
 
     def release(self, request_id: str) -> None: ...
 

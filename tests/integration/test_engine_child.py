@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.engines.server.child import EngineChild, describe_exit
-from dynaplan.process.kernel import EXIT_NEVER
+from dynaplan.process.kernel import EXIT_CANNOT_START
 from dynaplan.process.process_table import descendants_of, group_members, identify
 from tests.fakes.polling import eventually, wait_until
 
@@ -85,7 +85,7 @@ async def test_the_end_of_a_part_that_it_is_dead_without_is_noticed_while_its_le
 
 async def test_a_program_that_is_not_there_is_an_engine_that_ends(spawn: Spawn) -> None:
     child = spawn("no-such-program-anywhere")
-    assert await asyncio.wait_for(child.wait(), 5) == EXIT_NEVER
+    assert await asyncio.wait_for(child.wait(), 5) == EXIT_CANNOT_START
     assert "cannot run no-such-program-anywhere" in child.last_lines()
 
 

@@ -230,8 +230,8 @@ async def test_a_decode_worker_that_refuses_leaves_the_hand_off_to_the_next() ->
 
 async def test_a_decode_worker_that_needs_a_hand_off_gets_a_new_one_after_another_died() -> None:
     async with stage(remote_prefill=True) as here:
-        dead = await here.worker("die_before", card={"needs_hand_off": True})
-        worker = await here.worker(card={"needs_hand_off": True})
+        dead = await here.worker("die_before", card={"requires_remote_prefill": True})
+        worker = await here.worker(card={"requires_remote_prefill": True})
         async with prefill_worker(here) as prefills:
             assert (await here.post())[0] == 200
             await eventually(lambda: len(prefills.released) == 2)
@@ -240,7 +240,7 @@ async def test_a_decode_worker_that_needs_a_hand_off_gets_a_new_one_after_anothe
 
 async def test_a_decode_worker_that_needs_a_hand_off_gets_no_request_without_one() -> None:
     async with stage(remote_prefill=True) as here:
-        worker = await here.worker(card={"needs_hand_off": True})
+        worker = await here.worker(card={"requires_remote_prefill": True})
         status, text = await here.post()
     assert (status, json.loads(text)["error"]["code"]) == (503, "no_worker")
     assert worker.bodies == []
@@ -291,7 +291,7 @@ async def test_a_frontend_that_ends_lets_its_hand_offs_go_first() -> None:
 
 async def test_a_decode_worker_that_cannot_compute_prompts_gets_none_without_a_hand_off() -> None:
     async with stage(remote_prefill=True, conditional_disagg=True) as here:
-        worker = await here.worker(card={"needs_hand_off": True})
+        worker = await here.worker(card={"requires_remote_prefill": True})
         status, text = await here.post()
         assert (status, json.loads(text)["error"]["code"]) == (503, "no_worker")
         async with prefill_worker(here) as prefills:

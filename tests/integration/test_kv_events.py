@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import zmq
 
-from dynaplan.engines.kv_events import CachedBlocks, Change, Cleared
+from dynaplan.engines.kv_events import BlockChange, CachedBlocks, Cleared
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import block_events
 from dynaplan.engines.server.block_events import BlockEvents, publisher_config
@@ -99,7 +99,7 @@ class Deployment:
         """The index of one more frontend."""
         runtime = await self.runtime("Frontend", "http://127.0.0.1:1")
         self.stack.push_async_callback(runtime.close)
-        follower = KvCacheFollower.of_process(runtime)
+        follower = KvCacheFollower.from_runtime(runtime)
         self.stack.push_async_callback(follower.close)
         follower.start()
         return follower
@@ -245,7 +245,7 @@ class Follower:
 
     def __init__(self, context: EngineContext) -> None:
         self.cache = CachedBlocks()
-        self.changes: list[Change] = []
+        self.changes: list[BlockChange] = []
         self.events = BlockEvents(context, self.changed)
 
     def changed(self, changes: Any) -> None:

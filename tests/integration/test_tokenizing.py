@@ -17,14 +17,14 @@ from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing import tokenizing
 from dynaplan.gateway.kv_routing.tokenizing import ModelTokenizers, TokenizingProcess
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, parse_call
 from tests.fakes.polling import eventually
 from tests.fakes.tokenizers import CHATML, byte_level_bpe, write_model
 
 
 def chat(content: str) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-    return read_call(CHAT_COMPLETIONS, json.dumps(body).encode())
+    return parse_call(CHAT_COMPLETIONS, json.dumps(body).encode())
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def test_many_prompts_at_once_have_the_tokens_of_their_model(tmp_path: Pat
             rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
             ids = own.encode(rendered, add_special_tokens=False).ids
             assert blocks == PromptBlocks(tuple(block_hashes(ids, 4)), 4, len(ids))
-        completion = read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": "the fox"}).encode())
+        completion = parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": "the fox"}).encode())
         ids = own.encode("the fox").ids
         assert await tokenizer.blocks(completion, 4) == PromptBlocks(tuple(block_hashes(ids, 4)), 4, len(ids))
 

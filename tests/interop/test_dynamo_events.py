@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.kv_events import Change, Cleared, KvEvent, Removed, Stored
+from dynaplan.engines.kv_events import BlockChange, Cleared, KvEvent, Removed, Stored
 from dynaplan.engines.timing_model.kv_blocks import chained, own_hashes
 from dynaplan.events.nats_plane import NatsEventPlane
 from dynaplan.events.port import EventPlane
@@ -132,7 +132,7 @@ def test_dynamos_index_has_after_our_kv_events_what_they_say() -> None:
     tokens = list(range(64))
     own = tuple(own_hashes(tokens, 16))
     hashes = tuple(chained(own))
-    changes: list[tuple[int, Change]] = [
+    changes: list[tuple[int, BlockChange]] = [
         (7, Stored(None, hashes[:2], own[:2])),
         (7, Stored(hashes[1], hashes[2:], own[2:])),
         (7, Removed(hashes[3:])),

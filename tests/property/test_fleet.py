@@ -10,7 +10,7 @@ from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import Reconciled, reconcile
 from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.rules.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet
-from dynaplan.graph.lifecycle import COUNTS, EXIT_NEVER, HOLDS_GPUS, Role, Worker, WorkerState
+from dynaplan.graph.lifecycle import COUNTS, EXIT_CANNOT_START, HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import StatefileCorrupt
@@ -105,7 +105,7 @@ class Fleet(RuleBasedStateMachine):
         self.reconcile(retry_failed=True)
 
     @precondition(lambda self: any(worker.state in WITH_PROCESS for worker in self.fleet))
-    @rule(data=st.data(), exit_code=st.sampled_from([0, 1, -9, EXIT_NEVER, None]))
+    @rule(data=st.data(), exit_code=st.sampled_from([0, 1, -9, EXIT_CANNOT_START, None]))
     def exit(self, data: st.DataObject, exit_code: int | None) -> None:
         running = [worker for worker in self.fleet if worker.state in WITH_PROCESS]
         worker = data.draw(st.sampled_from(running))

@@ -10,12 +10,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynaplan.engines.kv_events import CachedBlocks, CacheSnapshot, Change, Cleared, KvEvent, Removed, Stored
+from dynaplan.engines.kv_events import (
+    BlockChange,
+    CachedBlocks,
+    CacheSnapshot,
+    Cleared,
+    KvEvent,
+    Removed,
+    Stored,
+)
 from dynaplan.gateway.kv_routing import index as index_module
 from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
 
 BLOCKS = st.lists(st.integers(0, 12), max_size=5).map(tuple)
-CHANGES: st.SearchStrategy[Change] = st.one_of(
+CHANGES: st.SearchStrategy[BlockChange] = st.one_of(
     BLOCKS.map(lambda blocks: Stored(None, blocks, blocks)), BLOCKS.map(Removed), st.just(Cleared())
 )
 PICK = st.integers(0, 2)
@@ -31,7 +39,7 @@ class Worker:
     on_the_way: deque[KvEvent] = field(default_factory=deque)
     has_lost: bool = False
 
-    def change(self, changes: list[Change]) -> None:
+    def change(self, changes: list[BlockChange]) -> None:
         for change in changes:
             match change:
                 case Stored(_, hashes, _):
@@ -70,7 +78,7 @@ class Following(RuleBasedStateMachine):
 
     @rule(changes=st.lists(CHANGES, max_size=3))
     @precondition(lambda self: len(self.workers) < 3)
-    def a_worker_comes(self, changes: list[Change]) -> None:
+    def a_worker_comes(self, changes: list[BlockChange]) -> None:
         worker = Worker(self.next_id)
         self.next_id += 1
         worker.change(changes)
@@ -94,7 +102,7 @@ class Following(RuleBasedStateMachine):
 
     @rule(pick=PICK, changes=st.lists(CHANGES, min_size=1, max_size=3))
     @precondition(lambda self: self.workers)
-    def an_engine_steps(self, pick: int, changes: list[Change]) -> None:
+    def an_engine_steps(self, pick: int, changes: list[BlockChange]) -> None:
         self.worker(pick).change(changes)
 
     @rule(pick=PICK, again=st.booleans())

@@ -182,7 +182,9 @@ class FaultyBox(Box):
         retry_at_s = self.now_s + 5
         worker = self.workers[name]
         if worker.status.state is ModelState.LOADING:
-            self._move(worker, ModelState.FAILED, placed_on=(), too_little_bytes=there, retry_at_s=retry_at_s)
+            self._move(
+                worker, ModelState.FAILED, placed_on=(), failed_memory_bytes=there, retry_at_s=retry_at_s
+            )
 
     def _free(self, index: int) -> int:
         held = sum(each.status.held_bytes.get(index, 0) for each in self.workers.values())

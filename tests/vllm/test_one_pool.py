@@ -13,7 +13,7 @@ import pytest
 from dynaplan.engines.registry import engine_api
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.gateway.migration import make_continuation
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, read_call
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, parse_call
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import WORKER, chunks_of, is_ready, model_of
 from tests.fakes.load import Load
@@ -102,7 +102,7 @@ def test_vllm_goes_on_with_an_answer_that_another_worker_has_begun(one_pool: Dep
     asked |= {"max_tokens": TOKENS, "ignore_eos": True, "stream_options": {"include_usage": True}}
     pieces, prompt_tokens = answered(one_pool, asked)
     begun = "".join(pieces[:BEGUN])
-    call = read_call(CHAT_COMPLETIONS, json.dumps(asked).encode())
+    call = parse_call(CHAT_COMPLETIONS, json.dumps(asked).encode())
     rest = make_continuation(call, begun, BEGUN, engine_api("vllm"))
     more, continued_tokens = answered(one_pool, dict(rest.call.document))
     assert len(more) >= TOKENS - BEGUN

@@ -125,7 +125,7 @@ _CLIENT_PREFIXES = (
 def store_backend(environ: Mapping[str, str], where: str = BACKEND_VARIABLE) -> str:
     """Return the chosen store: ``etcd`` (the default), ``nats``, ``file``, ``kubernetes`` or ``mem``.
 
-    Raises ConfigError for any other word; ``where`` is the place that the user wrote it in.
+    Raises ConfigError for any other value; ``where`` names its source in the message.
     """
     text = environ.get(BACKEND_VARIABLE, "").strip()
     word = text.lower().replace("-", "_")

@@ -18,7 +18,7 @@ from dynaplan.engines.llamacpp.saved_slots import (
 )
 from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_RESERVATION_S, SlotAllocator, SlotFiles, SlotPool
 from dynaplan.engines.model_memory import memory_need
-from dynaplan.engines.port import Engine, EngineContext, HandOver
+from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.kind import Ask, prefill_body
 from dynaplan.engines.server.metrics import EngineMetrics
@@ -138,7 +138,7 @@ class LlamaCppEngine(ServerEngine):
         )
 
     async def _run_prefill(
-        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+        self, request: RemotePrefillRequest, hand_off_ready: HandOffReady, ask: Ask, ports: Sequence[int]
     ) -> None:
         if self._files.directory is None:
             raise PermanentError("this worker has no scratch directory: it cannot hand KV entries over")
@@ -149,7 +149,7 @@ class LlamaCppEngine(ServerEngine):
             self._files.delete(name)
             raise
         self._files.assign(request.request_id, name)
-        await hand_over({HAND_OFF: {"file": name, "tokens": tokens, "slots": self._checked.slots}})
+        await hand_off_ready({HAND_OFF: {"file": name, "tokens": tokens, "slots": self._checked.slots}})
 
     async def _prefill_into(self, name: str, request: RemotePrefillRequest, ask: Ask) -> int:
         """Compute the prompt and save it under that name; returns its tokens."""

@@ -34,9 +34,9 @@ from dynaplan.engines.server.options import (
     check_common,
     check_no_data_parallel,
     engine_flags,
-    hub_token,
-    merge_synonyms,
-    real_gpus,
+    hf_token_variable,
+    merge_aliases,
+    physical_gpus,
 )
 from dynaplan.util.errors import ConfigError, nearest
 
@@ -119,10 +119,10 @@ class LlamaOptions:
     """The checked options of one worker.
 
     ``slots`` requests are computed at once, each in ``context_tokens / slots`` tokens. ``translated`` are
-    values by the names in ``TRANSLATED_OPTIONS``, ``others`` by names that are not known here. ``server`` is
-    the llama-server program to use, empty for xllamacpp. ``environment`` comes on top of the worker's.
-    ``takes_hand_offs`` is True for a decode worker beside prefill workers. ``saved_kv_bytes`` is how much
-    the models of the deployment may save when they are put away.
+    the options in ``TRANSLATED_OPTIONS``, ``passthrough`` those unknown to dynaplan, given to the server as
+    they are. ``server`` is the llama-server program to use, empty for xllamacpp. ``environment`` is added to
+    the worker's. ``takes_hand_offs``: True for a decode worker beside prefill workers. ``saved_kv_bytes``:
+    the limit of the KV entries saved at unload, for all models of the deployment together.
     """
 
     model: str
@@ -134,7 +134,7 @@ class LlamaOptions:
     takes_hand_offs: bool = False
     saved_kv_bytes: int = 0
     translated: Mapping[str, Any] = field(default_factory=dict)
-    others: Mapping[str, Any] = field(default_factory=dict)
+    passthrough: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -158,8 +158,8 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         takes_hand_offs=bool(own.get("remote-prefill")),
         saved_kv_bytes=_saved_kv_bytes(own),
         translated=_translated(own),
-        others={key: value for key, value in own.items() if key not in OWN_OPTIONS | HANDLED | SET_HERE},
-        environment=hub_token(own),
+        passthrough={key: value for key, value in own.items() if key not in OWN_OPTIONS | HANDLED | SET_HERE},
+        environment=hf_token_variable(own),
     )
 
 
@@ -169,7 +169,7 @@ def _check_types(options: Options) -> dict[str, Any]:
         option = WORKER.get(NAMES.get(name, name))
         if option and not option.accepts(value):
             raise ConfigError(f"{name} is {value!r}", hint=f"Expected {option.expected}.")
-    return merge_synonyms(options, NAMES)
+    return merge_aliases(options, NAMES)
 
 
 THREADS = frozenset({"threads", "threads-batch", "threads-http"})
@@ -189,7 +189,7 @@ def fingerprint(options: LlamaOptions, gpus: float) -> str:
         "name": options.name,
         "context": (options.context_tokens, options.slots),
         "options": {key: value for key, value in options.translated.items() if key not in THREADS},
-        "others": dict(options.others),
+        "others": dict(options.passthrough),
     }
     files = gguf_files(Path(options.model).expanduser())
     return fingerprint_of(settings, [*files, *([Path(found)] if found else [])]) if files else ""
@@ -204,8 +204,8 @@ def server_flags(options: LlamaOptions) -> tuple[str, ...]:
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             words += [f"--{flag}", str(value)]
-    others = {name: _with_commas(value) for name, value in options.others.items()}
-    return (*words, *engine_flags(others, STYLE))
+    passthrough = {name: _with_commas(value) for name, value in options.passthrough.items()}
+    return (*words, *engine_flags(passthrough, STYLE))
 
 
 def _with_commas(value: Any) -> Any:
@@ -228,7 +228,7 @@ def _fields_of_options(options: LlamaOptions) -> dict[str, tuple[str, Any]]:
         name: (TRANSLATED_OPTIONS[name].attribute, _field_value(name, value))
         for name, value in options.translated.items()
     }
-    return translated | {name: (name.replace("-", "_"), value) for name, value in options.others.items()}
+    return translated | {name: (name.replace("-", "_"), value) for name, value in options.passthrough.items()}
 
 
 def _field_value(option: str, value: Any) -> Any:
@@ -242,7 +242,7 @@ def _field_value(option: str, value: Any) -> Any:
 def check_fields(options: LlamaOptions, params: Any) -> None:
     """Raise ConfigError for an option that ``params``, a ``CommonParams``, has no field or member for."""
     for name, (attribute, value) in _fields_of_options(options).items():
-        given = options.translated.get(name, options.others.get(name))
+        given = options.translated.get(name, options.passthrough.get(name))
         try:
             set_field(params, attribute, value)
         except AttributeError:
@@ -381,7 +381,7 @@ def _child_words(options: LlamaOptions, port: int, slots: str) -> tuple[str, ...
         "slot_save_path": slots,
     }
     words = (f"--{name}={json.dumps(value)}" for name, value in {**ours, **params_fields(options)}.items())
-    exit_unloaded = EXIT_RETRY if real_gpus(os.environ) else EXIT_USAGE
+    exit_unloaded = EXIT_RETRY if physical_gpus(os.environ) else EXIT_USAGE
     return sys.executable, "-m", CHILD, str(exit_unloaded), *words
 
 

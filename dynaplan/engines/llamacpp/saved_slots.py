@@ -210,9 +210,9 @@ class SavedSlots:
         self._remove(choose((), saved, 0, self._room_bytes(saved)).removed)
 
     def claim(self, own_names: Iterable[str]) -> dict[str, SavedSlot]:
-        """Take the newest files of this fingerprint, one for each name; own name -> what is in it.
+        """Rename the newest files with this worker's fingerprint to ``own_names``; name -> the saved slot.
 
-        The model's other files are removed: they fit no slot of this worker, or there is none left for them.
+        The model's other files are deleted: they have another fingerprint, or there is no slot left for them.
         """
         mine = [each for each in saved_in(self._directory) if each.model == self._model]
         fitting = [each for each in mine if each.fingerprint == self._fingerprint]

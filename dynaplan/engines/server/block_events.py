@@ -25,8 +25,8 @@ from pathlib import Path
 
 import zmq
 
-from dynaplan.engines.kv_events import Change, Cleared, Removed, Stored
-from dynaplan.engines.port import BlocksChanged, EngineContext
+from dynaplan.engines.kv_events import BlockChange, Cleared, Removed, Stored
+from dynaplan.engines.port import BlockChangesCallback, EngineContext
 from dynaplan.engines.timing_model.kv_blocks import chained, own_hashes
 from dynaplan.events.engine_batches import (
     END_OF_REPLAY,
@@ -70,7 +70,7 @@ class BlockTranslator:
         self._cached: dict[EngineHash, _CachedBlock] = {}
         self._group: int | None = None
 
-    def changes(self, events: Iterable[EngineEvent]) -> list[Change]:
+    def changes(self, events: Iterable[EngineEvent]) -> list[BlockChange]:
         """Return what the events say, in order; nothing for what says nothing new."""
         translated = (self._translate(event) for event in events)
         return [change for change in translated if change is not None]
@@ -79,7 +79,7 @@ class BlockTranslator:
         """Forget every block: which ones the engine holds is not known any more."""
         self._cached.clear()
 
-    def _translate(self, event: EngineEvent) -> Change | None:
+    def _translate(self, event: EngineEvent) -> BlockChange | None:
         match event:
             case BlocksStored():
                 return self._stored(event)
@@ -171,7 +171,7 @@ class BlockEvents:
     Raises ConfigError as ``addresses`` does.
     """
 
-    def __init__(self, context: EngineContext, changed: BlocksChanged) -> None:
+    def __init__(self, context: EngineContext, changed: BlockChangesCallback) -> None:
         self._events, self._replay = addresses(context)
         self._changed = changed
         self._translation = BlockTranslator()

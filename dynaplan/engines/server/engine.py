@@ -15,14 +15,14 @@ from typing import Any
 from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.engines.holds import Holds
 from dynaplan.engines.model_memory import memory_need
-from dynaplan.engines.port import BlocksChanged, EngineContext, HandOver
+from dynaplan.engines.port import BlockChangesCallback, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import BlockEvents
 from dynaplan.engines.server.child import EngineChild, describe_exit, wait_until_ready
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
-from dynaplan.engines.server.options import Options, lora_names, real_gpus
-from dynaplan.engines.server.sleep import Sleep
+from dynaplan.engines.server.options import Options, lora_names, physical_gpus
+from dynaplan.engines.server.sleep import EngineSleep
 from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
 from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.engines.worker_load import WorkerLoad
@@ -61,7 +61,7 @@ class ServerEngine:
         self._blocks: BlockEvents | None = None
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
-        self._sleep = Sleep(kind.sleep_paths, self._client)
+        self._sleep = EngineSleep(kind.sleep_paths, self._client)
         hang_timeout_s = WorkerSettings.from_options(options).hang_timeout_s
         self._watch = EngineWatchdog(
             self._read,
@@ -72,7 +72,7 @@ class ServerEngine:
             waits_for_others=context.role == "prefill" or bool(options.get("remote-prefill")),
         )
 
-    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_kv_events(self, changed: BlockChangesCallback) -> bool:
         """Call back with what the engine publishes of its blocks, unless it cannot, or the user has it."""
         try:
             why = self._kind.no_kv_events_reason(self._options)
@@ -83,7 +83,7 @@ class ServerEngine:
         if why:
             log.warning("%s does not tell which KV blocks it holds: %s", self._kind.name, why)
             return False
-        self._context = replace(self._context, publishes_blocks=True)
+        self._context = replace(self._context, publishes_kv_events=True)
         return True
 
     async def start(self) -> None:
@@ -127,7 +127,11 @@ class ServerEngine:
             "role": self._context.role,
             **({"chat_template": _template_text(own_template)} if own_template else {}),
             **({"loras": loras} if (loras := lora_names(options.get("lora-modules"))) else {}),
-            **({"needs_hand_off": True} if kind.needs_hand_off(options, self._context) else {}),
+            **(
+                {"requires_remote_prefill": True}
+                if kind.requires_remote_prefill(options, self._context)
+                else {}
+            ),
         }
 
     def load(self) -> WorkerLoad:
@@ -148,7 +152,7 @@ class ServerEngine:
         return reason
 
     async def wake(self) -> str:
-        """Wake a sleeping engine, let a paused one go on; see ``dynaplan.engines.port.AnsweringEngine``."""
+        """Wake a sleeping engine, let a paused one go on; see ``dynaplan.engines.port.ServingEngine``."""
         reason = await self._sleep.wake(self._watch.signals)
         await self._watch.poll()
         return reason
@@ -178,8 +182,9 @@ class ServerEngine:
     async def _wait_for_lost_part(self, child: EngineChild) -> str:
         return f"has lost a process: {await child.wait_for_lost_part(self._kind.parts)}"
 
-    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
-        """Compute the prompt, by the engine's own protocol; see ``dynaplan.engines.port.PrefillingEngine``.
+    async def prefill(self, request: RemotePrefillRequest, hand_off_ready: HandOffReady) -> None:
+        """Compute the prompt, by the engine's own protocol; see
+        ``dynaplan.engines.port.RemotePrefillEngine``.
 
         Raises PermanentError when the engine refuses the request (4xx), TemporaryError when it fails.
         """
@@ -192,7 +197,7 @@ class ServerEngine:
             if self._kind.holds_hand_offs:
                 self._holds.hold(request.request_id)
             try:
-                await hand_over(fields, cached_tokens)
+                await hand_off_ready(fields, cached_tokens)
             except BaseException:
                 self._holds.release(request.request_id)
                 raise
@@ -203,9 +208,9 @@ class ServerEngine:
         await self._run_prefill(request, hand_over_and_hold, ask, lease.ports)
 
     async def _run_prefill(
-        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+        self, request: RemotePrefillRequest, hand_off_ready: HandOffReady, ask: Ask, ports: Sequence[int]
     ) -> None:
-        await self._kind.prefill(request, hand_over, ask, ports)
+        await self._kind.prefill(request, hand_off_ready, ask, ports)
 
     @property
     def waits_for_release(self) -> bool:
@@ -277,7 +282,7 @@ class ServerEngine:
 
     def _turn_to_start(self, directory: Path) -> AbstractAsyncContextManager[None]:
         """Wait for the others on its GPUs; without GPUs, until cores and memory bear one more."""
-        if gpus := real_gpus(os.environ):
+        if gpus := physical_gpus(os.environ):
             return exclusive_start(gpus, directory)
         if not self._kind.measures_memory:
             return nullcontext()

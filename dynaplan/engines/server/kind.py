@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.parallelism import DATA, parallel_size
-from dynaplan.engines.port import EngineContext, HandOver
+from dynaplan.engines.port import EngineContext, HandOffReady
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.options import Options
 from dynaplan.engines.server.sleep import SleepPaths
@@ -122,12 +122,12 @@ class EngineKind(ABC):
         """Return the option that turns its prefix cache off, in words; empty where it is on."""
         return "enable-prefix-caching is false" if options.get("enable-prefix-caching") is False else ""
 
-    def needs_hand_off(self, options: Options, context: EngineContext) -> bool:
-        """Return True where it takes only requests whose prompt was prefilled elsewhere."""
+    def requires_remote_prefill(self, options: Options, context: EngineContext) -> bool:
+        """Return True if an engine with these options accepts only prompts prefilled by another worker."""
         return False
 
     async def prefill(
-        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+        self, request: RemotePrefillRequest, hand_off_ready: HandOffReady, ask: Ask, ports: Sequence[int]
     ) -> None:
         """Prefill a prompt for another worker; ``ports`` are the leased ports, the HTTP port first."""
         raise PermanentError(f"{self.name} does not prefill for others")
@@ -144,14 +144,18 @@ def prefill_body(request: RemotePrefillRequest, **fields: Any) -> dict[str, Any]
 
 
 async def prefill_first(
-    request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, hand_off: str, fields: Mapping[str, Any]
+    request: RemotePrefillRequest,
+    hand_off_ready: HandOffReady,
+    ask: Ask,
+    hand_off: str,
+    fields: Mapping[str, Any],
 ) -> None:
     """Prefill first, then decode: ``fields`` join the prefill request, its answer has ``hand_off``."""
     answer = await ask(request.path, prefill_body(request, **fields), request.request_id)
     taken = answer.get(hand_off)
     if not isinstance(taken, Mapping):
         raise TemporaryError(f"the engine's answer has no {hand_off}: it computed without handing off")
-    await hand_over({hand_off: dict(taken)}, cached_tokens_of(answer))
+    await hand_off_ready({hand_off: dict(taken)}, cached_tokens_of(answer))
 
 
 def cached_tokens_of(answer: Mapping[str, Any]) -> int | None:

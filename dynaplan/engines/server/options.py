@@ -1,7 +1,4 @@
-"""The options of a worker's section: checked, and as the flags of its engine.
-
-Nothing here knows a particular engine.
-"""
+"""The options of a worker's section: validated, and turned into flags of its engine's command line."""
 
 from __future__ import annotations
 
@@ -22,86 +19,90 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FlagStyle:
-    """The way in which one engine takes its flags.
+    """An engine's conventions for flags.
 
-    ``handled`` are options that the adapter itself turns into flags. ``renamed`` gives an option the engine's
-    name for it. ``removed`` are options of older versions that the engine takes no more, and what came of
-    them: they are left out. ``false`` is written as ``--no-option`` for those in ``negatable``, else it is
-    left out. ``word`` joins the words of a flag's name.
+    ``handled``: options that the adapter itself turns into flags. ``renamed``: option -> the engine's name
+    for it. ``removed``: options that the engine no longer accepts -> what replaced them; they are left out.
+    ``false`` is written as ``--no-option`` for those in ``negatable``, else it is left out. ``separator``
+    stands between the words of a flag: ``-`` or ``_``.
     """
 
     handled: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
     removed: Mapping[str, str] = field(default_factory=dict)
     negatable: frozenset[str] = frozenset()
-    word: str = "-"
+    separator: str = "-"
 
 
 def flag_style(
     engine: str, handled: Iterable[str], also: Mapping[str, str] | None = None, **more: Any
 ) -> FlagStyle:
-    """The style of a known engine: its own names and what it does not take come from the options' table.
+    """Return the style of a known engine: renamed and removed options are those in ``config/stock.py``.
 
-    ``also`` are further names, ``more`` are fields of ``FlagStyle``.
+    ``also`` are further renames, ``more`` are fields of ``FlagStyle``.
     """
-    ready = frozenset(handled)
-    names = {name: own[0] for name, own in engine_names(engine).items() if name not in OWN_OPTIONS | ready}
-    return FlagStyle(ready, {**names, **(also or {})}, removed_from(engine), **more)
+    adapter_options = frozenset(handled)
+    names = {
+        name: own[0]
+        for name, own in engine_names(engine).items()
+        if name not in OWN_OPTIONS | adapter_options
+    }
+    return FlagStyle(adapter_options, {**names, **(also or {})}, removed_from(engine), **more)
 
 
 def engine_flags(options: Options, style: FlagStyle) -> tuple[str, ...]:
-    """The command-line words of every option that is the engine's to read, in the order they were given.
+    """Return the arguments for every option that dynaplan does not consume itself, in the order given.
 
-    ``true`` is ``--option``, null is left out, a mapping is JSON text, a list is several words.
+    ``true`` is ``--option``, null is left out, a mapping is JSON text, a list is several arguments.
     """
     left_out = OWN_OPTIONS | style.handled | set(style.removed)
     return tuple(
         word
         for option, value in options.items()
         if option not in left_out
-        for word in _words(style.renamed.get(option, option), value, style)
+        for word in _flag_arguments(style.renamed.get(option, option), value, style)
     )
 
 
 def removed_options(options: Options, style: FlagStyle) -> dict[str, str]:
-    """The options that are set and that the engine takes no more, each with what came of it."""
+    """Return the options that are set but no longer accepted by the engine, each with what replaced it."""
     return {key: why for key, why in style.removed.items() if options.get(key) not in (None, False)}
 
 
 def memory_fraction(gpus: float, whole_gpu: float, given: float = 0.0) -> float | None:
-    """The part of the GPU's memory for an engine that gets a fraction of a GPU; None for whole ones.
+    """Return the fraction of GPU memory for an engine on part of a GPU; None if it has whole GPUs.
 
-    ``given`` is the part that an engine was given which shares its GPUs with other models, 0 for none.
+    ``given`` is the fraction already assigned to an engine whose GPUs other models use too; 0 if none.
     """
     if given:
         return given
     return round(gpus * whole_gpu, 4) if 0 < gpus < 1 else None
 
 
-def _words(name: str, value: Any, style: FlagStyle) -> list[str]:
-    flag = "--" + name.replace("-", style.word)
+def _flag_arguments(name: str, value: Any, style: FlagStyle) -> list[str]:
+    flag = "--" + name.replace("-", style.separator)
     match value:
         case None:
             return []
         case True:
             return [flag]
         case False:
-            negated = "--" + f"no-{name}".replace("-", style.word)
+            negated = "--" + f"no-{name}".replace("-", style.separator)
             return [negated] if name in style.negatable else []
         case Mapping():
             return [flag, json.dumps(value, separators=(",", ":"))]
         case list() | tuple():
-            return [flag, *(_text(each) for each in value)] if value else []
+            return [flag, *(_to_text(each) for each in value)] if value else []
         case _:
-            return [flag, _text(value)]
+            return [flag, _to_text(value)]
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")) if isinstance(value, Mapping | list) else str(value)
 
 
 def check_common(options: Options, engine: str, set_here: frozenset[str]) -> None:
-    """Raise ConfigError without a model, for an option that dynaplan sets, and for timeouts that are none."""
+    """Raise ConfigError without a model, for an option that dynaplan sets, or for an invalid timeout."""
     if not isinstance(options.get("model"), str) or not options["model"].strip():
         raise ConfigError(
             f"model is {options.get('model')!r}", hint=f"Expected the model that {engine} serves."
@@ -114,8 +115,8 @@ def check_common(options: Options, engine: str, set_here: frozenset[str]) -> Non
     WorkerSettings.from_options(options)
 
 
-def merge_synonyms(options: Options, names: Mapping[str, str]) -> dict[str, Any]:
-    """The options that are set, those of ``names`` under the name there.
+def merge_aliases(options: Options, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options that are set, aliases in ``names`` under their canonical name.
 
     Raises ConfigError where two names of the same option have different values.
     """
@@ -142,12 +143,12 @@ def check_no_data_parallel(options: Options, engine: str) -> None:
             )
 
 
-def hub_token(options: Options) -> dict[str, str]:
-    """The environment variable with the token for the Hugging Face hub; a command line can be read by all."""
+def hf_token_variable(options: Options) -> dict[str, str]:
+    """Return the variable with the token for the Hugging Face hub: any user can read a command line."""
     return {"HF_TOKEN": str(options["hf-token"])} if options.get("hf-token") else {}
 
 
-def loopback_transport(environ: Mapping[str, str]) -> dict[str, str]:
+def ucx_loopback_variable(environ: Mapping[str, str]) -> dict[str, str]:
     """Keep UCX, which moves KV entries for NIXL, from listening on the machine's network addresses.
 
     Returns the environment variable to add; none when ``environ`` names the devices that UCX may use.
@@ -155,8 +156,8 @@ def loopback_transport(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if environ.get("UCX_NET_DEVICES") else {"UCX_NET_DEVICES": "lo"}
 
 
-def command_words(value: Any, option: str) -> list[str]:
-    """Split a command, given as one text or as a list of words; [] when it is not given."""
+def split_command(value: Any, option: str) -> list[str]:
+    """Split a command, given as a string or as a list of strings; [] when it is not given."""
     try:
         words = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
@@ -164,26 +165,29 @@ def command_words(value: Any, option: str) -> list[str]:
     if words is None:
         return []
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"{option} is {value!r}", hint="Expected a command: a text, or a list of words.")
+        raise ConfigError(
+            f"{option} is {value!r}", hint="Expected a command: a string, or a list of strings."
+        )
     return words
 
 
-def real_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The UUIDs of this worker's GPUs, simulated GPUs left out."""
+def physical_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs of this worker's GPUs, simulated ones and "-1" (none) left out."""
     gpus = [gpu.strip() for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return [gpu for gpu in gpus if gpu and not gpu.startswith(("GPU-SIM-", "-"))]
 
 
 def drain_deadline_s(options: Options, environ: Mapping[str, str]) -> float:
-    """The seconds that the worker's requests may take to finish when it leaves."""
+    """Return the seconds that the worker's requests may take to finish while it drains."""
     own = options.get("drain-deadline") or environ.get("DYNAPLAN_DRAIN_DEADLINE_S")
     return float(own or WorkerSettings.drain_deadline_s)
 
 
 def lora_names(modules: Any) -> list[str]:
-    """Return the names in vLLM's ``lora-modules``: ``name=path``, or JSON with a ``name``, one or a list.
+    """Return the names in vLLM's ``lora-modules``: ``name=path`` or JSON with a ``name``, a single one or a
+    list.
 
-    What is neither is left out: the engine refuses it at its start.
+    Invalid entries are left out: the engine refuses them at its start.
     """
     entries = modules if isinstance(modules, list) else [] if modules is None else [modules]
     texts = [text for each in entries for text in (each.split() if _is_plain_text(each) else [each])]

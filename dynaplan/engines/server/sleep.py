@@ -34,7 +34,7 @@ class SleepPaths:
     hint: str
 
 
-class Sleep:
+class EngineSleep:
     """Asks one engine whether it is paused, which its metrics do not tell, and wakes it."""
 
     def __init__(self, waking: SleepPaths | None, client: ServerClient) -> None:

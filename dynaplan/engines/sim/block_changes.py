@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dynaplan.engines.kv_events import Change, Removed, Stored
+from dynaplan.engines.kv_events import BlockChange, Removed, Stored
 from dynaplan.engines.timing_model.kv_blocks import own_hashes
 
 
@@ -27,7 +27,7 @@ class BlockChanges:
     block.
     """
 
-    def __init__(self, changed: Callable[[Sequence[Change]], None], block_tokens: int) -> None:
+    def __init__(self, changed: Callable[[Sequence[BlockChange]], None], block_tokens: int) -> None:
         self._changed = changed
         self._block_tokens = block_tokens
         self._origins: dict[int, _Origin] = {}
@@ -73,8 +73,8 @@ class BlockChanges:
             del self._origins[block]
 
 
-def _changes(pending: Sequence[tuple[int, _Origin | None]]) -> list[Change]:
-    changes: list[Change] = []
+def _changes(pending: Sequence[tuple[int, _Origin | None]]) -> list[BlockChange]:
+    changes: list[BlockChange] = []
     for is_removed, group in groupby(pending, lambda each: each[1] is None):
         if is_removed:
             changes.append(Removed(tuple(block for block, _ in group)))
@@ -83,7 +83,7 @@ def _changes(pending: Sequence[tuple[int, _Origin | None]]) -> list[Change]:
     return changes
 
 
-def _chains(stored: Sequence[tuple[int, _Origin]]) -> list[Change]:
+def _chains(stored: Sequence[tuple[int, _Origin]]) -> list[BlockChange]:
     """Return one change for each run of blocks that follow each other."""
     runs: list[list[tuple[int, _Origin]]] = []
     for block, origin in stored:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.port import BlocksChanged, Engine, EngineContext, HandOver
+from dynaplan.engines.port import BlockChangesCallback, Engine, EngineContext, HandOffReady
 from dynaplan.engines.sim.api import RemoteKv
 from dynaplan.engines.sim.block_changes import BlockChanges
 from dynaplan.engines.sim.endpoints import LiveAnswer, SimEndpoints
@@ -141,7 +141,7 @@ class SimEngine:
         self._held = HeldPrompts(context.worker_name, context.address, self._release)
         self._endpoints = SimEndpoints(self, checked.seed, checked.model, self._settings.context_tokens)
 
-    def subscribe_blocks(self, changed: BlocksChanged) -> bool:
+    def subscribe_kv_events(self, changed: BlockChangesCallback) -> bool:
         """Call back at the end of each step that changed the published blocks."""
         if not self._settings.is_prefix_caching:
             return False
@@ -252,7 +252,7 @@ class SimEngine:
             "dynaplan:kv_hand_offs_expired_total": self._held.holds.expired,
         }
 
-    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+    async def prefill(self, request: RemotePrefillRequest, hand_off_ready: HandOffReady) -> None:
         """Compute the prompt and hold its blocks until they are taken, at most 30 s.
 
         Raises RequestRefused for a prompt that this engine cannot serve.
@@ -276,7 +276,7 @@ class SimEngine:
             raise
         finally:
             self.close(answer)
-        await hand_over({"kv_transfer_params": params}, held.cached_tokens)
+        await hand_off_ready({"kv_transfer_params": params}, held.cached_tokens)
 
     async def fetch(self, remote: RemoteKv, prompt_tokens: int) -> bool:
         """Take the KV entries of a prompt from the engine that computed it; tell whether they came."""

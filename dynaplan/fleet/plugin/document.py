@@ -12,7 +12,7 @@ from dynaplan.config.settings.servers import server_addresses
 from dynaplan.fleet.circus_client import CircusClient
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.rules.models import Learnt
-from dynaplan.fleet.rules.restarting import without_process
+from dynaplan.fleet.rules.restarting import after_process_ended
 from dynaplan.fleet.rules.statefile import (
     Deployment,
     Document,
@@ -127,7 +127,7 @@ class Statefile:
     def record_ends(self, processes: Processes, now_s: float) -> None:
         """Write down that workers whose processes are gone are not ready, unless the disk forbids it."""
         workers = tuple(
-            without_process(each, now_s)
+            after_process_ended(each, now_s)
             if each.pid and processes.identify(each.pid) != each.started_at
             else each
             for each in self.workers

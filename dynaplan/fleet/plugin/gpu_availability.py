@@ -60,10 +60,10 @@ class GpuClaims:
         self._held: frozenset[int] | None = None
         self._foreign: dict[int, str] = {}
 
-    def foreign(self) -> dict[int, str]:
+    def held_by_others(self) -> dict[int, str]:
         """Return the GPUs that other deployments hold at this moment: index -> the holder, in words."""
         try:
-            holders = self._claims.foreign(self._index_of)
+            holders = self._claims.held_by_others(self._index_of)
             self._foreign = {self._index_of[uuid]: holder for uuid, holder in holders.items()}
         except DeploymentError as error:
             log.warning("%s", error)
@@ -254,7 +254,7 @@ class GpuAvailability:
 
     def unusable(self, fleet: Sequence[Worker]) -> dict[int, str]:
         """Return the GPUs that no further worker may get now: index -> the holder, in words."""
-        self._claimed = self._claims.foreign()
+        self._claimed = self._claims.held_by_others()
         return {**self._busy(fleet), **self._reserved, **self._claimed}
 
     def claim_for(self, fleet: Iterable[Worker]) -> dict[int, str]:

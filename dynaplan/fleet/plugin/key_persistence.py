@@ -1,4 +1,4 @@
-"""Keeps keys of the store in the statefile: written down when they change, written again when they were lost.
+"""Keeps keys of the store in the statefile: saved when they change, restored when the store has lost them.
 
 Level-triggered, like the reconciler. Which key is lost and which was deleted is decided in
 ``fleet/rules/lost_keys.py``.
@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dynaplan.fleet.rules.lost_keys import PERSONS_KEYS, STORE_ID, Comparison, PersistedKeys, compare
+from dynaplan.fleet.rules.lost_keys import STORE_ID, USER_SET_KEYS, Comparison, PersistedKeys, compare
 from dynaplan.util.errors import StatefileUnwritable
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-"""Seconds between two comparisons while something has to be mended, or a hold ends by the clock."""
+"""Seconds between two comparisons while a repair is pending, or a hold has an expiry time."""
 
 RESYNC_S = 5.0
-"""Longest time between two comparisons, in seconds: a change of the keys causes one at once."""
+"""Longest time between two comparisons, in seconds: a changed key triggers one at once."""
 
 
 class KeyPersistence:
     """Copies counts, holds, reservations and live settings from store to statefile, and back when lost.
 
-    Also ends holds and reservations whose deadline has passed.
+    Also deletes expired holds and reservations.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class KeyPersistence:
         self._statefile = statefile
         self._terminal = terminal
         self._unix_time_s = unix_time_s
-        self._ended: dict[str, str] = {}
-        self._reported: PersistedKeys | None = None
+        self._reported_expired: dict[str, str] = {}
+        self._reported_lost: PersistedKeys | None = None
 
     async def run(self) -> None:
         changed = asyncio.Event()
@@ -63,74 +63,74 @@ class KeyPersistence:
                 continue
 
     async def sync(self) -> bool:
-        """Compare the store with the statefile once, and mend what differs.
+        """Compare the store with the statefile once, and repair what differs.
 
-        Return whether nothing is left to do until a key changes.
+        Return True when there is nothing to do until a key changes.
         """
-        found, before = self._link.persisted, self._recorded
-        if found is None:
+        in_store, before = self._link.persisted, self._saved
+        if in_store is None:
             return False
-        seen = compare(before, found)
-        if seen.lost or STORE_ID not in found.planner or before.live.keys() - found.live.keys():
-            # What is followed may be out of date, and the two kinds of keys differently so.
-            fresh = await self._link.read_persisted()
-            if fresh is None:
+        diff = compare(before, in_store)
+        if diff.lost or STORE_ID not in in_store.planner or before.live.keys() - in_store.live.keys():
+            # The watched copies may lag, each of the two watches differently: read both again.
+            reread = await self._link.read_persisted()
+            if reread is None:
                 return False
-            seen = compare(before, fresh)
-            await self._mend(seen, fresh)
+            diff = compare(before, reread)
+            await self._restore_lost(diff, reread)
         else:
-            self._reported = None
-        self._write_down(seen.kept)
-        are_timed = {self._end(name, seen.kept.planner.get(name, "")) for name in PERSONS_KEYS}
-        return not any(are_timed) and not seen.lost and seen.kept == self._recorded
+            self._reported_lost = None
+        self._save(diff.kept)
+        needs_clock_check = {self._expire(name, diff.kept.planner.get(name, "")) for name in USER_SET_KEYS}
+        return not any(needs_clock_check) and not diff.lost and diff.kept == self._saved
 
     @property
-    def _recorded(self) -> PersistedKeys:
+    def _saved(self) -> PersistedKeys:
         return PersistedKeys(self._statefile.planner_keys, self._statefile.live_settings)
 
-    async def _mend(self, seen: Comparison, found: PersistedKeys) -> None:
+    async def _restore_lost(self, diff: Comparison, in_store: PersistedKeys) -> None:
         """Write what the store has lost, and its id if it has none yet."""
-        lost = seen.lost
-        if lost and lost != self._reported:
-            self._terminal.report(_loss(seen))
-        self._reported = lost
-        if STORE_ID not in found.planner and STORE_ID not in lost.planner:
+        lost = diff.lost
+        if lost and lost != self._reported_lost:
+            self._terminal.report(_loss_message(diff))
+        self._reported_lost = lost
+        if STORE_ID not in in_store.planner and STORE_ID not in lost.planner:
             lost = PersistedKeys({**lost.planner, STORE_ID: uuid.uuid4().hex}, lost.live)
         if lost:
             await self._link.restore(lost)
 
-    def _write_down(self, kept: PersistedKeys) -> None:
-        if kept == self._recorded:
+    def _save(self, kept: PersistedKeys) -> None:
+        if kept == self._saved:
             return
         try:
             self._statefile.record_keys(kept.planner, kept.live)
         except StatefileUnwritable as error:
-            log.warning("the store's keys are not in the statefile yet: %s", error)
+            log.warning("cannot save the store's keys to the statefile, will retry: %s", error)
 
-    def _end(self, name: str, text: str) -> bool:
-        """Release holds or reservations that are over: a clock which is set back does not revive them.
+    def _expire(self, name: str, text: str) -> bool:
+        """Delete expired holds or reservations, so that setting the clock back does not bring them back.
 
         Return whether the clock has to be checked again.
         """
         now_s = self._unix_time_s()
         try:
-            before = PERSONS_KEYS[name](text)
+            before = USER_SET_KEYS[name](text)
         except ValueError:
             return False
-        lasting = before.lasting(now_s)
-        if before == lasting:
-            return any(entry.until_s for entry in lasting.sentences.values())
-        self._link.replace(name, text, lasting.to_text())
-        if text != self._ended.get(name):
-            self._ended[name] = text
-            for sentence in before.sentences.keys() - lasting.sentences.keys():
-                self._terminal.report(f"{sentence}: that is over.")
+        remaining = before.without_expired(now_s)
+        if before == remaining:
+            return any(entry.until_s for entry in remaining.descriptions.values())
+        self._link.replace(name, text, remaining.to_text())
+        if text != self._reported_expired.get(name):
+            self._reported_expired[name] = text
+            for description in before.descriptions.keys() - remaining.descriptions.keys():
+                self._terminal.report(f"{description}: expired.")
         return True
 
 
-def _loss(seen: Comparison) -> str:
-    names = ", ".join([*(name for name in seen.lost.planner if name != STORE_ID), *seen.lost.live])
-    if not seen.is_new_store:
-        return f"The key-value store has lost {names}: written again."
-    again = f" Written again: {names}." if names else ""
-    return f"The key-value store has lost all that it held. Workers register again by themselves.{again}"
+def _loss_message(diff: Comparison) -> str:
+    names = ", ".join([*(name for name in diff.lost.planner if name != STORE_ID), *diff.lost.live])
+    if not diff.is_new_store:
+        return f"The key-value store lost {names}; restored from the statefile."
+    restored = f" Restored from the statefile: {names}." if names else ""
+    return f"The key-value store was reset and is empty. Workers register again by themselves.{restored}"

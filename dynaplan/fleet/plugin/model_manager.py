@@ -44,7 +44,7 @@ from dynaplan.fleet.rules.models import (
     model_status,
     workers_of,
 )
-from dynaplan.fleet.rules.restarting import too_little_bytes
+from dynaplan.fleet.rules.restarting import failed_memory_bytes
 from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.models.model import (
@@ -332,9 +332,9 @@ class ModelManager:
     def _learn_too_little(self, model: ServedModel, worker: Worker | None) -> Learnt:
         """Return what was learnt of the model; of a load that lacked memory, how much was too little."""
         learnt = self.learnt.get(model.name, NOTHING_LEARNT)
-        given = too_little_bytes(worker) if worker else 0
-        if given > learnt.too_little_bytes:
-            learnt = self.learnt[model.name] = replace(learnt, too_little_bytes=given)
+        given = failed_memory_bytes(worker) if worker else 0
+        if given > learnt.failed_memory_bytes:
+            learnt = self.learnt[model.name] = replace(learnt, failed_memory_bytes=given)
         return learnt
 
     def _rules_of(self, model: ServedModel) -> ModelPolicy:

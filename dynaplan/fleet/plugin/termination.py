@@ -22,7 +22,7 @@ from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.rules.observing import Exit, hung, suspects
-from dynaplan.fleet.rules.restarting import out_of_memory
+from dynaplan.fleet.rules.restarting import describe_oom_kills
 from dynaplan.fleet.runtime_dir import remove_files_of
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 
@@ -99,7 +99,7 @@ class Termination:
         """Return the workers whose process and session are gone, with the exit code if known."""
         now_s = self._clock.now_s()
         kills, where = self._processes.oom_kills()
-        out_of_memory_words = out_of_memory(kills - self._known_oom_kills, where)
+        out_of_memory_words = describe_oom_kills(kills - self._known_oom_kills, where)
         exits: dict[str, Exit] = {}
         for worker in workers:
             if not worker.pid:

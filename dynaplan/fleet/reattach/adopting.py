@@ -97,7 +97,7 @@ def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
             launch.statefile.with_suffix(".serve.lock"),
         ],
         [launch.scratch_dir.parent, *launch.runtime_dir.parents[:2]],
-        NodeClaims(launch.arbiter, launch.namespace).files(gpu.uuid for gpu in launch.gpus),
+        NodeClaims(launch.arbiter, launch.namespace).claim_files(gpu.uuid for gpu in launch.gpus),
     )
 
 

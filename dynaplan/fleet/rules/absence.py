@@ -41,7 +41,7 @@ class Absence:
         return NEVER_ASK_AGAIN_S if math.isinf(delay_s) else math.ceil(delay_s) + 1
 
     def message(self, unix_time_s: float) -> str:
-        """Return why there is no worker, and when there may be one, for a client."""
+        """Return the error text for a client: why no worker serves, and when one may."""
         if self.retry_unix_s is None:
             return self.why
         delay_s = self.retry_s(unix_time_s)

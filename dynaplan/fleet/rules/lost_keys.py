@@ -1,9 +1,9 @@
-"""Lost keys of the store: the statefile remembers them, so that they outlive a store that loses its data.
+"""Lost keys of the store: the statefile has copies of them, so that they outlive a store that loses its data.
 
-There are two kinds. The planner's keys are never meant to go: one that is missing was lost, and is written
-again. (So nobody ends a hold by deleting its key; ``dynaplan release`` writes ``{}``.) A live setting may be
-deleted; it was lost only if the store has lost everything. That is seen by a key that nobody has reason to
-delete, the store's id: the fleet plugin writes it, and a store that began anew lacks it.
+There are two kinds. The planner's keys are never deleted: a missing one was lost, and is restored. (So nobody
+ends a hold by deleting its key; ``dynaplan release`` writes ``{}``.) A live setting may be deleted; it was
+lost only if the store has lost everything. The sign of that is a missing store id, a key that the fleet
+plugin writes and nobody has reason to delete.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def _is_read(by: Callable[[str], object]) -> Callable[[str], bool]:
 
 
 class TimedEntries(Protocol):
-    """Entries that persons have written under one key, and that may have a deadline."""
+    """Entries that users have written under one key, each with or without an expiry time."""
 
-    def lasting(self, now_s: float) -> Self:
-        """Return those whose deadline has not passed; seconds since 1970-01-01 UTC."""
+    def without_expired(self, now_s: float) -> Self:
+        """Return those that have not expired at ``now_s``, seconds since 1970-01-01 UTC."""
         ...
 
     @property
-    def sentences(self) -> Mapping[str, Hold]:
-        """The entries, by a sentence in the past tense about each."""
+    def descriptions(self) -> Mapping[str, Hold]:
+        """The entries, by a description of each in the past tense."""
         ...
 
     def to_text(self) -> str:
@@ -54,21 +54,21 @@ class TimedEntries(Protocol):
         ...
 
 
-PERSONS_KEYS: Mapping[str, Callable[[str], TimedEntries]] = {
+USER_SET_KEYS: Mapping[str, Callable[[str], TimedEntries]] = {
     HOLDS: RoleHolds.from_text,
     RESERVATIONS: ReservedGpus.from_text,
 }
-"""The planner's keys that persons write, and their readers, which raise ValueError."""
+"""The planner's keys that users set, and their parsers, which raise ValueError."""
 
 PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
-    **{name: _is_read(read) for name, read in PERSONS_KEYS.items()},
+    **{name: _is_read(read) for name, read in USER_SET_KEYS.items()},
     **dict.fromkeys(COUNT_KEYS.values(), _is_number),
     "decision_id": _is_number,
     STORE_ID: bool,
     MODEL_ORDERS: _is_read(ModelOrders.from_text),
     MODEL_WORKERS: _is_read(planned_workers_in),
 }
-"""The planner's keys that are kept, by name, and the test of a value that is worth it."""
+"""The planner's keys that are saved, by name, and the test for a valid value."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PersistedKeys:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The keys to keep from now on, and those of them that the store lacks.
+    """The keys to save, and those of them that the store lacks.
 
     ``is_new_store``: it has lost everything.
     """
@@ -95,7 +95,7 @@ class Comparison:
 
 
 def compare(kept: PersistedKeys, found: PersistedKeys) -> Comparison:
-    """Compare what is written down with what is in the store; a value there that is no good counts not."""
+    """Compare the saved keys with those in the store; invalid values there are ignored."""
     planner = {
         **kept.planner,
         **{name: text for name, text in found.planner.items() if _is_persisted(name, text)},

@@ -48,7 +48,7 @@ class Learnt:
 
     memory_bytes: int = 0
     load_s: float = 0.0
-    too_little_bytes: int = 0
+    failed_memory_bytes: int = 0
     last_use_unix_s: float = 0.0
     ready_unix_s: float = 0.0
 
@@ -208,7 +208,7 @@ def model_status(
         placed_on=_devices(worker),
         measured_bytes=learnt.memory_bytes,
         measured_load_s=learnt.load_s,
-        too_little_bytes=learnt.too_little_bytes,
+        failed_memory_bytes=learnt.failed_memory_bytes,
         sleep_level=progress.level if progress else "",
         sleep_failure=progress.failure if progress else "",
         retry_at_s=_retry_at_s(worker),

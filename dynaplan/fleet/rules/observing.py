@@ -10,10 +10,10 @@ from typing import Any
 from dynaplan.fleet.counts import WorkerCounts
 from dynaplan.fleet.rules.restarting import (
     after_exit,
-    after_too_little_memory,
+    after_out_of_memory,
+    after_process_ended,
     exit_reason,
-    lacks_memory,
-    without_process,
+    shows_out_of_memory,
 )
 from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
@@ -73,7 +73,7 @@ def observe(workers: Workers, world: World) -> Observed:
         exit_ = world.exits.get(name)
         if exit_ is None:
             is_gone = name in world.gone
-            after[name] = without_process(worker, world.now_s) if is_gone else _registered(worker, world)
+            after[name] = after_process_ended(worker, world.now_s) if is_gone else _registered(worker, world)
         else:
             after[name] = _ended(worker, exit_, world.now_s)
             leases += [worker.instance_id] if worker.instance_id else []
@@ -88,8 +88,8 @@ def observe(workers: Workers, world: World) -> Observed:
 
 def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
     is_loading = worker.state is WorkerState.STARTING and not worker.url
-    if is_loading and worker.memory_bytes and lacks_memory(f"{exit_.last_lines} {exit_.killer}"):
-        return after_too_little_memory(worker, now_s)
+    if is_loading and worker.memory_bytes and shows_out_of_memory(f"{exit_.last_lines} {exit_.killer}"):
+        return after_out_of_memory(worker, now_s)
     after = after_exit(worker, exit_.code, now_s, killer=exit_.killer)
     has_failed = after.state is WorkerState.FAILED and bool(exit_.last_lines)
     return replace(after, reason=f"{after.reason}\n{exit_.last_lines}") if has_failed else after

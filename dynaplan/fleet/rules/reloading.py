@@ -1,4 +1,4 @@
-"""Reloading: what each changed setting of a deployment that runs would take."""
+"""Reloading: how each changed setting of a running deployment is applied."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ _FIXED: Mapping[Role, Mapping[str, str]] = {
         "namespace": "the namespace is the deployment",
     },
 }
-"""Settings that ``serve`` itself has used, by role and key, and for what."""
+"""Settings that ``serve`` itself reads at its start: role -> key -> what for."""
 
 _PARALLEL = frozenset((*TENSOR, *PIPELINE, *DATA, SHARED_RANKS))
 
 
-class Taking(Enum):
-    """The effort that a changed setting takes."""
+class ApplyMode(Enum):
+    """How a changed setting is applied."""
 
     NOTHING = "nothing"
     LIVE = "live"
-    RESTART = "rolling restart"
-    SERVE = "needs a new serve"
+    REPLACE_WORKERS = "rolling restart"
+    RESTART_SERVE = "needs a restart of serve"
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """One setting of one service, before and after, and what it takes to apply it.
+    """One setting of one service, before and after, and how the change is applied.
 
-    ``restarts`` are the services whose processes are replaced; ``why`` explains what cannot be done, or need
-    not be.
+    ``restarts`` are the services whose processes are replaced; ``why`` is the reason for RESTART_SERVE and
+    NOTHING.
     """
 
     service: str
     key: str
     before: Any
     after: Any
-    taking: Taking
+    apply_mode: ApplyMode
     restarts: frozenset[str] = frozenset()
     why: str = ""
 
@@ -62,34 +62,34 @@ class SettingChange:
         return bool(self.after == NOT_SET)
 
     @property
-    def words(self) -> str:
-        """The effort in words: ``rolling restart of VllmWorker``."""
-        if self.taking is Taking.RESTART:
-            return f"{self.taking.value} of {', '.join(sorted(self.restarts))}"
-        if self.taking is Taking.SERVE:
-            return f"{self.taking.value}, because {self.why}"
-        return f"{self.taking.value}: {self.why}" if self.why else self.taking.value
+    def apply_text(self) -> str:
+        """How the change is applied: ``rolling restart of VllmWorker``."""
+        if self.apply_mode is ApplyMode.REPLACE_WORKERS:
+            return f"{self.apply_mode.value} of {', '.join(sorted(self.restarts))}"
+        if self.apply_mode is ApplyMode.RESTART_SERVE:
+            return f"{self.apply_mode.value}, because {self.why}"
+        return f"{self.apply_mode.value}: {self.why}" if self.why else self.apply_mode.value
 
 
 @dataclass(frozen=True)
 class ReloadRules:
-    """Keys whose change takes something else than a restart of the processes of their own section.
+    """Keys whose change is applied otherwise than by replacing the processes of their own section.
 
-    - ``live``: keys that take effect without a restart
-    - ``of_frontends``: of a decode worker's section, read by the frontends instead of its workers
-    - ``of_both``: of a decode worker's section, read by the frontends and its workers
-    - ``of_planner``: of the Planner's section, read by the frontends and the Planner
-    - ``agreed``: must be equal in prefill and decode workers
-    - ``gpus``: the GPUs of one worker with the new settings, by service
-    - ``plans_for_targets``: the Planner has a model of workers and frontends, made of their settings
+    - ``live_keys``: take effect without a restart
+    - ``frontend_keys``: of a decode worker's section, read by the frontends instead of its workers
+    - ``frontend_and_decode_keys``: of a decode worker's section, read by the frontends and its workers
+    - ``frontend_and_planner_keys``: of the Planner's section, read by the frontends and the Planner
+    - ``must_match_keys``: must be equal in prefill and decode workers
+    - ``gpus``: service -> the GPUs of one worker with the new settings
+    - ``plans_for_targets``: the Planner derives a model of workers and frontends from their settings
     """
 
-    live: Collection[str] = ()
-    of_frontends: Collection[str] = ()
-    of_both: Collection[str] = ()
-    agreed: Collection[str] = ()
+    live_keys: Collection[str] = ()
+    frontend_keys: Collection[str] = ()
+    frontend_and_decode_keys: Collection[str] = ()
+    must_match_keys: Collection[str] = ()
     gpus: Mapping[str, float] | None = None
-    of_planner: Collection[str] = ()
+    frontend_and_planner_keys: Collection[str] = ()
     plans_for_targets: bool = False
 
 
@@ -103,8 +103,8 @@ def setting_changes(
         for key in sorted(old.keys() | new.keys()):
             values = old.get(key, NOT_SET), new.get(key, NOT_SET)
             if values[0] != values[1]:
-                taking, restarts, why = _taken(graph, service, key, rules)
-                found.append(SettingChange(service.name, key, *values, taking, restarts, why))
+                apply_mode, restarts, why = _apply_mode(graph, service, key, rules)
+                found.append(SettingChange(service.name, key, *values, apply_mode, restarts, why))
     return tuple(found)
 
 
@@ -116,32 +116,32 @@ def restarted(changes: Collection[SettingChange], graph: GraphSpec) -> tuple[Ser
     return tuple(sorted(services, key=lambda service: order.get(service.role, len(order))))
 
 
-def _taken(
+def _apply_mode(
     graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRules
-) -> tuple[Taking, frozenset[str], str]:
-    """Return what a change of that key takes, the services to restart, and why."""
+) -> tuple[ApplyMode, frozenset[str], str]:
+    """Return how a change of that key is applied, the services to restart, and why."""
     nobody: frozenset[str] = frozenset()
     if key == WORKERS:
         is_scaled = service.role in SCALED_ROLES
         return (
-            (Taking.NOTHING, nobody, "it is the number at the start; `dynaplan scale` changes it now")
+            (ApplyMode.NOTHING, nobody, "it is the number at the start; `dynaplan scale` changes it now")
             if is_scaled
-            else (Taking.SERVE, nobody, "serve starts that many")
+            else (ApplyMode.RESTART_SERVE, nobody, "serve starts that many")
         )
     if why := _why_fixed(graph, service, key, rules):
-        return Taking.SERVE, nobody, why
+        return ApplyMode.RESTART_SERVE, nobody, why
     readers = frozenset(_readers(graph, service, key, rules))
     frontends = {each.name for each in graph.services if each.role is Role.FRONTEND}
-    if key in rules.live and readers and readers <= frontends:
-        return Taking.LIVE, nobody, ""
+    if key in rules.live_keys and readers and readers <= frontends:
+        return ApplyMode.LIVE, nobody, ""
     served = {each.name for each in graph.services if each.role in SCALED_ROLES} | frontends
     if rules.plans_for_targets and readers & served:
         readers |= {each.name for each in graph.services if each.role is Role.PLANNER}
-    return Taking.RESTART, readers, ""
+    return ApplyMode.REPLACE_WORKERS, readers, ""
 
 
 def _why_fixed(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRules) -> str:
-    """Return why only a new ``serve`` can change the setting; empty when a restart of its readers can."""
+    """Return why changing the setting needs a restart of ``serve``; "" if its readers' restart is enough."""
     if key.startswith("ServiceArgs."):
         return "serve divides the resources and sets the environment of processes"
     if why := _FIXED.get(service.role, {}).get(key):
@@ -150,7 +150,7 @@ def _why_fixed(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRu
     if key in _PARALLEL and gpus != service.gpus:
         return f"a worker would take {gpus:g} GPUs in place of {service.gpus:g}"
     has_both = all(graph.of_role(role) for role in SCALED_ROLES)
-    if service.role in SCALED_ROLES and has_both and key in rules.agreed:
+    if service.role in SCALED_ROLES and has_both and key in rules.must_match_keys:
         return "prefill and decode workers must agree on it at any time"
     return ""
 
@@ -158,9 +158,9 @@ def _why_fixed(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRu
 def _readers(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRules) -> Iterator[str]:
     """Yield the services whose processes read that setting."""
     frontends = [each.name for each in graph.services if each.role is Role.FRONTEND]
-    is_frontends = service.role is Role.DECODE and key in rules.of_frontends and bool(frontends)
+    is_frontends = service.role is Role.DECODE and key in rules.frontend_keys and bool(frontends)
     if not is_frontends:
         yield service.in_process_of or service.name
-    is_shared = service.role is Role.DECODE and key in rules.of_both
-    if is_frontends or is_shared or (service.role is Role.PLANNER and key in rules.of_planner):
+    is_shared = service.role is Role.DECODE and key in rules.frontend_and_decode_keys
+    if is_frontends or is_shared or (service.role is Role.PLANNER and key in rules.frontend_and_planner_keys):
         yield from frontends

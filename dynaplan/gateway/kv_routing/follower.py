@@ -115,8 +115,8 @@ class KvCacheFollower:
         self._stop_following: Callable[[], None] = lambda: None
 
     @classmethod
-    def of_process(cls, runtime: WorkerRuntime) -> KvCacheFollower:
-        """Return a follower on this process's connections, not started."""
+    def from_runtime(cls, runtime: WorkerRuntime) -> KvCacheFollower:
+        """Return a follower that uses the runtime's connections, not started."""
         client = SnapshotClient(runtime.worker_token, runtime.client_tls)
         return cls(runtime.discovery, runtime.namespace, runtime.events, client)
 
@@ -221,7 +221,7 @@ class KvCacheFollower:
 
     def _update_instances(self) -> None:
         self._instances = {
-            each.instance_id: each for each in self._discovery.all() if publishes_blocks(each.card)
+            each.instance_id: each for each in self._discovery.all() if publishes_kv_events(each.card)
         }
         self._requested_s = {each: s for each, s in self._requested_s.items() if each in self._instances}
         self._sync.set_workers(self._instances)
@@ -275,7 +275,7 @@ class KvCacheFollower:
             log.warning("%s", fault)
 
 
-def publishes_blocks(card: Mapping[str, object]) -> bool:
+def publishes_kv_events(card: Mapping[str, object]) -> bool:
     published = card.get(CARD_KEY)
     block_tokens = published.get("block_tokens") if isinstance(published, Mapping) else None
     return isinstance(block_tokens, int) and block_tokens > 0

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from dynaplan.config.settings.frontend import RoutingSettings
-from dynaplan.engines.kv_events import CacheSnapshot, Change, KvEvent, Removed, Stored
+from dynaplan.engines.kv_events import BlockChange, CacheSnapshot, KvEvent, Removed, Stored
 
 MAX_BLOCKS = 2_000_000
 """The largest number of blocks that are remembered: with eight workers about 250 MB."""
@@ -64,7 +64,7 @@ class KvIndex:
         return tuple(self._bits)
 
     def last_event(self, worker: int) -> int | None:
-        """Return the number of the worker's last event; None before the first."""
+        """Return the sequence number of the worker's last event; None before the first."""
         return self._last_events.get(worker)
 
     def is_next_event(self, worker: int, event_id: int) -> bool:
@@ -290,7 +290,7 @@ class IndexSync:
             cache.waiting.clear()
         cache.waiting.append(event)
 
-    def _apply(self, worker: int, change: Change) -> None:
+    def _apply(self, worker: int, change: BlockChange) -> None:
         match change:
             case Stored(_, hashes, _):
                 self.index.add(worker, hashes)

@@ -142,7 +142,7 @@ class FrontendRouterInputs(RouterInputs):
         self._runtime = runtime
         is_by_prefix = settings.router == KV_MODE
         has_events = is_by_prefix and settings.kv_events
-        self._follower = KvCacheFollower.of_process(runtime) if has_events else None
+        self._follower = KvCacheFollower.from_runtime(runtime) if has_events else None
         self.reported: ReportedBlocks | None = self._follower
         self._model_tokenizers = ModelTokenizers() if is_by_prefix else None
         self._worth = CacheWorthPublisher(runtime) if is_by_prefix else None

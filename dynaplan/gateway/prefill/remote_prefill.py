@@ -220,7 +220,7 @@ class RemotePrefill:
         is_needed: bool = False,
         taker: Instance | None = None,
         blocks: PromptBlocks = NO_BLOCKS,
-        trace: Mapping[str, str] = NO_TRACE,
+        trace: Callable[[], Mapping[str, str]] = lambda: NO_TRACE,
     ) -> HandOff | None:
         """Return the hand-off of the remotely computed prompt; None when the decode worker shall compute it.
 
@@ -228,7 +228,7 @@ class RemotePrefill:
         queue does not prevent a remote prefill. The caller must release the hand-off. Raises ApiError when
         a prefill worker answers that this prompt can never be computed. ``taker`` is the decode worker that
         is to take it over; by ``blocks`` the prefill worker is found that has most of the prompt cached;
-        ``trace`` are the headers of the client's trace.
+        ``trace`` returns the headers of the client's trace.
         Where all prefill workers sleep one is woken, and a prompt that can is computed locally meanwhile.
         """
         place = self._place(call, prefix_hit_rate, taker)
@@ -239,7 +239,7 @@ class RemotePrefill:
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._metrics.count_prefill(call.model, "local")
             return None
-        answer = await self._compute(call, blocks, trace)
+        answer = await self._compute(call, blocks, trace())
         if answer is None or (answer.error and answer.is_retryable):
             log.debug(
                 "local prefill of %d tokens: %s", call.prompt_tokens, answer.error if answer else "no answer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dynaplan.config.settings.frontend import RoutingSettings
 
@@ -13,8 +13,7 @@ KV_MODE = "kv"
 """The mode in which the cached prefix of a prompt counts."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One worker as the router sees it, in the router's own bookkeeping.
 
     ``active_blocks`` are the KV blocks of its prompts, ``prefill_blocks`` the part of them that it has yet to

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from dynaplan.gateway import timing
@@ -22,8 +22,28 @@ class EngineAsleep(Exception):
     """The engine sleeps, or has fallen asleep over a request: no fault of the request, and no death."""
 
 
+class _WhileAwake:
+    """A block of code that its instance's sleep breaks off; among the ``waits`` while it runs."""
+
+    def __init__(self, instance_id: int, waits: set[_WhileAwake]) -> None:
+        self.instance_id = instance_id
+        self.timeout = asyncio.timeout(None)
+        self._waits = waits
+
+    async def __aenter__(self) -> None:
+        await self.timeout.__aenter__()
+        self._waits.add(self)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._waits.discard(self)
+        try:
+            await self.timeout.__aexit__(*exc)
+        except TimeoutError:
+            raise EngineAsleep("its engine fell asleep") from None
+
+
 class SleepingWorkers:
-    """The sleeping instances of a namespace."""
+    """The sleeping instances of a namespace; ``ids`` are theirs, and those of instances that are to sleep."""
 
     def __init__(
         self,
@@ -38,9 +58,10 @@ class SleepingWorkers:
         self._now_s = now_s
         self._reasons: Mapping[int, str] = {}
         self._to_sleep: frozenset[int] = frozenset()
+        self.ids: frozenset[int] = frozenset()
         self._asked_s: dict[int, float] = {}
         self._callbacks: list[Callable[[frozenset[int]], Any]] = []
-        self._waits: dict[int, set[asyncio.Timeout]] = {}
+        self._waits: set[_WhileAwake] = set()
 
     @property
     def prefix(self) -> str:
@@ -52,17 +73,20 @@ class SleepingWorkers:
         named = ((ASLEEP.instance(self._namespace, key), reason) for key, reason in keys.items())
         before = self._reasons
         self._reasons = {instance_id: reason for instance_id, reason in named if instance_id}
+        self.ids = self._to_sleep.union(self._reasons)
         self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._reasons}
         fell_asleep = frozenset(self._reasons.keys() - before.keys())
-        for instance_id in fell_asleep:
-            for wait in self._waits.pop(instance_id, ()):
-                wait.reschedule(0.0)
+        broken_off = {wait for wait in self._waits if wait.instance_id in fell_asleep}
+        self._waits.difference_update(broken_off)
+        for wait in broken_off:
+            wait.timeout.reschedule(0.0)
         for callback in self._callbacks:
             callback(fell_asleep)
 
     def follow_orders(self, keys: Mapping[str, str]) -> None:
         """Take over the keys of ``SLEEP``: these instances finish what they answer, and get nothing more."""
         self._to_sleep = SLEEP.instances(self._namespace, keys)
+        self.ids = self._to_sleep.union(self._reasons)
         for callback in self._callbacks:
             callback(frozenset())
 
@@ -71,29 +95,13 @@ class SleepingWorkers:
         self._callbacks.append(callback)
 
     def __contains__(self, instance: Instance) -> bool:
-        return instance.instance_id in self._reasons or instance.instance_id in self._to_sleep
+        return instance.instance_id in self.ids
 
-    @asynccontextmanager
-    async def while_awake(self, instance: Instance) -> AsyncIterator[None]:
+    def while_awake(self, instance: Instance) -> AbstractAsyncContextManager[None]:
         """Break the ``async with`` block off with EngineAsleep as soon as the instance's engine sleeps."""
         if instance in self:
             raise EngineAsleep("its engine sleeps")
-        wait = asyncio.timeout(None)
-        waits = self._waits.setdefault(instance.instance_id, set())
-        try:
-            async with wait:
-                waits.add(wait)
-                try:
-                    yield
-                finally:
-                    waits.discard(wait)
-        except TimeoutError:
-            if not wait.expired():
-                raise
-            raise EngineAsleep("its engine fell asleep") from None
-        finally:
-            if not self._waits.get(instance.instance_id):
-                self._waits.pop(instance.instance_id, None)
+        return _WhileAwake(instance.instance_id, self._waits)
 
     def are_all(self, instances: Collection[Instance]) -> bool:
         """Return whether all of these instances sleep, and there are any."""

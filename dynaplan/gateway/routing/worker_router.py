@@ -62,7 +62,7 @@ class FleetStatus:
 
 
 class WorkerRouter:
-    """Chooses among the instances of one component. ``metrics`` observes each choice by prefix."""
+    """Chooses among the ``instances`` of one component. ``metrics`` observes each choice by prefix."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class WorkerRouter:
             sleeping.on_change(lambda fell_asleep: self.wake_waiting())
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
+        self.instances: tuple[Instance, ...] = ()
         inputs.books = self._books
         self._had_instances = False
         # A frontend that has just started may have started on a store that was wiped: no worker is back yet.
@@ -97,11 +98,6 @@ class WorkerRouter:
         self._changed = self._loop.create_future()
         self._follow()
         discovery.on_change(self._follow)
-
-    @property
-    def instances(self) -> tuple[Instance, ...]:
-        """The instances that can be chosen."""
-        return self._discovery.instances(self._component)
 
     def no_worker_error(self, otherwise: str) -> ApiError:
         """Make an error 503 that says why no worker answers, and when one may; ``otherwise`` if not known."""
@@ -193,11 +189,11 @@ class WorkerRouter:
         if not instances:
             return None
         now_s = self._loop.time()
-        asleep = self._sleeping or ()
+        books, asleep = self._books, self._sleeping.ids if self._sleeping else ()
         usable = [
-            instance
-            for instance in instances
-            if self._book_of(instance).avoid_until_s <= now_s and instance not in asleep
+            each
+            for each in instances
+            if books[each.instance_id].avoid_until_s <= now_s and each.instance_id not in asleep
         ]
         if not usable:
             return None
@@ -218,8 +214,7 @@ class WorkerRouter:
             books[identity].candidate(identity, overlaps.get(identity, 0), others.get(identity))
             for identity in [instance.instance_id for instance in usable]
         ]
-        chosen = self._logic.choose(candidates, blocks)
-        return next(instance for instance in usable if instance.instance_id == chosen.instance_id)
+        return usable[candidates.index(self._logic.choose(candidates, blocks))]
 
     def _enter(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
         self._inputs.bookings_changed()
@@ -265,6 +260,9 @@ class WorkerRouter:
 
         A book with requests in flight stays, because its worker, which drains, asks for their number.
         """
+        self.instances = self._discovery.instances(self._component)
+        for each in self.instances:
+            self._book_of(each)
         if self.instances or self._had_instances:
             self._last_seen_s = self._loop.time()
         self._had_instances = bool(self.instances)

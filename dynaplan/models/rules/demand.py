@@ -23,7 +23,7 @@ from math import inf
 from dynaplan.models.model import ModelState
 from dynaplan.models.rules import ladder
 from dynaplan.models.rules.draft import Draft
-from dynaplan.models.rules.eviction import Choice, choose, idle_s, must_leave, score
+from dynaplan.models.rules.eviction import Placement, choose, idle_s, must_leave, score
 from dynaplan.models.rules.memory import Holding, Need, free_bytes, gb, has_room, load_s
 from dynaplan.models.rules.turns import (
     Leave,
@@ -145,7 +145,7 @@ class Demands:
     def _tenure(self, name: str) -> Tenure:
         return tenure_of(self._draft.settings(name), self._draft.statuses[name], self._now_s)
 
-    def _choose(self, wanted: Need, forced: frozenset[str], candidates: Sequence[str]) -> Choice | None:
+    def _choose(self, wanted: Need, forced: frozenset[str], candidates: Sequence[str]) -> Placement | None:
         """Return where the model goes and all who leave for it, if they are candidates."""
         if not forced <= set(candidates):
             return None
@@ -154,7 +154,7 @@ class Demands:
         choice = choose(wanted, self._draft.devices, left, others)
         if choice is None:
             return None
-        return Choice(choice.devices, tuple(sorted({*forced, *choice.leaving}, key=candidates.index)))
+        return Placement(choice.devices, tuple(sorted({*forced, *choice.leaving}, key=candidates.index)))
 
     def _evict(self, wanted: Need, forced: frozenset[str], most: Leave) -> bool:
         """Make room by what may leave at once, or else by what may leave for an overdue demand."""
@@ -214,7 +214,7 @@ class Demands:
             self._draft.plan_again_at(due_s)
         return choice is not None
 
-    def _wait_for_turn(self, wanted: Need, choice: Choice, due_s: float) -> None:
+    def _wait_for_turn(self, wanted: Need, choice: Placement, due_s: float) -> None:
         """Hold the place that the model will have in its turn; refuse those who would not live to see it."""
         draft, name = self._draft, wanted.model
         tenures = {each: self._tenure(each) for each in choice.leaving}

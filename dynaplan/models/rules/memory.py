@@ -82,7 +82,7 @@ def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) 
     """
     base = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
     largest = max((device.total_bytes for device in devices), default=0)
-    too_little = status.too_little_bytes
+    too_little = status.failed_memory_bytes
     proven = max(int(too_little * MORE_THAN_TOO_LITTLE), too_little + 1) if too_little else 0
     if too_little < largest < proven:
         proven = largest

@@ -121,7 +121,7 @@ def _add(draft: Draft, model: ModelStatus) -> None:
         replica_of=model.name,
         measured_bytes=model.measured_bytes,
         measured_load_s=model.measured_load_s,
-        too_little_bytes=model.too_little_bytes,
+        failed_memory_bytes=model.failed_memory_bytes,
     )
     if status.retry_at_s > draft.now_s:
         return

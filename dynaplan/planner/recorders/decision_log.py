@@ -221,7 +221,7 @@ def all_recent_records(planner_dir: Path, last: int, since_s: float = 0.0) -> li
 
 
 def _is_since(record: dict[str, Any], since_s: float) -> bool:
-    """Return whether a record was written then or later; one without a time that can be read was not."""
+    """Return whether a record was written at ``since_s`` or later; False without a valid timestamp."""
     try:
         return datetime.fromisoformat(record["wall_time"]).timestamp() >= since_s
     except (KeyError, TypeError, ValueError):

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from dynaplan.models.model import Action, Device, Load, ModelState, Plan, Sleep, Unload, Wake
-from dynaplan.models.rules.eviction import Choice, choose
+from dynaplan.models.rules.eviction import Placement, choose
 from dynaplan.models.rules.memory import Holding, Holdings, Need, holding, need, promise
 from dynaplan.models.rules.planning import plan
 from dynaplan.simulation.many_models.box import Box, Policy, SimulatedModel
@@ -131,7 +131,7 @@ class LlamaSwap:
             taken[name] = promise(_need(box, name), choice.devices)
         return next_s
 
-    def _choose(self, box: Box, name: str, taken: Holdings) -> Choice | None:
+    def _choose(self, box: Box, name: str, taken: Holdings) -> Placement | None:
         return choose(_need(box, name), box.devices, taken, _loaded(box))
 
     def _may_stop(self, box: Box, name: str) -> bool:
@@ -148,7 +148,7 @@ class Ollama:
         while (name := self._pending(box)) is not None:
             if box.workers[name].status.state is ModelState.READY:
                 box.admit(name, 1)
-            elif not self._make_way(box, name):
+            elif not self._load_or_evict(box, name):
                 break
         return next_s
 
@@ -162,8 +162,8 @@ class Ollama:
         ]
         return min(waited)[1] if waited else None
 
-    def _make_way(self, box: Box, name: str) -> bool:
-        """Load the model, or stop a runner for it; False when it has to wait for one."""
+    def _load_or_evict(self, box: Box, name: str) -> bool:
+        """Load the model if it fits, and return True; else stop one runner, if none is being stopped yet."""
         if box.workers[name].status.state is not ModelState.UNLOADED:
             return False
         choice = choose(_need(box, name), box.devices, _holdings(box), [])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.export import systemd
-from dynaplan.graph.lifecycle import EXIT_NEVER
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START
 from dynaplan.util.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def test_a_unit_runs_serve_with_its_options_and_gets_the_time_to_drain(
     assert settings["WorkingDirectory"] == [str(tmp_path)]
     assert (settings["Type"], settings["KillMode"]) == (["notify"], ["mixed"])
     assert settings["WantedBy"] == ["default.target"]
-    assert settings["RestartPreventExitStatus"] == [f"2 {EXIT_NEVER}"]
+    assert settings["RestartPreventExitStatus"] == [f"2 {EXIT_CANNOT_START}"]
     assert not {"User", "Wants", "After"} & settings.keys()
 
 

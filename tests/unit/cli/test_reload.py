@@ -71,7 +71,7 @@ class Served:
     def serve(self, **changed: Any) -> None:
         """Have what the file says now as the configuration of ``serve``."""
         launch = replace(self.launch, **changed)
-        new = reload._read_config(replace(launch, config_file=str(self.file)), None, [])
+        new = reload._load_new_settings(replace(launch, config_file=str(self.file)), None, [])
         os.chdir(self.runtime_dir)
         (self.runtime_dir / LAUNCH_FILE).write_text(replace(launch, config=new.config).to_json())
 
@@ -170,7 +170,10 @@ def test_a_planner_by_thresholds_knows_nothing_of_the_sizes_of_others(served: Se
         ("  max-num-seq: 9\n", "VllmWorker.max-num-seq: unknown option"),
         ("  max-prefill-queue-size: many\n", "max-prefill-queue-size"),
         ("  : [\n", "a.yaml"),
-        ("  ServiceArgs: {resources: {gpu: 2}}\n", "only a new serve changes that; nothing is changed"),
+        (
+            "  ServiceArgs: {resources: {gpu: 2}}\n",
+            "changing that needs a restart of `dynaplan serve`; nothing was applied",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_the_name_of_the_key_and_nothing_changes(
@@ -204,12 +207,12 @@ def test_a_deployment_without_a_file_must_be_given_one(served: Served) -> None:
 
 
 def test_what_a_killed_reload_has_left_undone_is_still_a_difference(served: Served) -> None:
-    before = reload._read_config(served.launch, None, []).config
+    before = reload._load_new_settings(served.launch, None, []).config
     served.write(YAML.replace("8", "16"))
-    after = reload._read_config(served.launch, None, [])
+    after = reload._load_new_settings(served.launch, None, [])
     (served.runtime_dir / RELOADED_FILE).write_text(replace(after, before=before).to_json())
     shown = served.typed("--dry-run").output
-    assert "did not come to its end" in shown
+    assert "was interrupted" in shown
     assert "VllmWorker.max-num-seqs  8    16" in shown
     (served.runtime_dir / RELOADED_FILE).write_text(Reload(after.config, after.config_file).to_json())
     assert "nothing has changed" in served.typed("--dry-run").output
@@ -368,7 +371,12 @@ async def test_an_interrupted_reload_leaves_the_settings_of_before(
 async def test_two_reloads_do_not_go_on_at_once(box: Box) -> None:
     with (
         reload_lock(box.found),
-        pytest.raises(DeploymentError, match="another reload or upgrade of ns goes on"),
+        pytest.raises(DeploymentError, match="another reload or upgrade of ns is in progress"),
     ):
         await reload_of(box).run({}, [])
     await reload_of(box).run({}, [])
+
+
+def test_an_error_of_a_reload_is_not_taken_for_another_one(box: Box) -> None:
+    with pytest.raises(BlockingIOError), reload_lock(box.found):
+        raise BlockingIOError

@@ -41,3 +41,13 @@ def test_a_change_of_the_frontend_is_seen() -> None:
 def test_two_names_that_look_alike_may_not_change_places() -> None:
     with pytest.raises(ConfigError, match="look alike"):
         model_changes(config({"a/b": {}, "a b": {}}), config({"a b": {}, "a/b": {}}))
+
+
+def test_a_planner_that_was_changed_touches_no_model() -> None:
+    models = {"a": {"engine": "sim", "Planner": {"ttft": 300}}}
+    before = config(models)
+    assert model_changes(before, config({"a": {"engine": "sim", "Planner": {"ttft": 200}}})) == ModelChanges(
+        planners=True
+    )
+    common = model_changes(before, config(models, Planner={"policy": "sla"}))
+    assert common.lines == ["planners: changed; their process is replaced"]

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -313,3 +314,12 @@ def test_the_order_of_queued_prompts_is_the_one_that_is_told(tmp_path):
     by_target = met("--Planner.policy=sla")
     assert by_target == met("--VllmWorker.prefill-deadline=500")
     assert by_target > met()
+
+
+def test_the_planner_of_a_model_beside_others_is_not_simulated_and_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("Models: {ant: {engine: sim, memory: 5GB, Planner: {}}, bee: {engine: sim, memory: 5GB}}")
+    words = ["-f", str(file), "--trace", "agents:duration=60", "--gpus", "1"]
+    result = CliRunner().invoke(command, words, obj=[])
+    assert result.exit_code == 0, result.output
+    assert "the workers of ant follow their requests here" in result.stderr

@@ -130,3 +130,8 @@ def test_a_worker_that_leaves_is_named_with_the_reason() -> None:
 def test_the_order_of_queued_prompts_stands_beside_the_policy() -> None:
     shown = view_of(document(policy="sla", dispatch="by deadline, 500 ms (Planner.ttft)"), 0.0).service
     assert "policy sla  prompts by deadline, 500 ms (Planner.ttft)  ready" in shown
+
+
+def test_the_policies_of_models_with_planners_of_their_own_are_shown() -> None:
+    shown = view_of(document(policy=None, planned_models={"ant": "load", "bee": "sla"}), 0.0).service
+    assert "policy load for ant, policy sla for bee" in shown

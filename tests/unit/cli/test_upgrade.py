@@ -199,7 +199,7 @@ async def test_a_serve_that_is_gone_is_not_replaced(box: Box) -> None:
 
 
 async def test_two_upgrades_do_not_go_on_at_once(box: Box) -> None:
-    with reload_lock(box.found), pytest.raises(DeploymentError, match="goes on"):
+    with reload_lock(box.found), pytest.raises(DeploymentError, match="is in progress"):
         await Upgrade(box.found, OLD).run()
     assert box.programs == []
 

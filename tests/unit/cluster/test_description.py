@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dynaplan.cluster import description as module
-from dynaplan.cluster.description import history, planner_files, planner_flags, without_secrets
+from dynaplan.cluster.description import pack_history, planner_files, planner_flags, without_secrets
 from dynaplan.cluster.sources import graph_source
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.graph.lifecycle import Role
@@ -302,14 +302,18 @@ def test_without_measured_traffic_there_is_no_history(tmp_path: Path, records: l
 
 def test_the_oldest_decisions_go_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_HISTORY_BYTES", 400)
-    kept = [json.loads(line) for line in gzip.decompress(history(record(n) for n in range(600))).splitlines()]
+    kept = [
+        json.loads(line) for line in gzip.decompress(pack_history(record(n) for n in range(600))).splitlines()
+    ]
     assert 0 < len(kept) < 500
     assert kept[-1] == record(599)
 
 
 def test_the_planners_memory_takes_no_room_from_the_traffic() -> None:
     memory = {"state": {"hedge": [0.1] * 5000}, "next_state": {"hedge": [0.2] * 5000}}
-    assert gzip.decompress(history([{**record(1), **memory}])) == gzip.decompress(history([record(1)]))
+    assert gzip.decompress(pack_history([{**record(1), **memory}])) == gzip.decompress(
+        pack_history([record(1)])
+    )
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

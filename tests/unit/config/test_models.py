@@ -9,6 +9,7 @@ import pytest
 
 from dynaplan.config.models import components_of, served_models, with_worker_sections
 from dynaplan.config.overrides import parse_overrides
+from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.graph.config import resolve_graph, validate_config
 from dynaplan.graph.loading import load_graph
 from dynaplan.util.errors import ConfigError, GraphError
@@ -105,3 +106,33 @@ def test_a_graph_with_a_planner_takes_models_of_which_one_is_planned_for_and_one
 
 def test_a_models_name_may_have_dots_on_the_command_line() -> None:
     assert parse_overrides(["--Models.qwen-2.5.ttl=5m"]) == {"Models": {"qwen-2.5": {"ttl": "5m"}}}
+
+
+def test_the_gpu_budget_of_its_planner_bounds_the_workers_of_a_model_where_nothing_else_does() -> None:
+    models = {
+        "a": {"Planner": {}},
+        "b": {"Planner": {"max-gpu-budget": 3}},
+        "c": {"max-workers": 2, "Planner": {}},
+    }
+    found = {each.name: each.settings.max_workers for each in served_models({"Models": models})}
+    assert found == {"a": PlannerSettings.max_gpu_budget, "b": 3, "c": 2}
+    assert served_models({"Models": {"a": {"Planner": None}}})[0].settings.max_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"Planner": "sla"}, "Models.a.Planner = 'sla': expected a mapping"),
+        ({"Plannr": {}}, "Models.a.Plannr"),
+    ],
+)
+def test_a_planner_of_a_model_is_a_mapping_and_a_slip_of_its_name_is_said(
+    entry: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        served_models({"Models": {"a": entry}})
+
+
+def test_options_of_a_models_planner_can_be_given_on_the_command_line() -> None:
+    given = parse_overrides(["--Models.qwen-2.5.Planner.ttft=300", "--Models.Planner.ttl=5"])
+    assert given == {"Models": {"qwen-2.5": {"Planner": {"ttft": 300}}, "Planner": {"ttl": 5}}}

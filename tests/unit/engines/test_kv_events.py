@@ -12,9 +12,9 @@ from dynaplan.engines.kv_events import (
     EVENT_ID_HEADER,
     INSTANCE_ID_HEADER,
     LARGEST_HASH,
+    BlockChange,
     CachedBlocks,
     CacheSnapshot,
-    Change,
     Cleared,
     KvEvent,
     Removed,
@@ -33,7 +33,7 @@ def stored(parent: int | None, pairs: list[tuple[int, int]]) -> Stored:
     return Stored(parent, tuple(one for one, _ in pairs), tuple(own for _, own in pairs))
 
 
-changes: st.SearchStrategy[Change] = (
+changes: st.SearchStrategy[BlockChange] = (
     st.builds(stored, st.none() | numbers, blocks)
     | st.builds(Removed, st.lists(numbers, max_size=4).map(tuple))
     | st.just(Cleared())

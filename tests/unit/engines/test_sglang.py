@@ -103,7 +103,7 @@ def test_the_frontend_is_told_that_such_a_decode_worker_needs_a_hand_off(
     options: dict[str, Any], role: str, expected: bool
 ) -> None:
     engine = sglang.make({"model": "m", **options}, context(role=role))
-    assert engine.card().get("needs_hand_off", False) is expected
+    assert engine.card().get("requires_remote_prefill", False) is expected
 
 
 def test_a_decode_worker_of_a_disaggregated_graph_only_decodes() -> None:
@@ -180,25 +180,25 @@ async def test_both_sides_work_at_once_and_meet_in_one_room() -> None:
 async def test_every_request_has_a_room_of_its_own() -> None:
     rooms: list[int] = []
 
-    async def hand_over(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         rooms.append(fields["bootstrap_room"])
 
     engine = Prefiller()
     engine.is_met.set()
     for _ in range(50):
-        await sglang.KIND.prefill(REQUEST, hand_over, engine.ask, PORTS)
+        await sglang.KIND.prefill(REQUEST, hand_off_ready, engine.ask, PORTS)
     assert len(set(rooms)) == 50
 
 
 async def test_a_prompt_that_sglang_refuses_fails() -> None:
-    async def hand_over(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         pass
 
     async def ask(path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         raise PermanentError("the engine answered id-1 with 400: too long")
 
     with pytest.raises(PermanentError, match="too long"):
-        await sglang.KIND.prefill(REQUEST, hand_over, ask, PORTS)
+        await sglang.KIND.prefill(REQUEST, hand_off_ready, ask, PORTS)
 
 
 def test_nothing_is_held_after_a_prefill_because_sglang_answers_when_it_is_transferred() -> None:

@@ -148,11 +148,11 @@ async def prefilled(engine: Prefiller, request: RemotePrefillRequest = REQUEST) 
     """The fields that the decode side is told."""
     told: list[Mapping[str, Any]] = []
 
-    async def hand_over(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         assert engine.body, "the decode side is told when the prompt is computed, not before"
         told.append(fields)
 
-    await trtllm.KIND.prefill(request, hand_over, engine.ask, PORTS)
+    await trtllm.KIND.prefill(request, hand_off_ready, engine.ask, PORTS)
     (fields,) = told
     return fields
 
@@ -191,8 +191,8 @@ async def test_an_answer_without_a_hand_off_is_left_to_the_decode_side_as_a_whol
     async def ask(path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         return {"choices": [{"text": "x", "finish_reason": "length"}]}
 
-    async def hand_over(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
+    async def hand_off_ready(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         raise AssertionError("there is nothing to hand over")
 
     with pytest.raises(TemporaryError, match="has no disaggregated_params"):
-        await trtllm.KIND.prefill(REQUEST, hand_over, ask, PORTS)
+        await trtllm.KIND.prefill(REQUEST, hand_off_ready, ask, PORTS)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.gpu_claims import NodeClaims, claimants
+from dynaplan.fleet.gpu_claims import NodeClaims, live_claim_owners
 from dynaplan.process import node_directory
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.node_directory import node_dir
@@ -43,7 +43,7 @@ def test_a_gpu_has_one_owner_on_the_whole_machine(node: Path) -> None:
     assert theirs.claim(["GPU-1", "GPU-2"]) == {"GPU-2"}
     assert ours.claim(["GPU-1", "GPU-2"]) == {"GPU-1"}
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert ours.foreign(["GPU-1", "GPU-2"]) == {
+    assert ours.held_by_others(["GPU-1", "GPU-2"]) == {
         "GPU-2": f"claimed by deployment 'b' (serve pid {THEIRS.pid}, user {user})"
     }
 
@@ -73,7 +73,7 @@ def test_a_claim_that_a_signal_interrupts_can_be_given_back(
 def test_the_claim_of_a_dead_arbiter_is_void(node: Path, gone: ProcessIdentity) -> None:
     NodeClaims(gone, "old", node).claim(["GPU-0"])
     ours = NodeClaims(OURS, "new", node)
-    assert ours.foreign(["GPU-0"]) == {}
+    assert ours.held_by_others(["GPU-0"]) == {}
     assert ours.claim(["GPU-0"]) == {"GPU-0"}
     assert NodeClaims(THEIRS, "b", node).claim(["GPU-0"]) == set()
 
@@ -88,9 +88,9 @@ def test_claims_that_a_killed_deployment_has_left_go_when_the_user_claims_again(
 def test_a_claims_file_is_marked_as_its_arbiters(node: Path) -> None:
     ours, theirs = NodeClaims(OURS, "a", node), NodeClaims(THEIRS, "b", node)
     ours.claim(["GPU-0"])
-    ((path, mark),) = ours.files(["GPU-0"])
+    ((path, mark),) = ours.claim_files(["GPU-0"])
     assert mark in path.read_text()
-    ((same, other_mark),) = theirs.files(["GPU-0"])
+    ((same, other_mark),) = theirs.claim_files(["GPU-0"])
     assert same == path
     assert other_mark not in path.read_text()
 
@@ -169,10 +169,10 @@ def test_claims_that_a_cleaner_took_away_are_made_again_at_the_next_look(
     mine.release(["GPU-3"])
     shutil.rmtree(node)
     assert other.claim(["GPU-2"]) == {"GPU-2"}
-    assert list(mine.foreign(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-2"]
-    assert "the claim on GPU-1" in caplog.text
-    assert "GPU-2 had vanished, and meanwhile it is claimed by deployment" in caplog.text
-    assert list(other.foreign(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-1"]
+    assert list(mine.held_by_others(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-2"]
+    assert "our claim file for GPU-1" in caplog.text
+    assert "GPU-2 was deleted, and the GPU is now claimed by deployment" in caplog.text
+    assert list(other.held_by_others(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-1"]
 
 
 def test_simulated_gpus_are_each_deployments_own_unless_the_directory_is_named(
@@ -186,17 +186,17 @@ def test_simulated_gpus_are_each_deployments_own_unless_the_directory_is_named(
     assert beside.claim(["GPU-SIM-0", "GPU-1"]) == {"GPU-SIM-0"}
     worker_of_ours = NodeClaims(THEIRS, "a", worker="a_VllmWorker_box_7")
     assert worker_of_ours.claim(["GPU-SIM-0", "GPU-SIM-1"]) == {"GPU-SIM-1"}
-    assert set(ours.foreign(["GPU-SIM-0", "GPU-SIM-1", "GPU-1"])) == {"GPU-SIM-1"}
+    assert set(ours.held_by_others(["GPU-SIM-0", "GPU-SIM-1", "GPU-1"])) == {"GPU-SIM-1"}
     monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path / "bob"))
     assert NodeClaims(THEIRS, "a").claim(["GPU-SIM-0"]) == {"GPU-SIM-0"}
     ours.release(["GPU-SIM-0"])
-    assert worker_of_ours.foreign(["GPU-SIM-0"]) == {}
-    assert set(claimants(node)) == {OURS.pid, THEIRS.pid}
+    assert worker_of_ours.held_by_others(["GPU-SIM-0"]) == {}
+    assert set(live_claim_owners(node)) == {OURS.pid, THEIRS.pid}
 
 
 def test_a_worker_claims_for_itself_and_is_no_deployment(node: Path) -> None:
     worker = NodeClaims(THEIRS, "box", node, worker="box_VllmWorker_gpu1_7")
     assert worker.claim(["GPU-0"]) == {"GPU-0"}
-    (holder,) = NodeClaims(OURS, "box", node).foreign(["GPU-0"]).values()
+    (holder,) = NodeClaims(OURS, "box", node).held_by_others(["GPU-0"]).values()
     assert holder.startswith(f"claimed by worker 'box_VllmWorker_gpu1_7' (pid {THEIRS.pid}, user ")
-    assert claimants(node) == {}
+    assert live_claim_owners(node) == {}

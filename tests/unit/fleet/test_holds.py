@@ -105,8 +105,8 @@ def test_a_hold_of_prefill_does_not_apply_where_there_are_none() -> None:
 def test_a_hold_is_over_at_its_deadline_by_the_wall_clock_and_never_without_one() -> None:
     holds = RoleHolds(Hold(2), AT_3)
     for now_s in (0.0, NOON_S, NOON_S + 7199):
-        assert holds.lasting(now_s) == holds
-    assert holds.lasting(NOON_S + 7200) == RoleHolds(prefill=Hold(2))
+        assert holds.without_expired(now_s) == holds
+    assert holds.without_expired(NOON_S + 7200) == RoleHolds(prefill=Hold(2))
     assert AT_3.left_s(NOON_S) == 7200
     assert Hold(2).left_s(NOON_S) is None
 
@@ -148,9 +148,9 @@ def test_in_a_zone_that_nobody_knows_the_hours_are_never_open() -> None:
 
 def test_hours_end_at_the_deadline_open_or_not() -> None:
     ending = RoleHolds(decode=Hold(2, 2, until_s=NOON_S, until="noon", at="09:00-17:00", zone="UTC"))
-    assert ending.lasting(NOON_S - 1) == ending
-    assert ending.lasting(NOON_S) == RoleHolds()
-    assert list(ending.sentences) == ["decode was held at 2 at 09:00-17:00 (UTC) until noon"]
+    assert ending.without_expired(NOON_S - 1) == ending
+    assert ending.without_expired(NOON_S) == RoleHolds()
+    assert list(ending.descriptions) == ["decode was held at 2 at 09:00-17:00 (UTC) until noon"]
 
 
 BERLIN = wall_clock("Europe/Berlin")
@@ -277,7 +277,7 @@ def test_a_gpu_is_reserved_until_the_deadline_or_while_its_hours_are_open() -> N
     both = ReservedGpus({7: FOR_NOW, 0: NIGHTS})
     assert both.in_force(MIDDAY_S, wall_clock) == {7: FOR_NOW}
     assert both.in_force(MIDDAY_S + 11 * 3600, wall_clock) == {0: NIGHTS}
-    assert both.lasting(MIDDAY_S + 3600) == ReservedGpus({0: NIGHTS})
+    assert both.without_expired(MIDDAY_S + 3600) == ReservedGpus({0: NIGHTS})
 
 
 def test_gpus_are_reserved_and_given_back_one_by_one() -> None:
@@ -288,4 +288,4 @@ def test_gpus_are_reserved_and_given_back_one_by_one() -> None:
 def test_they_say_their_maker_and_their_end() -> None:
     assert reserved_words(FOR_NOW) == "reserved by alice until one o'clock"
     assert reserved_words(NIGHTS) == "reserved at 22:00-06:00 (UTC)"
-    assert list(ReservedGpus({7: FOR_NOW}).sentences) == ["GPU 7 was reserved by alice until one o'clock"]
+    assert list(ReservedGpus({7: FOR_NOW}).descriptions) == ["GPU 7 was reserved by alice until one o'clock"]

@@ -72,7 +72,7 @@ def test_a_fault_is_answered_as_it_is_for_small_bodies(body: object, says: str) 
 
 @pytest.mark.parametrize(("fault", "status"), [(MemoryError, 413), (RecursionError, 400)])
 def test_a_body_that_is_too_much_to_read_is_refused(fault: type[BaseException], status: int) -> None:
-    with mock.patch("dynaplan.gateway.body_reader_main.read_call", side_effect=fault):
+    with mock.patch("dynaplan.gateway.body_reader_main.parse_call", side_effect=fault):
         assert asked({})[0]["status"] == status
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dynaplan.gateway import timing
 from dynaplan.gateway.client_connection import MAX_PIPELINED, ClientConnection, HttpServer
-from dynaplan.gateway.http_messages import BodyFault, Request, Response
+from dynaplan.gateway.http_messages import InvalidBody, Request, Response
 from dynaplan.worker.http_server import MAX_HEAD_BYTES, ConnectionLimits
 from tests.fakes.polling import eventually
 
@@ -78,7 +78,7 @@ async def read_and_answer(request: Request) -> Response:
     try:
         while await request.body.read():
             pass
-    except BodyFault as fault:
+    except InvalidBody as fault:
         return Response.text(str(fault), 400)
     return Response.text("done")
 

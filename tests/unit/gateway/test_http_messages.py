@@ -12,8 +12,8 @@ import pytest
 from dynaplan.gateway.http_messages import (
     MAX_PIECE_BYTES,
     MAX_UNREAD_BYTES,
-    BodyFault,
     Headers,
+    InvalidBody,
     Request,
     RequestBody,
     path_of,
@@ -133,5 +133,5 @@ async def test_a_small_body_that_becomes_a_large_one_comes_in_pieces() -> None:
     ids=["cut", "followed", "garbage", "head alone"],
 )
 async def test_a_body_that_is_not_what_its_encoding_says_is_at_fault(data: bytes) -> None:
-    with pytest.raises(BodyFault):
+    with pytest.raises(InvalidBody):
         await pieces_of(body_of("gzip", data))

@@ -12,8 +12,6 @@ from dynaplan.gateway.load_history import KEPT_S, STEP_S, LatencyCounts, LoadCou
 from dynaplan.gateway.metrics import FrontendMetrics
 from tests.fakes.clock import ManualClock
 
-TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-
 
 def steps(history: LoadHistory) -> list[dict[str, Any]]:
     return list(history.to_json({})["steps"])
@@ -59,9 +57,9 @@ def test_a_frontends_history_becomes_samples_with_its_rates_and_latencies() -> N
     for _ in range(20):
         record = metrics.record("m", "chat_completions", is_stream=True)
         clock.advance(0.25)
-        record.observe(TOKEN)
+        record.observe(1)
         clock.advance(0.25)
-        record.observe(TOKEN)
+        record.observe(1)
         record.finish("", input_tokens=7)
     clock.advance(30)
     history = json.loads(metrics.render_history())

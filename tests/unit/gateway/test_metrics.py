@@ -14,11 +14,6 @@ from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.fakes.clock import ManualClock
 from tests.fakes.promlint import faults
 
-ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
-TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
-DONE = b"data: [DONE]\n\n"
-
 
 def samples(metrics: FrontendMetrics) -> dict[str, float]:
     families = text_string_to_metric_families(metrics.render().decode())
@@ -34,15 +29,15 @@ def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
     clock = ManualClock()
     metrics = FrontendMetrics("ns", clock.now_s)
     record = metrics.record("m", "chat_completions", is_stream=True)
-    for later_s, events in (
-        (0.25, ROLE),
-        (0.25, TOKEN),
-        (0.1, TOKEN + TOKEN),
-        (0.2, TOKEN),
-        (1.0, END + DONE),
+    for later_s, tokens in (
+        (0.25, 0),
+        (0.25, 1),
+        (0.1, 2),
+        (0.2, 1),
+        (1.0, 0),
     ):
         clock.advance(later_s)
-        record.observe(events)
+        record.observe(tokens)
     record.finish("", input_tokens=7)
     seen = samples(metrics)
     assert seen["time_to_first_token_seconds_sum"] == pytest.approx(0.5)
@@ -61,7 +56,7 @@ def test_requests_over_the_promised_times_are_counted_exactly_and_none_is_seen_a
         record = metrics.record("m", "completions", is_stream=True)
         for later_s in (ttft_s, *[gap_s] * (tokens - 1)):
             clock.advance(later_s)
-            record.observe(TOKEN)
+            record.observe(1)
         record.finish("", input_tokens=7)
         seen = samples(metrics)
         return seen["requests_over_ttft_total"], seen["requests_over_itl_total"]

@@ -18,7 +18,7 @@ from dynaplan.gateway.migration import (
     make_continuation,
     may_migrate,
 )
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, read_call
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, parse_call
 
 API = EngineApi(continuation={"continue_final_message": True})
 QUESTION = {"role": "user", "content": "Why?"}
@@ -26,11 +26,11 @@ QUESTION = {"role": "user", "content": "Why?"}
 
 def chat(**fields: Any) -> Call:
     body = {"model": "m", "stream": True, "messages": [QUESTION], **fields}
-    return read_call(CHAT_COMPLETIONS, json.dumps(body).encode())
+    return parse_call(CHAT_COMPLETIONS, json.dumps(body).encode())
 
 
 def completion(**fields: Any) -> Call:
-    return read_call(
+    return parse_call(
         COMPLETIONS, json.dumps({"model": "m", "stream": True, "prompt": "Once", **fields}).encode()
     )
 
@@ -48,7 +48,7 @@ def test_a_chat_goes_on_in_a_last_message_of_the_assistant() -> None:
     assert rest.call.document["continue_final_message"] is True
     assert rest.call.document["max_tokens"] == 7
     assert json.loads(rest.call.body) == rest.call.document
-    assert rest.call.prompt == read_call(CHAT_COMPLETIONS, rest.call.body).prompt
+    assert rest.call.prompt == parse_call(CHAT_COMPLETIONS, rest.call.body).prompt
 
 
 def test_a_completion_goes_on_at_the_end_of_its_prompt() -> None:

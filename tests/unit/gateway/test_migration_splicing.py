@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from dynaplan.gateway.migration import Continuation, PartialAnswer, Splice, UnreadPages
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, read_call
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, parse_call
 
-CALL = read_call(CHAT_COMPLETIONS, b'{"model":"m","messages":[{"role":"user","content":"Why?"}]}')
+CALL = parse_call(CHAT_COMPLETIONS, b'{"model":"m","messages":[{"role":"user","content":"Why?"}]}')
 
 
 def event(**fields: Any) -> bytes:

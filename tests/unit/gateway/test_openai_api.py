@@ -12,20 +12,20 @@ from dynaplan.gateway.openai_api import (
     SET_BY_SERVER,
     ApiError,
     check_context,
-    read_call,
+    parse_call,
 )
 
 
 def test_the_hand_off_is_added_without_touching_the_clients_bytes() -> None:
     body = b'{ "model":"m",\n "prompt": "caf\\u00e9 }", "stream": true } \n'
-    extended = read_call(COMPLETIONS, body).body_with({"id_slot": 2, "file": "}"})
+    extended = parse_call(COMPLETIONS, body).body_with({"id_slot": 2, "file": "}"})
     assert extended.startswith(body.rstrip()[:-1])
     assert json.loads(extended) == {**json.loads(body), "id_slot": 2, "file": "}"}
 
 
 def test_a_field_of_ours_replaces_the_clients() -> None:
     body = b'{"model": "m", "prompt": "caf\\u00e9", "cache\\u005fprompt": false, "seed": 1}'
-    call = read_call(COMPLETIONS, body)
+    call = parse_call(COMPLETIONS, body)
     assert call.body_with({}) == body
     pairs: list[tuple[str, object]] = []
     json.loads(call.body_with({"id_slot": 2, "cache_prompt": True}), object_pairs_hook=pairs.extend)
@@ -35,7 +35,7 @@ def test_a_field_of_ours_replaces_the_clients() -> None:
 
 def test_without_a_hand_off_the_body_is_the_clients() -> None:
     body = b'{ "model":"m", "prompt": "x" } '
-    assert read_call(COMPLETIONS, body).body_with({}) == body
+    assert parse_call(COMPLETIONS, body).body_with({}) == body
 
 
 @pytest.mark.parametrize("name", SET_BY_SERVER)
@@ -43,21 +43,21 @@ def test_where_an_engine_takes_entries_from_is_not_for_the_client_to_say(name: s
     escaped = name.replace("_", "\\u005f").encode()
     for key in (name.encode(), escaped):
         with pytest.raises(ApiError, match="set by the server"):
-            read_call(COMPLETIONS, b'{"model": "m", "prompt": "x", "%b": null}' % key)
+            parse_call(COMPLETIONS, b'{"model": "m", "prompt": "x", "%b": null}' % key)
 
 
 @pytest.mark.parametrize(
     ("prompt", "tokens"), [("four", 1), ("fives", 2), (["four"], 1), ([1, 2, 3], 3), ([[1, 2, 3]], 3)]
 )
 def test_a_prompt_is_a_text_or_token_ids(prompt: object, tokens: int) -> None:
-    call = read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    call = parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
     assert call.prompt_tokens == tokens
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], 7, ["a", ""], [1, "a"], [-1], [True], [[]], {}])
 def test_a_prompt_of_another_shape_is_refused(prompt: object) -> None:
     with pytest.raises(ApiError) as refused:
-        read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+        parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
     assert refused.value.status == 400
     assert json.loads(refused.value.to_json())["error"]["param"] == "prompt"
 
@@ -66,11 +66,11 @@ def test_a_stream_is_only_what_asks_for_it() -> None:
     message = [{"role": "user", "content": "x"}]
     for stream, expected in ((None, False), (False, False), (True, True)):
         document = {"model": "m", "messages": message, "stream": stream}
-        assert read_call(CHAT_COMPLETIONS, json.dumps(document).encode()).is_stream is expected
+        assert parse_call(CHAT_COMPLETIONS, json.dumps(document).encode()).is_stream is expected
 
 
 def test_a_prompt_as_long_as_the_context_is_left_to_the_worker_and_a_longer_one_refused() -> None:
-    call = read_call(COMPLETIONS, b'{"model": "m", "prompt": [1, 2, 3]}')
+    call = parse_call(COMPLETIONS, b'{"model": "m", "prompt": [1, 2, 3]}')
     check_context(call, 3)
     check_context(call, 0)
     with pytest.raises(ApiError, match=r"maximum context length is 2 tokens.* larger max-model-len"):

@@ -18,7 +18,7 @@ from dynaplan.gateway.openai_api import (
     check_context,
     check_fields,
     check_media,
-    read_call,
+    parse_call,
 )
 from dynaplan.gateway.passthrough import survey
 
@@ -30,7 +30,7 @@ WEB = {"type": "image_url", "image_url": {"url": "http://10.0.0.1/admin"}}
 
 
 def call(path: str, **body: Any) -> Call:
-    return read_call(API_PATHS[path], json.dumps({"model": "m", **body}).encode())
+    return parse_call(API_PATHS[path], json.dumps({"model": "m", **body}).encode())
 
 
 def chat(*parts: dict[str, Any], text: str = "What is this?") -> Call:
@@ -212,6 +212,6 @@ def test_a_part_that_is_nested_too_deep_is_refused() -> None:
     part = '{"type": "image", "x": ' + "[" * 900 + "]" * 900 + "}"
     body = '{"model": "m", "messages": [{"role": "user", "content": [' + part + "]}]}"
     try:
-        read_call(CHAT_COMPLETIONS, body.encode())
+        parse_call(CHAT_COMPLETIONS, body.encode())
     except ApiError as error:
         assert error.status == 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 
 import pytest
 
@@ -31,28 +31,28 @@ def instance(number: int, pid: int = 7) -> Instance:
     return Instance("ns", "VllmWorker", "generate", number, f"http://127.0.0.1:{8000 + pid}", pid=pid)
 
 
-async def in_flight(stack: AsyncExitStack, poison: PoisonRequests, text: str, at: Instance) -> Suspect:
-    suspect = await stack.enter_async_context(poison.admit(call(text)))
+async def in_flight(stack: ExitStack, poison: PoisonRequests, text: str, at: Instance) -> Suspect:
+    suspect = stack.enter_context(closing(await poison.admit(call(text))))
     suspect.sent_to(at)
     return suspect
 
 
 async def death(poison: PoisonRequests, pid: int, *texts: str) -> None:
     """A worker of that pid dies with these requests in flight; each of them reports it."""
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         for suspect in [await in_flight(stack, poison, text, instance(pid, pid)) for text in texts]:
             suspect.worker_died()
 
 
 async def answer(poison: PoisonRequests, text: str) -> None:
-    async with poison.admit(call(text)) as suspect:
+    with closing(await poison.admit(call(text))) as suspect:
         suspect.sent_to(instance(99, 99))
         suspect.mark_answered()
 
 
 async def is_refused(poison: PoisonRequests, text: str) -> bool:
     try:
-        async with poison.admit(call(text)):
+        with closing(await poison.admit(call(text))):
             return False
     except ApiError as error:
         assert "Workers have died over this request" in str(error)
@@ -62,7 +62,7 @@ async def is_refused(poison: PoisonRequests, text: str) -> bool:
 @asynccontextmanager
 async def isolated(poison: PoisonRequests, text: str) -> AsyncIterator[bool]:
     """Tell whether the request is isolated; no other one may be."""
-    async with poison.admit(call(text)):
+    with closing(await poison.admit(call(text))):
         yield poison._isolation.locked()
 
 
@@ -88,7 +88,7 @@ async def test_two_suspects_of_one_death_are_not_refused() -> None:
     poison = PoisonRequests(Clock())
     for pid in (1, 2):
         await death(poison, pid, "a", "b")
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         begun = await in_flight(stack, poison, "a", instance(3, 3))
         begun.begin_answer()
         await in_flight(stack, poison, "b", instance(3, 3))
@@ -137,9 +137,9 @@ async def test_suspects_are_tried_one_after_the_other_from_answer_to_answer() ->
     poison = PoisonRequests(Clock())
     for pid in (1, 2):
         await death(poison, pid, "a", "b")
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         first = await in_flight(stack, poison, "a", instance(3, 3))
-        second = asyncio.create_task(poison.admit(call("b")).__aenter__())
+        second = asyncio.create_task(poison.admit(call("b")))
         await asyncio.sleep(0)
         assert not second.done()
         first.begin_answer()
@@ -149,7 +149,7 @@ async def test_suspects_are_tried_one_after_the_other_from_answer_to_answer() ->
 async def test_a_request_that_waited_for_an_equal_one_is_refused_with_it() -> None:
     poison = PoisonRequests(Clock())
     await death(poison, 1, "poison")
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         first = await in_flight(stack, poison, "poison", instance(2, 2))
         second = asyncio.create_task(is_refused(poison, "poison"))
         await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_a_request_that_waited_for_an_equal_one_is_refused_with_it() -> No
 
 async def test_a_worker_that_has_registered_again_dies_once_and_with_all_its_requests() -> None:
     poison = PoisonRequests(Clock())
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         before = await in_flight(stack, poison, "a", instance(1))
         after = await in_flight(stack, poison, "b", instance(2))
         for each in (before, after):
@@ -196,16 +196,16 @@ async def test_no_body_is_hashed_before_a_worker_has_died(monkeypatch: pytest.Mo
 async def test_an_answer_that_has_begun_goes_on_and_the_next_request_of_its_body_is_refused() -> None:
     poison = PoisonRequests(Clock())
     for pid in range(1, 4):
-        async with poison.admit(call("a long answer"), has_begun=pid > 1) as suspect:
+        with closing(await poison.admit(call("a long answer"), has_begun=pid > 1)) as suspect:
             suspect.sent_to(instance(pid, pid))
             suspect.worker_died()
-    async with poison.admit(call("a long answer"), has_begun=True):
+    with closing(await poison.admit(call("a long answer"), has_begun=True)):
         assert await is_refused(poison, "a long answer")
     await answer_rest(poison, "a long answer")
     assert not await is_refused(poison, "a long answer")
 
 
 async def answer_rest(poison: PoisonRequests, text: str) -> None:
-    async with poison.admit(call(text), has_begun=True) as suspect:
+    with closing(await poison.admit(call(text), has_begun=True)) as suspect:
         suspect.sent_to(instance(99, 99))
         suspect.mark_answered()

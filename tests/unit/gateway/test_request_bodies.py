@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.gateway.openai_api import ApiError
-from dynaplan.gateway.request_bodies import UNCOUNTED_BYTES, BodyBudget
+from dynaplan.gateway.request_bodies import MAX_UNCOUNTED_BYTES, BodyBudget
 
-LARGE = UNCOUNTED_BYTES + 1
+LARGE = MAX_UNCOUNTED_BYTES + 1
 
 
 def test_a_body_is_counted_from_the_moment_that_it_is_large_and_until_its_request_ends() -> None:
     budget = BodyBudget(10 * LARGE)
     with budget.body() as share:
-        share.grow_to(UNCOUNTED_BYTES)
+        share.grow_to(MAX_UNCOUNTED_BYTES)
         assert budget.held_bytes == 0
         share.grow_to(LARGE)
         share.grow_to(2 * LARGE)
@@ -31,8 +31,8 @@ def test_a_used_up_budget_refuses_large_bodies_and_no_small_ones() -> None:
         assert refused.value.headers["Retry-After"]
         with pytest.raises(ApiError):
             other.check(LARGE)
-        other.check(UNCOUNTED_BYTES)
-        other.grow_to(UNCOUNTED_BYTES)
+        other.check(MAX_UNCOUNTED_BYTES)
+        other.grow_to(MAX_UNCOUNTED_BYTES)
         share.check(2 * LARGE)
     with budget.body() as share:
         share.grow_to(2 * LARGE)

@@ -10,7 +10,7 @@ from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.body_reader_main import DOCUMENT_BYTES
 from dynaplan.gateway.openai_api import MAX_TEXTS
-from dynaplan.gateway.request_bodies import LARGE_BODY_BYTES, UNCOUNTED_BYTES
+from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, MAX_UNCOUNTED_BYTES
 from dynaplan.gateway.timing import BODY_READER_TIMEOUT_S
 from dynaplan.worker.http_server import (
     BACKLOG,
@@ -26,7 +26,7 @@ from tests.unit.house.source import REPOSITORY
 PAGE = Path(REPOSITORY) / "docs" / "security.md"
 
 FIXED = {
-    "body that is read in the event loop; larger ones in a process with bounded memory": LARGE_BODY_BYTES,
+    "body that is parsed in the event loop; larger ones in a process": MAX_INLINE_PARSE_BYTES,
     "time to read a large body": BODY_READER_TIMEOUT_S,
     "fields of a large body without prompt": DOCUMENT_BYTES,
     "texts in a list of prompts, inputs or documents": MAX_TEXTS,
@@ -79,7 +79,7 @@ def test_the_fixed_limits_stand_there_with_their_values() -> None:
     fixed = {limit: default for limit, (option, default) in rows().items() if option == "fixed"}
     assert fixed == {limit: shown(limit, value) for limit, value in FIXED.items()}
     text = PAGE.read_text()
-    assert f"all bodies of more than {UNCOUNTED_BYTES // 1024} KiB" in text
+    assert f"all bodies of more than {MAX_UNCOUNTED_BYTES // 1024} KiB" in text
     assert f"at most {MAX_CONNECTIONS}" in text
 
 

@@ -29,14 +29,14 @@ def test_a_claim_comes_before_a_measurement_and_that_before_an_estimate(
 
 
 def test_a_load_that_failed_for_want_of_memory_raises_the_need_above_a_claim() -> None:
-    status = ModelStatus("a", too_little_bytes=8 * GB)
+    status = ModelStatus("a", failed_memory_bytes=8 * GB)
     assert need(ModelPolicy(claim_bytes=5 * GB), status, gpus(24)).bytes_each == 10 * GB
 
 
 def test_a_raised_need_is_tried_on_an_empty_device_before_it_is_larger_than_all() -> None:
     settings = ModelPolicy(estimate_bytes=5 * GB)
-    assert need(settings, ModelStatus("a", too_little_bytes=20 * GB), gpus(24)).bytes_each == 24 * GB
-    assert need(settings, ModelStatus("a", too_little_bytes=24 * GB), gpus(24)).bytes_each == 30 * GB
+    assert need(settings, ModelStatus("a", failed_memory_bytes=20 * GB), gpus(24)).bytes_each == 24 * GB
+    assert need(settings, ModelStatus("a", failed_memory_bytes=24 * GB), gpus(24)).bytes_each == 30 * GB
 
 
 def test_a_load_time_is_measured_or_expected_or_follows_from_the_size() -> None:

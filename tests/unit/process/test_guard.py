@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dynaplan.graph import lifecycle
 from dynaplan.process.guard import MAX_LOG_BYTES, guard_command
-from dynaplan.process.kernel import EXIT_NEVER
+from dynaplan.process.kernel import EXIT_CANNOT_START
 from tests.fakes.polling import wait_until
 
 
@@ -57,7 +57,7 @@ def test_a_server_whose_supervisor_has_gone_already_does_not_start(tmp_path: Pat
 
 def test_a_command_that_cannot_be_run_is_never_tried_again(tmp_path: Path) -> None:
     command = guard_command(["/nowhere/etcd"], os.getpid(), log=tmp_path / "log")
-    assert subprocess.run(command, check=False).returncode == EXIT_NEVER
+    assert subprocess.run(command, check=False).returncode == EXIT_CANNOT_START
     assert "/nowhere/etcd" in (tmp_path / "log").read_text()
 
 
@@ -106,7 +106,7 @@ def test_python_children_can_ask_to_die_with_their_parent() -> None:
 
 
 def test_the_exit_code_for_never_is_the_one_that_the_supervisor_knows() -> None:
-    assert EXIT_NEVER == lifecycle.EXIT_NEVER
+    assert EXIT_CANNOT_START == lifecycle.EXIT_CANNOT_START
 
 
 def test_output_goes_where_ours_goes_without_a_log() -> None:

@@ -20,7 +20,7 @@ from dynaplan.process.helper import (
     HelperFailed,
     HelperLimits,
     HelperProcess,
-    HelperTooSlow,
+    HelperTimeout,
     helper_environment,
 )
 from dynaplan.process.process_table import identify
@@ -54,7 +54,7 @@ def test_it_answers_and_is_killed_with_its_family_on_uvloop_as_on_asyncios_loop(
         try:
             document, payload = await helper.ask({}, b"ab")
             assert payload == b"ba"
-            with pytest.raises(HelperTooSlow):
+            with pytest.raises(HelperTimeout):
                 await helper.ask({"do": "family"})
             await eventually(lambda: not psutil.pid_exists(document["pid"]))
         finally:
@@ -107,7 +107,7 @@ async def test_one_that_is_too_slow_is_killed_with_what_it_has_started(make: Mak
     pid = await pid_of(helper)
     asked = asyncio.create_task(helper.ask({"do": "family"}))
     below = await eventually(lambda: psutil.Process(pid).children())
-    with pytest.raises(HelperTooSlow, match="not answered for 3 s"):
+    with pytest.raises(HelperTimeout, match="not answered for 3 s"):
         await asked
     await eventually(lambda: not any(identify(each.pid) for each in below))
     assert not psutil.pid_exists(pid)

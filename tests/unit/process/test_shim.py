@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.graph import lifecycle
-from dynaplan.process.kernel import EXIT_NEVER, descendants, isolated_command, parents
+from dynaplan.process.kernel import EXIT_CANNOT_START, descendants, isolated_command, parents
 from dynaplan.process.process_table import command_under, identify
 from dynaplan.process.shim import END_SIGNAL, is_shim, shim_command
 from tests.fakes.polling import wait_until
@@ -199,7 +199,7 @@ def test_without_the_parent_nothing_is_started(tmp_path: Path) -> None:
 
 def test_an_engine_that_cannot_be_run_is_told_as_one_that_never_can(shim: Shim) -> None:
     process = shim("/nowhere/vllm")
-    assert process.wait(20) == EXIT_NEVER == lifecycle.EXIT_NEVER
+    assert process.wait(20) == EXIT_CANNOT_START == lifecycle.EXIT_CANNOT_START
     assert process.stderr is not None
     assert process.stderr.read() == b"cannot run /nowhere/vllm: No such file or directory\n"
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from dynaplan.process.signals import Interruption, ended_by_sigint, on_signals, signals_held
+from dynaplan.process.signals import Interruption, ended_by_sigint, on_signals, signals_blocked
 from tests.fakes.polling import eventually
 
 
@@ -37,7 +37,7 @@ async def test_outside_the_main_thread_nothing_is_heard_and_nothing_breaks() -> 
 
 def test_a_signal_waits_for_the_end_of_the_block_that_holds_it() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), signals_held():
+    with pytest.raises(KeyboardInterrupt), signals_blocked():
         os.kill(os.getpid(), signal.SIGINT)
         done.append("all of it")
     assert done == ["all of it"]

@@ -233,7 +233,7 @@ async def test_on_a_worker_that_other_hosts_reach_its_own_server_takes_the_engin
 class TellingEngine(Engine):
     """One that tells its blocks, of 16 tokens."""
 
-    def subscribe_blocks(self, changed: Any) -> bool:
+    def subscribe_kv_events(self, changed: Any) -> bool:
         self.events.append("tell")
         return True
 

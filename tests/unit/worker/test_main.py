@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.graph.lifecycle import EXIT_NEVER
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START
 from dynaplan.util.errors import (
     ConfigError,
     DeploymentError,
@@ -36,7 +36,7 @@ def exit_code_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_what_a_restart_cannot_mend_ends_the_worker_for_good(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code_of(error, monkeypatch) == EXIT_NEVER
+    assert exit_code_of(error, monkeypatch) == EXIT_CANNOT_START
     assert "can never start: x" in capfd.readouterr().err
 
 
@@ -53,4 +53,4 @@ def test_a_machine_that_has_no_free_port_now_is_no_reason_never_to_start(
 
 
 def test_wrong_arguments_end_the_worker_for_good() -> None:
-    assert child.main(("graphs.agg:Frontend",)) == EXIT_NEVER
+    assert child.main(("graphs.agg:Frontend",)) == EXIT_CANNOT_START

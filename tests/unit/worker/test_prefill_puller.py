@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.port import HandOver
+from dynaplan.engines.port import HandOffReady
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest
 from dynaplan.util.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.worker.prefill_puller import MAX_DELIVERIES, PrefillPuller, release_subject
@@ -101,7 +101,7 @@ class Engine(PlainEngine):
         self.is_mute = False
         self.running = self.most_running = 0
 
-    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+    async def prefill(self, request: RemotePrefillRequest, hand_off_ready: HandOffReady) -> None:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -109,7 +109,7 @@ class Engine(PlainEngine):
             if self.error:
                 raise self.error
             if not self.is_mute:
-                await hand_over({"kv_transfer_params": {"remote_request_id": request.request_id}})
+                await hand_off_ready({"kv_transfer_params": {"remote_request_id": request.request_id}})
             await asyncio.sleep(self.goes_on_s)
             if self.late_error:
                 raise self.late_error

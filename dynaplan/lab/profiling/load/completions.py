@@ -38,10 +38,10 @@ class RequestFailed(PermanentError):
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer. Times are seconds of ``time.perf_counter``, one for each event that brought tokens.
+    """A completed answer. Times are seconds of ``time.perf_counter``, one for each event with tokens.
 
-    The numbers of tokens are the engine's: it may put several into one event. ``prompt_tokens`` is 0 where
-    it does not state them; ``cached_tokens`` of the prompt came out of a cache.
+    The numbers of tokens are as the engine reports them: it may put several into one event.
+    ``prompt_tokens`` is 0 where it does not; ``cached_tokens`` are the prompt's prefix hits.
     """
 
     sent_s: float

@@ -41,8 +41,8 @@ def test_the_path_is_not_the_model_s_name() -> None:
 
 def test_options_of_dynaplan_are_not_llamacpp_s() -> None:
     ours = {"engine": "llamacpp", "router": "kv", "ServiceArgs": {}, "speedup-ratio": 1, "hang-timeout": 5}
-    assert read(**ours).others == {}
-    assert read(rope_freq_base=5.0, nothing=None).others == {"rope-freq-base": 5.0}
+    assert read(**ours).passthrough == {}
+    assert read(rope_freq_base=5.0, nothing=None).passthrough == {"rope-freq-base": 5.0}
 
 
 def test_only_a_model_that_uses_prefixes_again_saves_its_slots() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dynaplan.engines.kv_events import CachedBlocks, Change, Cleared, Removed, Stored
+from dynaplan.engines.kv_events import BlockChange, CachedBlocks, Cleared, Removed, Stored
 from dynaplan.engines.server.block_events import BlockTranslator
 from dynaplan.engines.timing_model.kv_blocks import block_hashes, own_hashes
 from dynaplan.events.engine_batches import (
@@ -86,7 +86,7 @@ def replayed(messages: Iterable[list[bytes]]) -> tuple[CachedBlocks, dict[int, i
     held: dict[int, int] = {}
     for _, _, payload in messages:
         events: list[EngineEvent] = read_engine_events(payload)
-        changes: list[Change] = translation.changes(events)
+        changes: list[BlockChange] = translation.changes(events)
         cached.events(7, changes)
         for event in msgspec.msgpack.decode(payload)[1]:
             match event["type"]:

@@ -45,7 +45,7 @@ def test_false_is_said_only_where_the_engine_knows_how() -> None:
 
 
 def test_names_follow_the_engine() -> None:
-    style = FlagStyle(renamed={"max-model-len": "max-seq-len"}, word="_")
+    style = FlagStyle(renamed={"max-model-len": "max-seq-len"}, separator="_")
     assert engine_flags({"max-model-len": 5, "new-one": True}, style) == ("--max_seq_len", "5", "--new_one")
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
-from dynaplan.engines.server.sleep import Sleep, SleepPaths
+from dynaplan.engines.server.sleep import EngineSleep, SleepPaths
 from dynaplan.engines.vllm import METRIC_NAMES
 from dynaplan.util.errors import TemporaryError
 
@@ -37,8 +37,8 @@ class Client:
         return self.status
 
 
-def sleep_of(client: Client, waking: SleepPaths | None = WAKING) -> Sleep:
-    return Sleep(waking, cast(Any, client))
+def sleep_of(client: Client, waking: SleepPaths | None = WAKING) -> EngineSleep:
+    return EngineSleep(waking, cast(Any, client))
 
 
 def metrics(awake: int, discarded: int = 0) -> str:

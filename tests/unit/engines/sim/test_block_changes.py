@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaplan.engines.kv_events import Change, Removed, Stored
+from dynaplan.engines.kv_events import BlockChange, Removed, Stored
 from dynaplan.engines.sim.block_changes import BlockChanges
 from dynaplan.engines.timing_model.kv_blocks import block_hashes, own_hashes
 from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
@@ -17,7 +17,7 @@ class Engine:
     """A model of 8 blocks of 2 tokens, and what it told."""
 
     def __init__(self) -> None:
-        self.told: list[Sequence[Change]] = []
+        self.told: list[Sequence[BlockChange]] = []
         self.changes = BlockChanges(self.told.append, 2)
         settings = EngineSettings(total_blocks=8, block_tokens=2, context_tokens=16, batched_tokens=4)
         self.model = EngineModel(settings, TIMING, self.changes)

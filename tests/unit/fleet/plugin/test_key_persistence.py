@@ -161,7 +161,7 @@ async def test_a_hold_whose_time_is_over_is_released_and_said_once() -> None:
     await world.look(holds=text)
     await world.look(holds=text)
     assert set(world.link.replaced) == {("holds", text, RoleHolds(Hold(1)).to_text())}
-    assert world.said == ["decode was held at 2 by alice until noon: that is over."]
+    assert world.said == ["decode was held at 2 by alice until noon: expired."]
 
 
 async def test_a_clock_that_is_set_back_does_not_revive_a_hold() -> None:
@@ -182,7 +182,8 @@ async def test_desired_counts_that_the_store_has_lost_are_written_again_and_ever
         await world.look()
         await world.look(**counts)
     assert world.link.restored == [PersistedKeys(counts)] * 4
-    assert world.said == ["The key-value store has lost num_decode_workers, decision_id: written again."] * 2
+    line = "The key-value store lost num_decode_workers, decision_id; restored from the statefile."
+    assert world.said == [line] * 2
     await world.look(num_decode_workers="--5", decision_id="8")
     assert world.document.planner_keys == {STORE_ID: "1", **counts}
 
@@ -202,8 +203,8 @@ async def test_live_settings_come_back_in_a_store_that_has_lost_everything() -> 
     assert world.link.restored == [PersistedKeys({STORE_ID: "1", "decision_id": "8"}, LENGTH)]
     assert world.document.live_settings == LENGTH
     [line] = world.said
-    assert "has lost all that it held" in line
-    assert line.endswith("Written again: decision_id, max_local_prefill_length.")
+    assert "was reset and is empty" in line
+    assert line.endswith("Restored from the statefile: decision_id, max_local_prefill_length.")
 
 
 async def test_a_setting_is_not_taken_for_deleted_while_the_store_is_away_or_what_is_known_is_old() -> None:
@@ -259,6 +260,6 @@ async def test_holds_with_hours_and_reservations_whose_time_is_over_are_released
     await world.look(holds=hours, reservations=reserved)
     assert set(world.link.replaced) == {("holds", hours, "{}"), ("reservations", reserved, "{}")}
     assert world.said == [
-        "decode was held at 2 by alice at 09:00-17:00 (UTC) until noon: that is over.",
-        "GPU 7 was reserved by alice until noon: that is over.",
+        "decode was held at 2 by alice at 09:00-17:00 (UTC) until noon: expired.",
+        "GPU 7 was reserved by alice until noon: expired.",
     ]

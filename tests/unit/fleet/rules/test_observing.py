@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynaplan.fleet.rules.observing import Exit, World, fleet_document, observe, unmanaged
-from dynaplan.fleet.rules.restarting import after_exit, without_process
+from dynaplan.fleet.rules.restarting import after_exit, after_process_ended
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.store.instances import Instance
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, READY, STARTING, decode, graph, prefill, worker
@@ -34,15 +34,15 @@ def test_a_worker_without_its_process_is_not_ready_though_it_is_still_registered
 
 def test_a_worker_that_leaves_or_waits_stays_what_it_is_without_its_process() -> None:
     for state in (DRAINING, BACKOFF):
-        assert without_process(registered(state), 101.0) == registered(state)
-    assert without_process(registered(STARTING), 101.0) == registered(STARTING, url="")
+        assert after_process_ended(registered(state), 101.0) == registered(state)
+    assert after_process_ended(registered(STARTING), 101.0) == registered(STARTING, url="")
 
 
 def test_a_stable_worker_begins_anew_whether_its_exit_is_known_at_once_or_later() -> None:
     tried = registered(restarts_s=(1.0, 2.0, 3.0), failures=1)
     for died_s in (110.0, 160.0):
         at_once = after_exit(tried, -9, died_s)
-        later = after_exit(without_process(tried, died_s), -9, died_s)
+        later = after_exit(after_process_ended(tried, died_s), -9, died_s)
         assert replace(later, history=()) == replace(at_once, history=())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.rules.reloading import ReloadRules, SettingChange, Taking, restarted, setting_changes
+from dynaplan.fleet.rules.reloading import ApplyMode, ReloadRules, SettingChange, restarted, setting_changes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import ServiceSpec
 from tests.unit.fleet.rules.graphs import decode, graph, prefill
@@ -17,10 +17,10 @@ PROCESSOR = ServiceSpec("Processor", Role.SERVICE, in_process_of="Frontend")
 OWN = ServiceSpec("Middle", Role.SERVICE)
 AGG, DISAGG = graph(FRONTEND, PROCESSOR, decode(), PLANNER, OWN), graph(FRONTEND, decode(), prefill())
 RULES = ReloadRules(
-    live={"max-prefill-queue-size"},
-    of_frontends={"max-prefill-queue-size", "remote-prefill"},
-    of_both={"router"},
-    agreed={"engine", "model"},
+    live_keys={"max-prefill-queue-size"},
+    frontend_keys={"max-prefill-queue-size", "remote-prefill"},
+    frontend_and_decode_keys={"router"},
+    must_match_keys={"engine", "model"},
     gpus={"VllmWorker": 2},
 )
 
@@ -45,27 +45,31 @@ def change(
         ("Planner", "adjustment-interval", "rolling restart of Planner"),
         ("Middle", "anything", "rolling restart of Middle"),
         ("VllmWorker", "ServiceArgs.workers", "nothing: it is the number at the start"),
-        ("Frontend", "ServiceArgs.workers", "needs a new serve, because serve starts that many"),
-        ("VllmWorker", "ServiceArgs.resources.gpu", "needs a new serve, because serve divides"),
-        ("VllmWorker", "tensor-parallel-size", "needs a new serve, because a worker would take 2 GPUs"),
-        ("Frontend", "port", "needs a new serve, because serve holds the public port"),
+        ("Frontend", "ServiceArgs.workers", "needs a restart of serve, because serve starts that many"),
+        ("VllmWorker", "ServiceArgs.resources.gpu", "needs a restart of serve, because serve divides"),
+        (
+            "VllmWorker",
+            "tensor-parallel-size",
+            "needs a restart of serve, because a worker would take 2 GPUs",
+        ),
+        ("Frontend", "port", "needs a restart of serve, because serve holds the public port"),
     ],
 )
 def test_a_change_takes_what_its_readers_need(service: str, key: str, words: str) -> None:
-    assert change(service, key).words.startswith(words)
+    assert change(service, key).apply_text.startswith(words)
 
 
 def test_what_both_sides_of_a_hand_off_must_agree_on_needs_a_new_serve() -> None:
-    assert change("VllmWorker", "model", spec=DISAGG).taking is Taking.SERVE
+    assert change("VllmWorker", "model", spec=DISAGG).apply_mode is ApplyMode.RESTART_SERVE
     assert change("PrefillWorker", "max-num-seqs", spec=DISAGG).restarts == {"PrefillWorker"}
 
 
 def test_a_parallel_size_that_takes_the_same_gpus_is_a_restart() -> None:
-    assert change("VllmWorker", "tp-size", rules=ReloadRules()).taking is Taking.RESTART
+    assert change("VllmWorker", "tp-size", rules=ReloadRules()).apply_mode is ApplyMode.REPLACE_WORKERS
 
 
 def test_frontends_read_what_says_their_deadline_in_the_planners_section() -> None:
-    rules = ReloadRules(of_planner={"ttft"})
+    rules = ReloadRules(frontend_and_planner_keys={"ttft"})
     assert change("Planner", "ttft", rules=rules).restarts == {"Frontend", "Planner"}
     assert change("Planner", "itl", rules=rules).restarts == {"Planner"}
     assert change("VllmWorker", "ttft", rules=rules).restarts == {"VllmWorker"}
@@ -75,7 +79,7 @@ def test_a_planner_for_targets_is_replaced_with_workers_and_frontends() -> None:
     rules = replace(RULES, plans_for_targets=True)
     assert change("VllmWorker", "router", rules=rules).restarts == {"Frontend", "VllmWorker", "Planner"}
     assert change("VllmWorker", "max-num-seqs", rules=rules).restarts == {"VllmWorker", "Planner"}
-    assert change("VllmWorker", "max-prefill-queue-size", rules=rules).taking is Taking.LIVE
+    assert change("VllmWorker", "max-prefill-queue-size", rules=rules).apply_mode is ApplyMode.LIVE
     assert change("Middle", "router", rules=rules).restarts == {"Middle"}
     assert change("VllmWorker", "router", spec=DISAGG, rules=rules).restarts == {"Frontend", "VllmWorker"}
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.rules.restarting import RestartPolicy, after_exit, exit_reason, out_of_memory
-from dynaplan.graph.lifecycle import EXIT_NEVER, Worker
+from dynaplan.fleet.rules.restarting import RestartPolicy, after_exit, describe_oom_kills, exit_reason
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Worker
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
 
@@ -47,7 +47,7 @@ def test_a_worker_that_was_stable_begins_anew() -> None:
     assert after_exit(tried, -9, 70.0, policy).retry_at_s == 70.0
 
 
-@pytest.mark.parametrize("exit_code", [0, 1, -9, -15, None, EXIT_NEVER])
+@pytest.mark.parametrize("exit_code", [0, 1, -9, -15, None, EXIT_CANNOT_START])
 def test_a_draining_worker_is_never_restarted(exit_code: int | None) -> None:
     assert after_exit(worker("VllmWorker", DRAINING, gpus=(0,)), exit_code, 1.0).state is STOPPED
 
@@ -64,7 +64,7 @@ def test_a_worker_that_left_unasked_is_restarted_with_its_name_and_gpus(
 
 
 def test_a_worker_that_can_never_start_is_not_retried() -> None:
-    after = after_exit(worker("VllmWorker", STARTING, gpus=(0,)), EXIT_NEVER, 1.0)
+    after = after_exit(worker("VllmWorker", STARTING, gpus=(0,)), EXIT_CANNOT_START, 1.0)
     assert (after.state, after.gpus, after.retry_at_s) == (FAILED, (), 0.0)
 
 
@@ -98,7 +98,7 @@ def test_a_failed_worker_is_tried_again_later_and_later_up_to_five_minutes() -> 
 
 def test_workers_that_fail_together_are_not_tried_in_the_same_second() -> None:
     policy = RestartPolicy()
-    assert len({round(policy.retry_s(3, f"ns_VllmWorker_{number}")) for number in range(8)}) > 4
+    assert len({round(policy.replacement_delay_s(3, f"ns_VllmWorker_{number}")) for number in range(8)}) > 4
 
 
 def test_a_replacement_that_was_stable_has_all_its_restarts_again() -> None:
@@ -109,9 +109,9 @@ def test_a_replacement_that_was_stable_has_all_its_restarts_again() -> None:
 
 
 def test_the_out_of_memory_killer_is_named_when_it_has_ended_processes_meanwhile() -> None:
-    killer = out_of_memory(1, "this control group")
+    killer = describe_oom_kills(1, "this control group")
     assert "out-of-memory killer ended a process of this control group meanwhile" in killer
-    assert "ended 2 processes of this machine" in out_of_memory(2, "this machine")
-    assert out_of_memory(0, "this machine") == ""
+    assert "ended 2 processes of this machine" in describe_oom_kills(2, "this machine")
+    assert describe_oom_kills(0, "this machine") == ""
     crashed = after_exit(worker("VllmWorker", READY), 1, 1.0, killer=killer)
     assert crashed.reason.startswith("exit code 1: the kernel's out-of-memory killer")

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.kv_events import TOPIC, CachedBlocks, CacheSnapshot, Change, Removed, Stored, kv_payload
+from dynaplan.engines.kv_events import (
+    TOPIC,
+    BlockChange,
+    CachedBlocks,
+    CacheSnapshot,
+    Removed,
+    Stored,
+    kv_payload,
+)
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway.kv_routing.follower import KvCacheFollower
 from dynaplan.store.discovery import Discovery
@@ -84,7 +92,7 @@ class Box:
         await self.store.delete(instance.key)
         await eventually(lambda: not self.discovery.has(instance.key))
 
-    async def tell(self, worker: int, *changes: Change, is_lost: bool = False) -> None:
+    async def tell(self, worker: int, *changes: BlockChange, is_lost: bool = False) -> None:
         """The worker's engine changes its blocks; the event is published, or lost."""
         events = self.caches[worker].events(worker, changes)
         if not is_lost:

@@ -18,14 +18,14 @@ from dynaplan.gateway.kv_routing.tokenizing import (
     prompt_blocks,
     token_fault,
 )
-from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, parse_call
 
 SIM = {"tokenizer": "sim", "kv_block_tokens": 4}
 OTHER = {"tokenizer": "/models/m", "kv_block_tokens": 4}
 
 
 def completion(prompt: object) -> Call:
-    return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    return parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
 class Known:
@@ -50,7 +50,7 @@ async def test_a_text_for_a_simulated_engine_has_the_hashes_of_the_engines_own_t
         (COMPLETIONS, {"model": "m", "prompt": text}),
         (CHAT_COMPLETIONS, {"model": "m", "messages": [{"role": "user", "content": text}]}),
     ):
-        call = read_call(endpoint, json.dumps(body).encode())
+        call = parse_call(endpoint, json.dumps(body).encode())
         tokens = prompt_token_ids(body, is_chat=endpoint.is_chat)
         assert await prompt_blocks(call, SIM, None) == PromptBlocks(
             tuple(block_hashes(tokens, 4)), 4, len(tokens)

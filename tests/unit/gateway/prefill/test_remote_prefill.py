@@ -17,7 +17,7 @@ from dynaplan.events.port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
-from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
+from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, parse_call
 from dynaplan.gateway.prefill import remote_prefill
 from dynaplan.gateway.prefill.prefill_queue import PrefillRouter, RoutedPrompt
 from dynaplan.gateway.prefill.remote_prefill import HandOff, RemotePrefill
@@ -73,7 +73,7 @@ class Scene:
 
 
 def call(prompt: str = "The sky is") -> Call:
-    return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    return parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
 def fields(hand_off: HandOff | None) -> dict[str, object]:

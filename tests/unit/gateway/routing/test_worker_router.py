@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
-from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
+from dynaplan.gateway.openai_api import COMPLETIONS, Call, parse_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
 from tests.unit.gateway.kv_routing.test_inputs import Told
@@ -51,7 +51,7 @@ def router(
 
 
 def call(prompt: str) -> Call:
-    return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    return parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
 async def test_a_prompt_goes_where_its_beginning_was_sent() -> None:
@@ -135,8 +135,8 @@ async def test_a_router_says_how_it_knows_what_each_worker_has_cached() -> None:
     off = FrontendSettings(router="kv", kv_events=False)
     assert router(Instances(1), off).cache_sources() == {"w1": "prediction: kv-events is off"}
     instances = Instances(1, 2, 3)
-    routed = router(instances, reported=Told({}, {1}))
     instances.now = (*instances.now[:2], replace(instances.now[2], card={"tokenizer": "m.gguf"}))
+    routed = router(instances, reported=Told({}, {1}))
     assert routed.cache_sources() == {
         "w1": "events",
         "w2": "prediction: its engine tells of no blocks, or events are missing",

@@ -49,7 +49,7 @@ def test_requests_over_a_promised_time_are_read_with_it_and_are_not_known_of_oth
     metrics = FrontendMetrics("ns", lambda: float(next(now_s)), promised_ms=(500.0, 1234567.5))
     record = metrics.record("m", "completions", is_stream=True)
     assert traffic_of(30.0, read(metrics)).over_ttft == ((500.0, 0.0),)
-    record.observe(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
+    record.observe(1)
     seen = traffic_of(30.0, read(metrics))
     assert (seen.over_ttft, seen.over_itl) == (((500.0, 1.0),), ((1234567.5, 0.0),))
     assert traffic_of(30.0, read(frontend())).over_ttft == ()
@@ -253,7 +253,7 @@ def test_a_model_with_a_promise_of_its_own_has_its_misses_counted_by_that() -> N
     metrics = FrontendMetrics("ns", lambda: float(next(now_s)), promised_by_model=promised)
     for model in ("a", "b"):
         record = metrics.record(model, "completions", is_stream=True)
-        record.observe(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
+        record.observe(1)
     of_a, of_b = (Exposition(DEFAULT_PREFIX, "ns", each, is_one_of_several=True) for each in ("a", "b"))
     assert traffic_of(30.0, of_a.read(metrics.render())).over_ttft == ((500.0, 1.0),)
     assert traffic_of(30.0, of_b.read(metrics.render())).over_ttft == ()
