@@ -21,7 +21,7 @@ from dynaplan.cli.options import (
     namespace_argument,
     token_file_option,
 )
-from dynaplan.cli.service_options import ServiceOptionsCommand
+from dynaplan.cli.service_options import ServiceOptionsCommand, is_models_file
 from dynaplan.cluster.manifests import NONE, OPERATORS
 from dynaplan.config.settings.servers import KUBERNETES, NATS
 from dynaplan.util.errors import ConfigError, DeploymentError
@@ -116,8 +116,10 @@ def kubernetes(
     from dynaplan.cli.serve import warn
     from dynaplan.cluster.description import ClusterOptions, cautions, describe
     from dynaplan.cluster.manifests import manifests, too_large
-    from dynaplan.cluster.sources import graph_source, running_source
+    from dynaplan.cluster.sources import graph_source, refuse_on_request, running_source
 
+    if graph and is_models_file(graph):
+        raise refuse_on_request()
     if not options["image"]:
         raise ConfigError(
             "--image is missing: the container image that the pods run, with dynaplan and the engine in it",

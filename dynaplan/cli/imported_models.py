@@ -62,9 +62,9 @@ def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
     for name, model in found.models.items():
         models[name] = _entry(name, model, found.constraints)
         notes += _use_own_llama_server(name, models[name])
-        if model.stop_command:
+        if model.stop_command and "command" not in models[name]:
             notes.append(
-                f"models.{name}.cmdStop: a command is ended by SIGTERM, and killed if it does not end."
+                f"models.{name}.cmdStop: an engine is ended by SIGTERM, and killed if it does not end."
             )
     for name in found.preload:
         models[name]["preload"] = True
@@ -72,9 +72,8 @@ def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
     if found.constraints.together:
         sections[MODEL_SETS] = {"together": [sorted(each) for each in found.constraints.together]}
     if found.api_keys:
-        sections["Frontend"] = {"api-key": found.api_keys[0]}
-    if len(found.api_keys) > 1:
-        notes.append("apiKeys: there is one key here; it is the first.")
+        further = {"further-api-key": list(found.api_keys[1:])} if found.api_keys[1:] else {}
+        sections["Frontend"] = {"api-key": found.api_keys[0], **further}
     return sections, notes
 
 
@@ -96,6 +95,7 @@ def _entry(name: str, model: ImportedModel, constraints: Constraints) -> dict[st
     filters = model.filters
     leaves = constraints.leaves.get(name, frozenset())
     said = {
+        "stop-command": model.stop_command if "command" in model.options else "",
         "upstream-name": model.upstream_name,
         "unlisted": model.is_unlisted,
         "strip-params": list(filters.removed),

@@ -6,20 +6,19 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dynaplan.cli.deployment import connect
+from dynaplan.cli.models_view import READY, SavedKv, model_rows, model_state, models_table
 from dynaplan.cli.options import json_option, namespace_option
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.models import served_models
 from dynaplan.fleet.model_keys import (
     MODEL_DEMAND,
-    NO_DEMAND,
     ModelDemand,
     ModelReport,
     demand_in,
@@ -29,16 +28,14 @@ from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
-from dynaplan.util.durations import clock
 from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
-from dynaplan.util.tables import fold, text_table
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.store.port import KeyValueStore, Store
 
-READY, UNLOADED, FAILED = "ready", "unloaded", "failed"
+UNLOADED = "unloaded"
 
 wait_option = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Return when it is done."
@@ -62,23 +59,15 @@ def models(namespace: str | None, as_json: bool) -> None:
     reports, demand = asyncio.run(_with_store(found.namespace, _read))
     if not reports:
         raise no_models(found.namespace)
-    saved = _saved_kv(found)
+    rows = model_rows(reports, demand, saved_kv(found))
     if as_json:
-        click.echo(json.dumps(models_document(reports, demand, saved), indent=2))
+        click.echo(json.dumps({"models": rows}, indent=2))
         return
-    click.echo(models_table(reports, demand, time.time(), screen.width(), saved))
+    click.echo(models_table(rows, time.time(), screen.width()))
 
 
-@dataclass(frozen=True)
-class SavedKv:
-    """The KV entries that a model saved when it was put away: of how many prompts, tokens, bytes."""
-
-    prompts: int = 0
-    tokens: int = 0
-    size_bytes: int = 0
-
-
-def _saved_kv(found: RunningDeployment) -> dict[str, SavedKv]:
+def saved_kv(found: RunningDeployment) -> dict[str, SavedKv]:
+    """Return the KV entries that models have saved, by model."""
     from dynaplan.engines.llamacpp.saved_slots import saved_by_model
     from dynaplan.fleet.launch import read_launch
 
@@ -90,75 +79,6 @@ def _saved_kv(found: RunningDeployment) -> dict[str, SavedKv]:
         model: SavedKv(len(files), sum(each.tokens for each in files), sum(each.size_bytes for each in files))
         for model, files in saved_by_model(directory).items()
     }
-
-
-def models_document(
-    reports: Mapping[str, ModelReport],
-    demand: Mapping[str, ModelDemand],
-    saved: Mapping[str, SavedKv] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Return the JSON form."""
-    return {
-        "models": {
-            name: {
-                **asdict(each),
-                **asdict(demand.get(name, NO_DEMAND)),
-                "saved_kv": asdict(saved.get(name, SavedKv())),
-            }
-            for name, each in reports.items()
-        }
-    }
-
-
-def models_table(
-    reports: Mapping[str, ModelReport],
-    demand: Mapping[str, ModelDemand],
-    now_s: float,
-    width: int,
-    saved: Mapping[str, SavedKv] = MappingProxyType({}),
-) -> str:
-    """Return the table, and below it a line for each model about which there is something to say."""
-    rows = [("MODEL", "STATE", "MEMORY", "GPUS", "RUNNING", "WAITING", "LEAVES")]
-    notes = []
-    for name, each in reports.items():
-        asked = demand.get(name, NO_DEMAND)
-        rows.append(
-            (
-                name,
-                _state(each, now_s),
-                f"{each.memory_bytes / 10**9:.1f} GB" if each.memory_bytes else "-",
-                ",".join(map(str, each.gpus)) or "-",
-                str(asked.in_flight),
-                str(asked.waiting) + (f" ({clock(now_s - asked.oldest_unix_s)})" if asked.waiting else ""),
-                _leaves(each, now_s),
-            )
-        )
-        why = each.refusal.why if each.refusal else each.why
-        if why and each.state != READY:
-            notes.append(fold(f"{name}: {why}", width, "  "))
-        if name in saved:
-            notes.append(fold(f"{name}: {_saved_words(saved[name])}", width, "  "))
-    return "\n".join([text_table(rows, width=width, dropping=("GPUS", "LEAVES")), *notes])
-
-
-def _saved_words(saved: SavedKv) -> str:
-    prompts = "1 prompt" if saved.prompts == 1 else f"{saved.prompts} prompts"
-    return f"{prompts} of {saved.tokens} tokens saved for its next load, {saved.size_bytes / 10**6:.0f} MB"
-
-
-def _state(report: ModelReport, now_s: float) -> str:
-    if report.state != "loading":
-        return report.state
-    usually = f" (usually {clock(report.load_s)})" if report.load_s else ""
-    return f"loading {clock(now_s - report.since_unix_s)}{usually}"
-
-
-def _leaves(report: ModelReport, now_s: float) -> str:
-    if report.is_pinned:
-        return "pinned"
-    if report.state != READY or not report.leaves_unix_s:
-        return "-"
-    return f"in {clock(report.leaves_unix_s - now_s)}"
 
 
 @click.command(name="load")
@@ -261,7 +181,7 @@ async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, t
                     f"{model} is {report.state} after {timeout_s:g} s: {report.why or 'no reason is known'}",
                     hint="It goes on; `dynaplan models` shows how far it is.",
                 )
-            line.show(f"{model} is {_state(report, time.time())}", report.state)
+            line.show(f"{model} is {model_state(asdict(report), time.time())}", report.state)
             await asyncio.sleep(WORKERS_POLL_S)
     click.echo(f"{model} is {wanted} after {time.monotonic() - begun_s:.1f} s")
 

@@ -15,8 +15,10 @@ from datetime import datetime
 from typing import Any
 
 from dynaplan.cli.load_past import samples_of_histories
+from dynaplan.cli.models_view import event_line
 from dynaplan.cli.status_poller import StatusPoller
 from dynaplan.cli.status_view import view_of
+from dynaplan.fleet.model_keys import ModelEvent
 from dynaplan.planner.rules.explain import explain, is_change, summarize
 from dynaplan.process.helper_main import Channel, become_helper
 from dynaplan.util.errors import DynaplanError
@@ -110,13 +112,20 @@ def _listed(record: Record) -> dict[str, Any]:
     }
 
 
+def _listed_move(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was decided about a model that is loaded on request, as a decision of the page's list."""
+    line = event_line(ModelEvent(**event))
+    when, _, text = line.partition("  ")
+    return {"at_s": event["at_unix_s"], "time": when[-8:], "text": text, "why": line, "is_change": True}
+
+
 class PageFeed:
     """Polls the deployment's status and the planner's log, and draws the charts that open pages show."""
 
     def __init__(self, poller: StatusPoller, read: Callable[[int, int], Sequence[Record]]) -> None:
         self._poller = poller
         self._history = DecisionHistory(read, poller.found.began_s)
-        self._has_listed = False
+        self._listed: list[dict[str, Any]] | None = None
         self._has_past = False
         self._past: list[DeploymentSample] = []
         self._seen: list[DeploymentSample] = []
@@ -148,10 +157,13 @@ class PageFeed:
         """Add a sample of the status to the history; return the event with the decisions, if any are new."""
         self._seen = [each for each in self._seen if each.at_s >= now_s - HISTORY_S]
         self._seen.append(sample_of_status(self._document, now_s, DRAW_S))
-        if not self._history.poll(now_s) and self._has_listed:
+        self._history.poll(now_s)
+        moves = map(_listed_move, self._document.get("model_events", ()))
+        listed = sorted([*self._history.listed, *moves], key=lambda each: float(each["at_s"]), reverse=True)
+        if listed == self._listed:
             return []
-        self._has_listed = True
-        return [("decisions", json.dumps(self._history.listed[::-1], separators=(",", ":")))]
+        self._listed = listed
+        return [("decisions", json.dumps(listed, separators=(",", ":")))]
 
     def _drawn(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
         """Draw the charts that are shown and are not newer than the samples."""

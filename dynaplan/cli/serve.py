@@ -156,7 +156,7 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     metavar="COMMAND|URL",
     expose_value=False,
     callback=lambda ctx, parameter, hook: hook and os.environ.update({ON_EVENT_VARIABLE: hook}),
-    help="Tell it of events, as JSON: failed, scaled, target_missed. As the variable where it holds a key.",
+    help="Tell it of events in JSON: failed, scaled, target_missed, model. A key belongs into the variable.",
 )
 @click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
 @token_file_option

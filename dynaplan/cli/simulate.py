@@ -24,6 +24,7 @@ from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.lab.simulate.options import SimulateOptions
+    from dynaplan.models.model import Constraints
     from dynaplan.simulation.many_models.box import SimulatedModel
 
 
@@ -132,8 +133,9 @@ def command(
             check_writable(option, Path(written))
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
-    if models := many_models(given["models"], file, context.obj):
-        compare_models(models, given, json_path)
+    models, constraints = many_models(given["models"], file, context.obj)
+    if models:
+        compare_models(models, constraints, given, json_path)
         return
     graph = read_graph(file, context.obj)
     own = str(graph.sections["Planner"].get("policy", "load"))
@@ -162,33 +164,39 @@ def command(
         write("--html", html_path, page(served, results, order))
 
 
-def many_models(text: str | None, file: Path | None, overrides: Sequence[str]) -> dict[str, SimulatedModel]:
-    """Return the models of ``--models``, or of a file with a section ``Models``; none where there is
-    neither."""
+def many_models(
+    text: str | None, file: Path | None, overrides: Sequence[str]
+) -> tuple[dict[str, SimulatedModel], Constraints]:
+    """Return the models of ``--models``, or of a file with a section ``Models``, and which of them may be
+    loaded at once; no models where there is neither."""
     from dynaplan.cli.imported_models import read_config_file
     from dynaplan.config.models import planned_models
-    from dynaplan.lab.simulate.many_models import models_of, read_models
+    from dynaplan.lab.simulate.many_models import constraints_of, models_of, read_models
+    from dynaplan.models.model import NO_CONSTRAINTS
 
-    if text:
-        return read_models(text)
-    config = read_config_file(file, overrides)[0] if file else {}
+    if text or not file:
+        return read_models(text) if text else {}, NO_CONSTRAINTS
+    config, _ = read_config_file(file, overrides)
     if planned := planned_models(config):
         click.echo(
             f"Warning: no planner is simulated beside other models: the workers of {', '.join(planned)} "
             "follow their requests here. For one of them: simulate with a file for that model alone.",
             err=True,
         )
-    return models_of(config)
+    return models_of(config), constraints_of(config)
 
 
 def compare_models(
-    models: Mapping[str, SimulatedModel], given: Mapping[str, Any], json_path: str | None
+    models: Mapping[str, SimulatedModel],
+    constraints: Constraints,
+    given: Mapping[str, Any],
+    json_path: str | None,
 ) -> None:
     """Compare our rules for several models with those of other systems, and print the table."""
     from dynaplan.lab.simulate.many_models import COLUMNS, NOTES, ManyModels, rows, run_comparison
 
     memory_bytes = int(given["gpu_memory"] * 1e9)
-    options = ManyModels(given["trace"], models, given["gpus"], memory_bytes, given["seed"])
+    options = ManyModels(given["trace"], models, given["gpus"], memory_bytes, given["seed"], constraints)
     table = rows(run_comparison(options))
     cells = [[heading for heading, _ in COLUMNS.values()]]
     cells += [[shown.format(row[key]) for key, (_, shown) in COLUMNS.items()] for row in table]
@@ -348,15 +356,15 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
     from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
-    from dynaplan.fleet.counts import Targets
+    from dynaplan.fleet.counts import PoolSizes
 
     if text is None:
         prefill = graph.workers(PREFILL_COMPONENT) if mode == "disagg" else 0
-        return Targets(prefill, graph.workers(DECODE_COMPONENT))
+        return PoolSizes(prefill, graph.workers(DECODE_COMPONENT))
     numbers = text.split(",")
     if len(numbers) != (2 if mode == "disagg" else 1) or not all(each.isdecimal() for each in numbers):
         raise ConfigError(f"--start: {text!r}", hint="Expected P,D, or N with --mode agg.")
     *before, decode = map(int, numbers)
     if not decode:
         raise ConfigError(f"--start: {text!r}", hint="Expected a decode worker: nobody else answers.")
-    return Targets(before[0] if before else 0, decode)
+    return PoolSizes(before[0] if before else 0, decode)

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.deployment import gpus_of, service_config
+from dynaplan.cli.models import saved_kv
+from dynaplan.cli.models_view import model_rows
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
 from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
+from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, demand_in, model_events_in, reports_in
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
 from dynaplan.graph.lifecycle import HOLDS_GPUS
@@ -45,7 +48,8 @@ class DeploymentState:
     """The answers of the store and of the workers; all are empty when the store ``is_silent``.
 
     ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the
-    addresses of instances that cannot be called, by key. ``fleet`` is what the fleet plugin publishes.
+    addresses of instances that cannot be called, by key. ``fleet`` is what the fleet plugin publishes, and
+    ``demand`` the requests for each model that is loaded on request.
     """
 
     loads: Mapping[str, WorkerLoad] = field(default_factory=dict)
@@ -56,6 +60,7 @@ class DeploymentState:
     reservations: ReservedGpus | None = None
     desired: DesiredCounts = field(default_factory=DesiredCounts)
     fleet: Mapping[str, Any] = field(default_factory=dict)
+    demand: Mapping[str, ModelDemand] = field(default_factory=dict)
     is_silent: bool = False
 
     @property
@@ -98,9 +103,10 @@ class StatusReader:
         from dynaplan.util.errors import StoreUnavailable
 
         namespace = self._namespace
+        read = *prefixes(namespace), MODEL_DEMAND.prefix(namespace)
         try:
             async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
-                lists = await asyncio.gather(*(self._store.list(each) for each in prefixes(namespace)))
+                *lists, demand = await asyncio.gather(*(self._store.list(each) for each in read))
         except (StoreUnavailable, TimeoutError):
             return DeploymentState(is_silent=True)
         items = [item for found in lists for item in found]
@@ -120,6 +126,7 @@ class StatusReader:
             reservations=current_entries(ReservedGpus.from_text, names.get(RESERVATIONS, "")),
             desired=DesiredCounts.from_keys(namespace, keys),
             fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
+            demand=demand_in(item.value for item in demand),
         )
 
     async def read_loads(self, registered: Iterable[Instance]) -> dict[str, WorkerLoad]:
@@ -161,6 +168,7 @@ def deployment_document(
         "serve_pid": found.arbiter.pid,
         "version": serve.version.number if serve else None,
         **_service(found, answers),
+        **_on_request(found, answers),
         "workers": workers,
         "gpus": _gpus(gpus, found, reservations),
         "free_gpus": answers.fleet.get(FREE_GPUS) if gpus else None,
@@ -215,6 +223,14 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
         "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
         "is_pending": desired.is_pending,
     }
+
+
+def _on_request(found: RunningDeployment, answers: DeploymentState) -> dict[str, Any]:
+    """Return the models that are loaded on request, by name, and what was last decided about them."""
+    if not (reports := reports_in(answers.fleet)):
+        return {"on_request": {}}
+    rows = model_rows(reports, answers.demand, saved_kv(found))
+    return {"on_request": rows, "model_events": [asdict(each) for each in model_events_in(answers.fleet)]}
 
 
 def _planned_models(found: RunningDeployment) -> dict[str, str]:

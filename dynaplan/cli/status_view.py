@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dynaplan.cli import models_view
 from dynaplan.cli.scale_args import describe_hold, describe_hours
 from dynaplan.cli.status_document import ENGINE_ROLES, is_lost, routing_lines
 from dynaplan.fleet.gpus import indices
 from dynaplan.fleet.holds import Hold, reserved_words
+from dynaplan.fleet.model_keys import ModelEvent
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.util import screen
 from dynaplan.util.durations import clock
@@ -34,7 +36,7 @@ GB = 2**30
 
 @dataclass(frozen=True)
 class View:
-    """All that is shown of a deployment, top to bottom; ``workers`` and ``gpus`` have their headings first.
+    """All that is shown of a deployment, top to bottom; tables have their headings first.
 
     ``short_workers`` is for a narrow screen. ``names`` are the workers, in the order of the rows. ``places``
     are the addresses of the metrics and the logs.
@@ -51,6 +53,7 @@ class View:
     gpus: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     decision: str = ""
+    models: tuple[tuple[str, ...], ...] = ()
 
 
 def view_of(document: Document, now_s: float) -> View:
@@ -59,7 +62,7 @@ def view_of(document: Document, now_s: float) -> View:
     owner = f"serve runs as pid {pid}" if pid else "no serve of it runs here"
     if version := document.get("version"):
         owner += f", version {version}"
-    rows = document["workers"]
+    rows, on_request = document["workers"], document.get("on_request", {})
     return View(
         title=f"{document['namespace']}  {document['frontend_url']}  {owner}",
         service=_service(document),
@@ -71,8 +74,14 @@ def view_of(document: Document, now_s: float) -> View:
         gpus_title=_gpus_title(document),
         gpus=_gpus(document),
         notes=_notes(document, now_s),
-        decision=document.get("last_decision", ""),
+        decision=document.get("last_decision", "") or _last_event(document),
+        models=tuple(models_view.table_rows(on_request, now_s)) if on_request else (),
     )
+
+
+def _last_event(document: Document) -> str:
+    events = document.get("model_events", [])[-1:]
+    return models_view.event_line(ModelEvent(**events[0])) if events else ""
 
 
 def table_rows(rows: Sequence[Row], *, is_short: bool = False) -> tuple[tuple[str, ...], ...]:
@@ -84,7 +93,11 @@ def table_rows(rows: Sequence[Row], *, is_short: bool = False) -> tuple[tuple[st
 
 def _service(document: Document) -> str:
     """Return the model, the planner's policy, the workers that are asked for, and the free GPUs."""
-    parts = [f"model {', '.join(document['models']) or 'not known yet'}"]
+    if on_request := document.get("on_request"):
+        ready = sum(row["state"] == models_view.READY for row in on_request.values())
+        parts = [f"models ready {ready} of {len(on_request)}"]
+    else:
+        parts = [f"model {', '.join(document['models']) or 'not known yet'}"]
     if policy := document.get("policy"):
         parts.append(f"policy {policy}")
     elif planned := document.get("planned_models"):
@@ -190,7 +203,12 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
         notes.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
     notes += hold_lines(document, now_s)
+    on_request = document.get("on_request", {})
+    notes += models_view.model_notes(on_request)
+    told = {row["component"] for row in on_request.values() if row["why"]}
     for row in document["workers"]:
+        if row["component"] in told:
+            continue
         if row["reason"] and (row["state"] in ("failed", "backoff") or is_lost(row)):
             notes.append(f"{row['worker']}: {row['reason']}{_retry_hint(row, document['workers'])}")
         elif row["reason"] and row["state"] == "draining":
@@ -280,6 +298,7 @@ def render_page(view: View, width: int = 0) -> str:
         render_lines(filter(None, [view.title, view.service, view.places]), width),
         render_lines(view.load, width),
         render_decision(view, width),
+        render_models(view, width),
         render_workers(view, width),
         render_gpus(view, width),
         *(render_lines([note], width) for note in view.notes),
@@ -311,6 +330,11 @@ def render_worker_table(
     return text_table(
         chosen, width=width, dropping=WORKER_COLUMNS_DROPPED, paint={"STATE": screen.state_coloured}
     )
+
+
+def render_models(view: View, width: int = 0) -> str:
+    """Lay the models out under their headings; empty where none is loaded on request."""
+    return text_table(view.models, width=width, dropping=models_view.COLUMNS_DROPPED) if view.models else ""
 
 
 def render_gpus(view: View, width: int = 0) -> str:

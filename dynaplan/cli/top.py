@@ -22,6 +22,7 @@ from dynaplan.cli.status_view import (
     render_decision,
     render_gpus,
     render_lines,
+    render_models,
     render_workers,
     view_of,
 )
@@ -86,12 +87,13 @@ LOG_LINES = 500
 KEYS = "arrows  l log  +- scale  h hold  d drain  r restart  w why  ? help  q quit"
 
 HELP = """Keys
-  up, down, j, k      choose a worker
+  up, down, j, k      choose a worker, or a model that is loaded on request
   l                   its log, followed; up, down and the page keys scroll
   + and -             one worker more, or one less, of its role (`dynaplan scale`)
   h                   hold the number of its role, or release it (`dynaplan scale --hold`, `release`)
   d                   drain this worker: one less of its role, and this one leaves, after its requests
   r                   restart this worker: a new one first, then this one leaves (`dynaplan restart`)
+                      of a model: + loads it, - and d unload it, h pins it or lets it leave again
   w                   the planner's last decisions and their reasons (`dynaplan why`)
   escape, q           back to the workers, or quit; Ctrl-C ends top from anywhere
 
@@ -206,19 +208,21 @@ class LiveScreen:
             self._show(HELP)
         elif key == ord("w"):
             self._start_command(["why"], is_page=True)
-        elif key == ord("l") and self._chosen:
+        elif key == ord("l") and self._chosen_row():
             self._shown_log, self._scroll = self._chosen, 10**6
         elif 0 <= key < 128 and chr(key) in "+-hdr":
             self._act(chr(key))
 
     def _choose(self, step: int) -> None:
-        names = [row["worker"] for row in self._document["workers"]] if self._document else []
-        if names:
+        if names := [*main_page(view_of(self._document, time.time()), 0)[1]] if self._document else []:
             place = names.index(self._chosen) + step if self._chosen in names else 0
             self._chosen = names[min(max(place, 0), len(names) - 1)]
 
     def _act(self, key: str) -> None:
         """Run the command of that key on the chosen worker, or ask first where it ends something."""
+        if model := self._chosen_model():
+            self._act_on_model(key, model)
+            return
         row = self._chosen_row()
         role = row["role"] if row else ""
         if row is None or role not in {each.value for each in SCALED_ROLES}:
@@ -234,6 +238,27 @@ class LiveScreen:
             self._question = f"Restart {self._chosen}? y/n", arguments
         else:
             self._start_command(arguments)
+
+    def _act_on_model(self, key: str, name: str) -> None:
+        """Run the command of that key on a model that is loaded on request."""
+        if key == "+":
+            self._start_command(["load", "--no-wait", name])
+        elif key == "h" and self._on_request()[name]["is_pinned"]:
+            self._start_command(["unpin", name])
+        elif key == "h":
+            self._start_command(["pin", "--no-wait", name])
+        elif key == "r":
+            self._message = "choose a worker first (up, down)"
+        else:
+            self._question = f"Unload {name}? y/n", ["unload", "--no-wait", name]
+
+    def _on_request(self) -> dict[str, Any]:
+        return self._document.get("on_request", {}) if self._document else {}
+
+    def _chosen_model(self) -> str:
+        """Return the chosen model that is loaded on request; empty where a worker is chosen."""
+        name = self._chosen.removeprefix(MODEL_CHOICE)
+        return name if name != self._chosen and name in self._on_request() else ""
 
     def _chosen_row(self) -> dict[str, Any] | None:
         rows = self._document["workers"] if self._document else []
@@ -282,8 +307,8 @@ class LiveScreen:
         if self._document is None:
             return [], None
         view = view_of(self._document, time.time())
-        lines, first = main_page(view, width)
-        marked = first + view.names.index(self._chosen) if self._chosen in view.names else None
+        lines, places = main_page(view, width)
+        marked = places.get(self._chosen)
         start = max(0, marked - rows + 2) if marked is not None and marked >= rows else 0
         return lines[start : start + rows], None if marked is None else marked - start
 
@@ -294,15 +319,24 @@ class LiveScreen:
         return [*head, *lines[self._scroll : self._scroll + room]]
 
 
-def main_page(view: View, width: int) -> tuple[list[str], int]:
-    """Return the lines of the page of a deployment, and the place of the first worker among them."""
+MODEL_CHOICE = "model "
+"""What stands before a model's name where it is chosen: no worker's name has a space."""
+
+
+def main_page(view: View, width: int) -> tuple[list[str], dict[str, int]]:
+    """Return the lines of the page of a deployment, and the places of what can be chosen among them."""
     head = render_lines([view.title, view.service, *view.load], width).split("\n")
     head += filter(None, render_decision(view, width).split("\n"))
     lines = [*head, "", *render_workers(view, width).split("\n"), ""]
+    places = {name: place for place, name in enumerate(view.names, len(head) + 2)}
+    if models := render_models(view, width):
+        names = [MODEL_CHOICE + row[0] for row in view.models[1:]]
+        places |= {name: place for place, name in enumerate(names, len(lines) + 1)}
+        lines += [*models.split("\n"), ""]
     if gpus := render_gpus(view, width):
         lines += [*gpus.split("\n"), ""]
     lines += render_lines(view.notes, width).split("\n")
-    return lines, len(head) + 2
+    return lines, places
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -18,7 +18,6 @@ from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.model_keys import ModelEvent
     from dynaplan.fleet.rules.reconcile import Removal
 
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--changes", is_flag=True, help="Only those that changed something.")
 def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
+    from dynaplan.cli.models_view import event_line
     from dynaplan.cli.scale_counts import current_entries, statefile_holds
     from dynaplan.cli.status_view import hold_lines
     from dynaplan.config.models import components_of, planned_models
@@ -53,7 +53,8 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
         for record in records[-last:]:
             click.echo(_shown(explain(record)) + "\n")
     fleet = asyncio.run(published(found.namespace))
-    for line in [*model_lines(model_events_in(fleet)), *removal_lines(removals_in(fleet))]:
+    lines = [*map(event_line, model_events_in(fleet)), *removal_lines(removals_in(fleet))]
+    for line in lines:
         click.echo(fold(line, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
     holds = statefile_holds(found.document).to_json()
@@ -108,11 +109,6 @@ async def published(namespace: str) -> dict[str, Any]:
         return {}
     finally:
         await store.close()
-
-
-def model_lines(found: Iterable[ModelEvent]) -> list[str]:
-    """Return a line for each decision about a model that is loaded on request, in local time."""
-    return [f"{_local(each.at_unix_s)}  model {each.model}: {each.sentence}" for each in found]
 
 
 def removal_lines(found: Iterable[Removal]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynaplan.config.overrides import Sections, merge_sections
+from dynaplan.config.overrides import MODELS, Sections, merge_sections
 from dynaplan.config.service_config import section_options
 from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
 from dynaplan.fleet.statefile_store import statefile_path
@@ -39,6 +39,15 @@ class ExportSource:
     warnings: tuple[str, ...] = ()
 
 
+def refuse_on_request() -> ConfigError:
+    """Return the error for models that are loaded on request."""
+    return ConfigError(
+        "models that are loaded on request share the memory of one machine, and have no manifests",
+        hint="Export a deployment of each model: "
+        "dynaplan export kubernetes graphs.agg:Frontend -f agg.yaml --Common.model=MODEL --image IMAGE",
+    )
+
+
 def graph_source(
     graph: str, config_file: str | None, namespace: str | None, overrides: Sequence[str]
 ) -> ExportSource:
@@ -58,6 +67,8 @@ def graph_source(
     loaded = load_graph(graph, directory)
     path = find_config_file(config_file, directory, loaded) if config_file else None
     config = read_config(path, overrides)
+    if config.get(MODELS):
+        raise refuse_on_request()
     warnings = validate_config(loaded, config) + unused_common_overrides(config, overrides)
     # ``workers: auto`` goes by the GPUs that the workers have at the start: a cluster's are not known.
     sized = resolve_graph(loaded, with_frontend_count(loaded, config, lambda: 1), namespace)
@@ -83,6 +94,8 @@ def running_source(namespace: str | None, overrides: Sequence[str]) -> ExportSou
             f"the launch file of {found.namespace} cannot be read: {error}",
             hint="Name the graph and its file: `dynaplan export kubernetes GRAPH -f FILE`.",
         ) from error
+    if launch.graph.on_demand:
+        raise refuse_on_request()
     config = merge_sections(launch.config, parse_overrides(overrides))
     return ExportSource(
         launch.graph,

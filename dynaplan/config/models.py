@@ -132,6 +132,11 @@ def engine_for(model: Any) -> str:
 
 
 def _check_entry(name: str, entry: Any) -> None:
+    if not name.isprintable() or not name.strip() or name.startswith("-"):
+        raise ConfigError(
+            f"{MODELS}: {name!r} is no name",
+            hint="Expected printable characters, the first of them no dash.",
+        )
     if not isinstance(entry, Mapping):
         raise ConfigError(
             f"{MODELS}.{name} = {entry!r}: expected a mapping of options",

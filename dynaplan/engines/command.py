@@ -1,8 +1,9 @@
 """Any program that speaks OpenAI's API, as an engine: ``command: "program --port ${PORT}"``.
 
 Nothing is known of it but its address. It is ready when ``check`` answers, and hung when that does not answer
-for ``hang-timeout``; it has no metrics, so its requests are counted by the frontends, and a drain waits for
-their counts. It is not asked for a key: it listens on loopback, and trusts the machine's users.
+for ``hang-timeout``; ``stop-command`` ends it, else SIGTERM. It has no metrics, so its requests are counted
+by the frontends, and a drain waits for their counts. It is not asked for a key: it listens on loopback, and
+trusts the machine's users.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ from dynaplan.util.errors import ConfigError, nearest
 PORT = "${PORT}"
 """What stands for the leased port in a command."""
 
+PID = "${PID}"
+"""What stands in a ``stop-command`` for the pid of the program."""
+
 DEFAULT_CHECK = "/health"
 
-KEYS = frozenset({"command", "check", "model", "served-model-name", *OWN_OPTIONS})
+STOP_COMMAND = "stop-command"
+
+KEYS = frozenset({"command", "check", STOP_COMMAND, "model", "served-model-name", *OWN_OPTIONS})
 """The options that a command has: any other would have to go on its command line, by its owner."""
 
 
@@ -41,6 +47,10 @@ class CommandKind(EngineKind):
     def __init__(self, check: str = DEFAULT_CHECK) -> None:
         self.ready_path = self.metrics_path = check
 
+    def stop_command(self, options: Options, port: int, pid: int) -> Sequence[str]:
+        words = split_command(options[STOP_COMMAND], STOP_COMMAND) if options.get(STOP_COMMAND) else ()
+        return [word.replace(PORT, str(port)).replace(PID, str(pid)) for word in words]
+
     def check(self, options: Options, gpus: float) -> None:
         WorkerSettings.from_options(options)
         words = words_of(options)
@@ -48,6 +58,11 @@ class CommandKind(EngineKind):
             raise ConfigError(
                 f"command is {options['command']!r}, but there is no program {words[0]}",
                 hint="Expected a program on PATH, or the path of one that may be executed.",
+            )
+        if (stop := self.stop_command(options, 0, 0)) and shutil.which(stop[0]) is None:
+            raise ConfigError(
+                f"{STOP_COMMAND} is {options[STOP_COMMAND]!r}, but there is no program {stop[0]}",
+                hint="Expected a program on PATH, or leave it out: SIGTERM ends the command then.",
             )
         path = options.get("check", DEFAULT_CHECK)
         if not isinstance(path, str) or not path.startswith("/"):

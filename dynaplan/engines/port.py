@@ -95,7 +95,10 @@ class ServingEngine(Protocol):
         ...
 
     async def count_requests(self) -> int:
-        """Count its requests now, running and waiting; raises TemporaryError when it cannot be asked."""
+        """Count its requests now, running and waiting.
+
+        Raises TemporaryError when it cannot be asked, and PermanentError where it never counts them.
+        """
         ...
 
     async def sleep(self, level: str) -> str:

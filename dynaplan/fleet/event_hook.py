@@ -1,4 +1,4 @@
-"""A command or URL of the user's that is called at a deployment's events: failed, scaled, target missed.
+"""A command or URL of the user's that is called at a deployment's events: failed, scaled, a model moved.
 
 It runs beside everything else, in the fleet plugin: a hook that fails or hangs costs a line in the log.
 Events of one kind are reported at most once in ``MIN_INTERVAL_S`` seconds; later ones go together.
@@ -13,11 +13,12 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from dynaplan.fleet.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import ConfigError
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 """The variable that holds the command or URL; ``serve --on-event`` sets it."""
 
-FAILED, SCALED, TARGET_MISSED = "failed", "scaled", "target_missed"
+FAILED, SCALED, TARGET_MISSED, MODEL = "failed", "scaled", "target_missed", "model"
 """The kinds of events."""
 
 EVENT_POLL_S = 5.0
@@ -82,18 +83,32 @@ class DecisionEvents(Protocol):
 
 
 class EventWatch:
-    """Finds events by polling the workers, and a planner's decisions.
+    """Finds events by polling the workers, a planner's decisions, and those about models.
 
     The first poll finds nothing: what was so when it began is no event.
     """
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]], decisions: DecisionEvents) -> None:
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        decisions: DecisionEvents,
+        models: Callable[[], Sequence[ModelEvent]] = tuple,
+    ) -> None:
         self._workers = workers
         self._decisions = decisions
+        self._models = models
         self._failed: frozenset[str] | None = None
+        self._model_events: Sequence[ModelEvent] | None = None
 
     def poll(self) -> list[HookEvent]:
-        return [*self._failures(), *self._decisions.poll()]
+        return [*self._failures(), *self._decisions.poll(), *self._moves()]
+
+    def _moves(self) -> list[HookEvent]:
+        before, self._model_events = self._model_events, tuple(self._models())
+        if before is None:
+            return []
+        new = [each for each in self._model_events if each not in before]
+        return [HookEvent(MODEL, f"{each.model}: {each.sentence}") for each in new]
 
     def _failures(self) -> Iterator[HookEvent]:
         failed = {each.name: each for each in self._workers() if each.state is WorkerState.FAILED}
@@ -183,5 +198,5 @@ class HookFailed(Exception):
 
 
 def _describe(error: Exception) -> str:
-    """Return the error in words that hold nothing of the hook's address or arguments."""
+    """Return the error's description, without the hook's address or arguments."""
     return str(error) if isinstance(error, HookFailed) else type(error).__name__

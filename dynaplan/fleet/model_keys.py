@@ -184,7 +184,8 @@ class ModelReport:
 
     ``state`` is a ``dynaplan.models.model.ModelState``'s value, since ``since_unix_s``. ``load_s`` is how
     long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it. ``workers`` are its
-    workers by state, as ``counts.WorkerCounts`` counts them, of ``gpus_each`` GPUs.
+    workers by state, as ``counts.WorkerCounts`` counts them, of ``gpus_each`` GPUs; it may have
+    ``max_workers``, and one of them takes ``memory_bytes`` of each of its devices.
     ``planned_workers`` is what its planner wants, None where that does not count.
     """
 
@@ -201,6 +202,7 @@ class ModelReport:
     workers: Mapping[str, int] = field(default_factory=dict)
     gpus_each: float = 0.0
     planned_workers: int | None = None
+    max_workers: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Write it, without what says nothing."""
@@ -272,4 +274,5 @@ def _report(document: Mapping[str, Any]) -> ModelReport:
         {state: whole_field(workers, state) for state in workers},
         number_field(document, "gpus_each", 0.0),
         document["planned_workers"] if isinstance(document.get("planned_workers"), int) else None,
+        whole_field(document, "max_workers", 1),
     )

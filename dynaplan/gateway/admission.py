@@ -24,7 +24,9 @@ class Admission:
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
         room = WaitingRoom(settings.max_waiting_requests)
-        self.check_key = ApiKey(settings.api_key).check
+        self.asks_for_key = bool(settings.api_key)
+        further = settings.further_api_key or ()
+        self.check_key = ApiKey(settings.api_key, *(further if settings.api_key else ())).check
         self.check_room = room.check
         self.enter_room = room.enter
 
@@ -91,10 +93,10 @@ class Place:
 
 
 class ApiKey:
-    """The key that clients must send; an empty key lets every client in."""
+    """The key that clients must send, or one of several; an empty key lets every client in."""
 
-    def __init__(self, key: str) -> None:
-        self._expected = key.encode()
+    def __init__(self, *keys: str) -> None:
+        self._expected = [key.encode() for key in keys if key]
 
     def check(self, authorization: str) -> None:
         """Raise ApiError (401), one for a missing key and one for a wrong one, unless the header has the key.
@@ -105,8 +107,9 @@ class ApiKey:
         if not self._expected:
             return
         scheme, _, key = authorization.partition(" ")
-        is_right = hmac.compare_digest(key.strip().encode("utf-8", "surrogateescape"), self._expected)
-        if not is_right or scheme.lower() != "bearer":  # RFC 9110: in any case
+        given = key.strip().encode("utf-8", "surrogateescape")
+        is_right = [hmac.compare_digest(given, each) for each in self._expected]
+        if not any(is_right) or scheme.lower() != "bearer":  # RFC 9110: in any case
             raise _unauthorized(authorization)
 
 

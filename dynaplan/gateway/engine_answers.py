@@ -212,7 +212,7 @@ def is_aborted(answer: bytes) -> bool:
 
 def find_failure(events: bytes) -> Failure | None:
     """Return the failure in these whole events of a stream; None when there is none."""
-    if _ABORT_MARK not in events and _ERROR_MARK not in events:
+    if events.rfind(_ABORT_MARK) < 0 and events.rfind(_ERROR_MARK) < 0:
         return None
     if found := _ERROR.search(events):
         return _read_error(events[: found.start()], found.group(1))

@@ -335,7 +335,7 @@ class EnginePool:
             self._reaping = self._loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
 
     def close(self) -> None:
-        """Close every connection, and open no more."""
+        """Close every connection, and refuse new ones."""
         self._is_closed = True
         if self._reaping:
             self._reaping.cancel()

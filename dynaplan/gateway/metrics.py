@@ -97,8 +97,7 @@ class _ModelMetrics:
         self.input_tokens = _GatheredHistogram(metrics.input_tokens.labels(*labels))
         self.output_tokens = _GatheredHistogram(metrics.output_tokens.labels(*labels))
         self.cached_tokens = _GatheredHistogram(metrics.cached_tokens.labels(*labels))
-        self._output_tokens_total = metrics.output_tokens_total.labels(*labels)
-        self.output_tokens_sent = 0
+        metrics.output_tokens_total.labels(*labels)  # exported from now on
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = _GatheredHistogram(metrics.ttft_s.labels(*labels))
         self.itl_s = _GatheredHistogram(metrics.itl_s.labels(*labels))
@@ -117,8 +116,6 @@ class _ModelMetrics:
         for gauge in self._inflight_gauges:
             gauge.set(self.inflight)
         self._queued_gauge.set(self.queued)
-        self._output_tokens_total.inc(self.output_tokens_sent)
-        self.output_tokens_sent = 0
 
 
 class _RequestCounts:
@@ -130,7 +127,7 @@ class _RequestCounts:
     def __init__(self, metrics: FrontendMetrics, *labels: str) -> None:
         self._metrics = metrics
         self._labels = (metrics.namespace, *labels)
-        self.started = 0
+        self.started = self.output_tokens = 0
         self.ended: defaultdict[str, int] = defaultdict(int)
         """Error type, empty for success -> requests that have ended so."""
 
@@ -139,6 +136,9 @@ class _RequestCounts:
         if self.started:
             metrics.started_total.labels(*self._labels).inc(self.started)
             self.started = 0
+        if self.output_tokens:
+            metrics.output_tokens_total.labels(*self._labels[:2]).inc(self.output_tokens)
+            self.output_tokens = 0
         for error_type, count in self.ended.items():
             status = "error" if error_type else "success"
             metrics.ended_total.labels(*self._labels, status, error_type).inc(count)
@@ -190,7 +190,8 @@ class RequestRecord:
             of_model.ttft_s.observe(self.ttft_s)
             if self.ttft_s > of_model.ttft_over_s:
                 of_model.over_ttft.inc()
-            of_model.itl_s.observe(0.0, tokens - 1)
+            if tokens > 1:
+                of_model.itl_s.observe(0.0, tokens - 1)
         self._last_s = now_s
         self.output_tokens += tokens
         return self.output_tokens
@@ -207,7 +208,8 @@ class RequestRecord:
         now_s = self._now_s()
         self._of_model.inflight -= 1
         self._of_model.duration_s.observe(now_s - self.begun_s)
-        if self.output_tokens > 1 and self._mean_itl_s() > self._of_model.itl_over_s:
+        itl_over_s = self._of_model.itl_over_s
+        if self.output_tokens > 1 and itl_over_s < math.inf and self._mean_itl_s() > itl_over_s:
             self._of_model.over_itl.inc()
         output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
         if not error_type:
@@ -217,7 +219,7 @@ class RequestRecord:
             self._of_model.output_tokens.observe(output_tokens)
             if stated.cached_tokens is not None:
                 self._of_model.cached_tokens.observe(stated.cached_tokens)
-        self._of_model.output_tokens_sent += output_tokens
+        self._counts.output_tokens += output_tokens
         self._counts.ended[error_type] += 1
         self._metrics.note_change(now_s, self._counts)
 

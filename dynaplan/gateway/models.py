@@ -151,8 +151,12 @@ class FrontendModels:
         ]
 
     def stop_routing_to(self, instance_id: int) -> int:
-        """Choose this instance no more; return the number of requests in flight there."""
+        """Stop choosing this instance; return the number of requests in flight there."""
         return sum(each.router.stop_routing_to(instance_id) for each in self.all)
+
+    def in_flight_at(self, instance_id: int) -> int:
+        """Return the number of requests in flight at this instance."""
+        return sum(each.router.in_flight_at(instance_id) for each in self.all)
 
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes."""

@@ -371,6 +371,8 @@ def check_fields(call: Call, api: EngineApi) -> None:
 def check_tools(call: Call, card: Mapping[str, Any]) -> None:
     """Raise ApiError (400) where a tool must be called and the model's chat template knows none."""
     choice = call.document.get("tool_choice")
+    if choice is None:
+        return
     is_required = choice == "required" or isinstance(choice, Mapping)
     if is_required and call.document.get("tools") and card.get("lacks_tools"):
         raise bad_request(

@@ -208,7 +208,8 @@ class RequestPath:
     async def _accept(self, client: Client, endpoint: ApiPath, share: BodyShare) -> Accepted:
         name = "unknown"
         try:
-            self.admission.check_key(client.authorization)
+            if self.admission.asks_for_key:
+                self.admission.check_key(client.authorization)
             self.admission.check_room()
             body = await client.read_body(
                 share,
@@ -303,7 +304,8 @@ class RequestProgress:
                 finally:
                     suspect.close()
                 if isinstance(outcome, Answered):  # case 7
-                    return await self._as_event(outcome)
+                    is_late = outcome.whole is not None and self.has_begun
+                    return await self._as_event(outcome) if is_late else outcome
                 self._decide(outcome)
         except ApiError as error:  # case 2, or the last of case 5
             if not self.has_begun:
@@ -328,8 +330,7 @@ class RequestProgress:
 
     async def _as_event(self, answered: Answered) -> Answered:
         """Send an answer that is no stream, an engine's error, as an event where the stream has begun."""
-        if answered.whole is None or not self.has_begun:
-            return answered
+        assert answered.whole
         await self.request.client.break_off(b"data: " + answered.whole.body.replace(b"\n", b" ") + b"\n\n")
         return replace(answered, whole=None)
 
@@ -487,14 +488,14 @@ class Attempt:
         """Exchange request and answer, in a slot where the worker's card asks for one."""
         request_id = attempt_id(self._request.client.request_id)
         self._suspect.sent_to(self.instance)
-        if self._model.router.is_asleep(self.instance):  # since it was booked
-            raise EngineAsleep("its engine sleeps")
         fields = self.hand_off.fields if self.hand_off else None
         if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
             return self._exchange(fields or {}, request_id)
         return self._exchange_in_slot(fields, request_id)
 
     async def _exchange_in_slot(self, fields: Mapping[str, Any] | None, request_id: str) -> Answered:
+        if self._model.router.is_asleep(self.instance):  # since it was booked
+            raise EngineAsleep("its engine sleeps")
         async with self._path.reservations.reserve(self.instance, request_id, fields) as reserved:
             self._progress.release_hand_off()  # the worker has taken it over, or never will
             return await self._exchange(reserved, request_id)
@@ -592,7 +593,7 @@ class Attempt:
                 booking.record_decoded(record.output_tokens)
             return True
 
-        death = WorkerDied("its stream ended early")
+        death: WorkerDied | None = None
         try:
             while events:
                 if failure := engine_answers.find_failure(events):
@@ -603,11 +604,11 @@ class Attempt:
                 events = await answer.read_lines(None if stream.is_spliced else pass_on)
         except WorkerDied as error:
             death = error
-            self._note_death(death)
+            self._note_death(error)
         self._end_bytes = b"".join(last)
         if engine_answers.is_ended(endpoint, self._end_bytes):
             return Answered()
-        return await self._cut(stream, death)
+        return await self._cut(stream, death or WorkerDied("its stream ended early"))
 
     def _start_stream(self) -> MigratableStream:
         """Return the client's stream, which the first attempt with a first token starts."""
@@ -662,7 +663,7 @@ class Attempt:
             self._suspect.worker_died()
 
     def _note_answering(self) -> None:
-        """Note that the answer has begun: the request waits no more, and the engine has the hand-off."""
+        """Note that the answer has begun: the request no longer waits, and the engine has the hand-off."""
         self._request.place.leave()
         self._request.report.record.begin_answer()
         self._progress.release_hand_off()

@@ -188,6 +188,7 @@ class FrontendServer:
         self._runtime.add_routes(
             [
                 Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False),
+                Route("POST", "/falling_asleep/{instance_id}", self._falling_asleep, is_work=False),
                 Route("GET", ROUTING_PATH, self._routing, is_open=True, is_work=False),
             ]
         )
@@ -262,15 +263,20 @@ class FrontendServer:
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:
-        """Answer ``POST /leaving/{instance id}``: route nothing more there; return what is in flight there.
+        """Answer ``POST /leaving/{instance id}``: route nothing more there; return what is in flight."""
+        return web.json_response({"in_flight": self._models.stop_routing_to(_instance_id(request))})
 
-        The instance id is in hexadecimal, as in discovery's keys.
+    async def _falling_asleep(self, request: web.Request) -> web.Response:
+        """Answer ``POST /falling_asleep/{instance id}``: return what is in flight there.
+
+        409 until this frontend has heard that the instance is to sleep: it may send requests there.
         """
-        try:
-            instance_id = int(request.match_info["instance_id"], 16)
-        except ValueError:
-            return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
-        return web.json_response({"in_flight": self._models.stop_routing_to(instance_id)})
+        instance_id = _instance_id(request)
+        if not self._sleeping.is_to_sleep(instance_id):
+            return web.json_response(
+                {"error": "it is not known here that this worker is to sleep"}, status=409
+            )
+        return web.json_response({"in_flight": self._models.in_flight_at(instance_id)})
 
     async def _routing(self, request: web.Request) -> web.Response:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
@@ -320,3 +326,12 @@ def _has_starting_decode_workers(fleet: str) -> bool:
     except ValueError:
         return False
     return decode.starting + decode.backoff > 0
+
+
+def _instance_id(request: web.Request) -> int:
+    """Return the instance id of a worker's question, in hexadecimal as in discovery's keys; 400."""
+    try:
+        return int(request.match_info["instance_id"], 16)
+    except ValueError:
+        text = '{"error": "an instance id is a hexadecimal number"}'
+        raise web.HTTPBadRequest(text=text, content_type="application/json") from None

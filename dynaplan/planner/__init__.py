@@ -10,7 +10,7 @@ in ``metrics``).
 1. *Traffic* since the last interval: requests, lengths, latencies, arrivals per pull. Chance and dispersion
    of arrivals: ``forecasting/arrivals.py``.
 2. *Forecast* for 1 interval ahead, for L + T, and half way: ``sizing/demand_forecast.py`` over
-   ``forecasting/forecaster.py``. ``auto`` selects its method by a back-test (``forecasting/selection.py``).
+   ``forecasting/forecaster.py``, by a Kalman filter unless another predictor is named (``kalman.py``).
 3. *Backtest*, every five minutes in a process of its own: the cheapest split of workers that, standing still,
    would have kept the promise on the traffic of ``slo-window`` (``backtesting/search.py``; the evidence and
    how the present load compares: ``evidence.py``; when: ``schedule.py``).

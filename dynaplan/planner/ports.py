@@ -139,14 +139,11 @@ class GaugeRecorder(Recorder, Protocol):
 class Forecaster(Closable, Protocol):
     """Forecasts a series of the load, such as requests per interval, from its past."""
 
-    async def forecast(
-        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
-    ) -> Forecast:
+    async def forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
         """Forecast the value ``steps`` intervals after the newest value of the history.
 
-        One value per adjustment interval, the newest last; None is "no data", which is not 0. ``is_count``:
-        the values are numbers of requests, whose variation by chance is known (Poisson). Never raises: where
-        a method fails or is late, the last value stands in, and the forecast says so.
+        One value per adjustment interval, the newest last; None is "no data", which is not 0. Never raises:
+        where a method fails or is late, the last value stands in, and the forecast says so.
         """
         ...
 

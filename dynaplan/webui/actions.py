@@ -16,6 +16,9 @@ from dynaplan.fleet.store_keys import SCALED_ROLES
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", re.ASCII)
 """The form of a worker's name, or of a log's: never an option, never a path."""
 
+MAX_NAME = 500
+"""The most characters of a model's name."""
+
 ROLES = frozenset(role.value for role in SCALED_ROLES)
 
 
@@ -23,7 +26,7 @@ def command_arguments(action: Mapping[str, Any]) -> list[str]:
     """Return the command of an action of the page or ``top``; raises ValueError where there is none.
 
     ``{"do": "scale", "role": "decode", "by": 1}``; ``hold`` and ``release`` take a role, ``restart`` a
-    worker, ``drain`` both.
+    worker, ``drain`` both; ``load``, ``unload``, ``pin`` and ``unpin`` a model that is loaded on request.
     """
     match action:
         case {"do": "scale", "role": str(role), "by": int(by)} if role in ROLES and by in (-1, 1):
@@ -36,11 +39,20 @@ def command_arguments(action: Mapping[str, Any]) -> list[str]:
             return ["scale", f"{role}=-1", "--leaving", worker, "--no-wait"]
         case {"do": "restart", "worker": str(worker)} if _is_name(worker):
             return ["restart", worker]
+        case {"do": "load" | "unload" | "pin" as order, "model": str(model)} if _is_model(model):
+            return [order, model, "--no-wait"]
+        case {"do": "unpin", "model": str(model)} if _is_model(model):
+            return ["unpin", model]
     raise ValueError("There is no such action.")
 
 
 def _is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
+
+
+def _is_model(text: str) -> bool:
+    """Tell whether it can be a model's name, which may have any characters: it is no option."""
+    return text.isprintable() and not text.startswith("-") and 0 < len(text) <= MAX_NAME
 
 
 async def run_command(arguments: Sequence[str]) -> str:

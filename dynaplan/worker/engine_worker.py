@@ -42,7 +42,7 @@ from dynaplan.worker.hosting import worker_session
 from dynaplan.worker.kv_event_publisher import KvEventPublisher
 from dynaplan.worker.prefill_puller import PrefillPuller
 from dynaplan.worker.routers import RoutedRequests, RouterPresence
-from dynaplan.worker.timing import DRAIN_LINGER_S, DRAINED_POLL_S, SLEEP_POLL_S, WAKE_POLL_S
+from dynaplan.worker.timing import SLEEP_POLL_S, WAKE_POLL_S
 
 if TYPE_CHECKING:
     from dynaplan.engines.port import Engine
@@ -65,7 +65,10 @@ async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
     elif engine.url:
         routed = RoutedRequests(runtime, engine.count_requests, engine.load)
         runtime.held_requests(lambda: routed.held, routed.refresh)
-        runtime.on_drain(routed.wait_gone)
+        runtime.on_drain(routed.wait_gone, ends_requests=runtime.is_on_request)
+    elif runtime.is_on_request:
+        routed = RoutedRequests(runtime, engine.count_requests, engine.load)
+        runtime.on_drain(routed.wait_gone, ends_requests=True)
     return engine
 
 
@@ -235,6 +238,7 @@ class SleepReporter:
     def __init__(self, runtime: WorkerRuntime, engine: Engine) -> None:
         self._runtime = runtime
         self._engine = engine
+        self._routed = RoutedRequests(runtime, engine.count_requests, engine.load)
         self._reason = ""
         self._reported: tuple[str, str] | None = None
         self.can_sleep = bool(runtime.settings.get("enable-sleep-mode"))
@@ -292,18 +296,20 @@ class SleepReporter:
     async def _sleep_if_asked(self) -> None:
         """Put the engine to sleep once it has answered all, if the fleet plugin asks; report a failure."""
         runtime = self._runtime
-        key, pause_s = SLEEP.key(runtime.namespace, runtime.instance_id), DRAIN_LINGER_S
-        while (item := await runtime.store.get(key)) and not item.value.startswith(SLEEP_FAILED):
-            # What a frontend sends before it hears of the key arrives within the time of a drain's linger.
-            await runtime.clock.sleep(pause_s)
-            pause_s = DRAINED_POLL_S
-            if not runtime.held and await self._engine.count_requests() == 0:
-                if reason := await self._engine.sleep(item.value):
-                    log.warning("the engine cannot sleep: %s", reason)
-                    failed = Transaction(puts={key: SLEEP_FAILED + reason}, lease=runtime.instance_id)
-                    await runtime.store.commit(failed)
-                self.changed.set()
-                return
+        key, level = SLEEP.key(runtime.namespace, runtime.instance_id), ""
+
+        async def is_wanted() -> bool:
+            nonlocal level
+            item = await runtime.store.get(key)
+            level = item.value if item else ""
+            return item is not None and not level.startswith(SLEEP_FAILED)
+
+        if await self._routed.wait_empty(is_wanted):
+            if reason := await self._engine.sleep(level):
+                log.warning("the engine cannot sleep: %s", reason)
+                failed = Transaction(puts={key: SLEEP_FAILED + reason}, lease=runtime.instance_id)
+                await runtime.store.commit(failed)
+            self.changed.set()
 
     async def _wake(self) -> None:
         self._reason = await self._engine.wake()

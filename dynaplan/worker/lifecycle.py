@@ -312,7 +312,7 @@ def _count_held(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> int:
 
 
 async def _finish(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> None:
-    linger = asyncio.ensure_future(runtime.clock.sleep(DRAIN_LINGER_S))
+    linger = asyncio.ensure_future(runtime.clock.sleep(DRAIN_LINGER_S if runtime.lingers else 0.0))
     try:
         await _run_together(runtime.finishers)
         await linger

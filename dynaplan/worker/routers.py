@@ -1,18 +1,20 @@
 """The routers that send requests straight to this worker's engine, and the proof that they have stopped.
 
-An engine with an HTTP port of its own refuses no request, so it is stopped only when none can come any more:
+An engine with an HTTP port of its own refuses no request, so it is stopped, or put to sleep, only when none
+can come any more:
 
 ======================================  =======================================================
 party                                   is done when
 ======================================  =======================================================
 a router in discovery that answers      it has nothing in flight here; being asked, it sends nothing
-                                        more
+                                        more (before a sleep: it has heard of it, and sends nothing)
 a router that does not answer           it is gone from discovery, or the engine was empty for
                                         ``ROUTER_SILENT_S``
 the engine                              it has no requests on two readings; one that does not
-                                        tell is believed to be empty after ``ROUTER_SILENT_S``, when no
+                                        answer is believed to be empty after ``ROUTER_SILENT_S``, when no
                                         router in discovery has anything in flight here or is
-                                        silent
+                                        silent; one that never counts its requests at once, where
+                                        there are routers and all have answered
 ======================================  =======================================================
 
 Without a router, as at the end of a deployment, nothing can be in flight: routers finish the requests that
@@ -24,13 +26,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import aiohttp
 
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.util.errors import TemporaryError
+from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.worker.hosting import worker_session
 from dynaplan.worker.timing import (
     ROUTER_ANSWER_TIMEOUT_S,
@@ -50,19 +52,26 @@ EVERY_COMPONENT = "*"
 
 EMPTY_READINGS = 2
 
+LEAVING = "leaving"
+"""What a router is told: the worker leaves; it routes nothing more there."""
+
+FALLING_ASLEEP = "falling_asleep"
+"""What a router is asked: whether it knows that the worker is to sleep; one that does not gives no number."""
+
 
 @dataclass(frozen=True)
 class InFlightReport:
     """The number of ``routers``, how many of them ``answered``, and the requests that they have in flight
     here.
 
-    ``in_engine`` is None when the engine did not answer.
+    ``in_engine`` is None when the engine did not answer, or never counts its requests (``is_counted``).
     """
 
     routers: int
     answered: int
     in_flight: int
     in_engine: int | None
+    is_counted: bool = True
 
     @property
     def held(self) -> int:
@@ -77,7 +86,8 @@ class InFlightReport:
         if self.held:
             return False
         have_all_answered, is_empty = self.answered == self.routers, self.in_engine == 0
-        if have_all_answered and is_empty:
+        is_known_by_routers = not self.is_counted and self.routers > 0
+        if have_all_answered and (is_empty or is_known_by_routers):
             return True
         return (have_all_answered or is_empty) and quiet_s >= ROUTER_SILENT_S
 
@@ -115,8 +125,8 @@ class RouterPresence:
 class RoutedRequests:
     """The requests of one worker whose engine gets them straight from the routers.
 
-    ``requests`` asks the engine how many it has (TemporaryError when it does not answer), ``load`` is the
-    load that it reported last.
+    ``requests`` asks the engine how many it has (TemporaryError when it does not answer, PermanentError when
+    it never counts them), ``load`` is the load that it reported last.
     """
 
     def __init__(
@@ -129,6 +139,7 @@ class RoutedRequests:
         self._requests = requests
         self._load = load
         self._report: InFlightReport | None = None
+        self._is_counted = True
 
     @property
     def held(self) -> int:
@@ -140,16 +151,34 @@ class RoutedRequests:
 
     async def refresh(self) -> None:
         """Ask every router and the engine, all at once; the routers send nothing more from then on."""
-        self._report = await self._ask_all()
+        self._report = await self._ask_all(LEAVING)
 
     async def wait_gone(self) -> None:
         """Return when no request is here and no router can send another. For after the deregistration."""
         if not self._runtime.instance_id:
             return  # it has never been registered
+        async for report in self._reports(LEAVING):
+            self._report = report
+
+    async def wait_empty(self, is_wanted: Callable[[], Awaitable[bool]]) -> bool:
+        """Return True when no request is here and no router sends another, as it has heard of the sleep.
+
+        False as soon as the sleep is not wanted any more.
+        """
+        if not await is_wanted():
+            return False
+        async for _ in self._reports(FALLING_ASLEEP):
+            if not await is_wanted():
+                return False
+        return True
+
+    async def _reports(self, notice: str) -> AsyncIterator[InFlightReport]:
+        """Yield what routers and engine report, again and again until nothing is here or on its way."""
         clock = self._runtime.clock
         pause_s, clear, quiet_since_s = ROUTER_POLL_MIN_S, 0, math.inf
         while True:
-            self._report = report = await self._ask_all()
+            report = await self._ask_all(notice)
+            yield report
             now_s = clock.now_s()
             quiet_since_s = math.inf if report.in_engine else min(quiet_since_s, now_s)
             clear = clear + 1 if report.is_clear(now_s - quiet_since_s) else 0
@@ -158,21 +187,21 @@ class RoutedRequests:
             await clock.sleep(ROUTER_POLL_MIN_S if clear else pause_s)
             pause_s = min(2 * pause_s, ROUTER_POLL_MAX_S)
 
-    async def _ask_all(self) -> InFlightReport:
+    async def _ask_all(self, notice: str) -> InFlightReport:
         runtime = self._runtime
         wanted = runtime.component, EVERY_COMPONENT
         routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) in wanted}
         async with worker_session(runtime.worker_token, runtime.client_tls) as session:
-            asked = asyncio.gather(*(self._notify_router(session, url) for url in routers))
+            asked = asyncio.gather(*(self._notify_router(session, url, notice) for url in routers))
             in_engine, answers = await asyncio.gather(self._count_in_engine(), asked)
         answered = [answer for answer in answers if answer is not None]
-        return InFlightReport(len(routers), len(answered), sum(answered), in_engine)
+        return InFlightReport(len(routers), len(answered), sum(answered), in_engine, self._is_counted)
 
-    async def _notify_router(self, session: aiohttp.ClientSession, url: str) -> int | None:
-        """Announce the drain to a router; return how many requests it has here, None without an answer."""
+    async def _notify_router(self, session: aiohttp.ClientSession, url: str, notice: str) -> int | None:
+        """Announce it to a router; return how many requests it has here, None without an answer."""
         try:
             async with asyncio.timeout(ROUTER_ANSWER_TIMEOUT_S):
-                async with session.post(f"{url}/leaving/{self._runtime.instance_id:x}") as response:
+                async with session.post(f"{url}/{notice}/{self._runtime.instance_id:x}") as response:
                     response.raise_for_status()
                     answer = await response.json()
             return int(answer["in_flight"])
@@ -186,4 +215,6 @@ class RoutedRequests:
                 return await self._requests()
         except (TemporaryError, TimeoutError) as error:
             log.debug("the engine does not report its requests: %r", error)
-            return None
+        except PermanentError:
+            self._is_counted = False
+        return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 # Drain and exit
 DRAIN_LINGER_S = 0.25
-"""How long an idle worker still answers "draining" to routers that have not heard of it yet."""
+"""How long an idle worker still answers "draining" to routers that have not heard of it yet, where they are
+not asked."""
 COUNT_HELD_TIMEOUT_S = 1.5
 HELD_POLL_S = 0.05
 SHUTDOWN_HOOKS_TIMEOUT_S = 10.0
@@ -60,8 +61,6 @@ REFUSAL_LINGER_S = 1.0
 # Engine workers
 SLEEP_POLL_S = 1.0
 """Between two checks whether the engine sleeps; its metrics, which say so, are read as often."""
-DRAINED_POLL_S = 0.1
-"""Between two checks whether an engine that is to sleep has answered all."""
 WAKE_POLL_S = 0.5
 """Between two checks whether somebody wants a sleeping engine awake."""
 KV_EVENT_RETRY_MIN_S, KV_EVENT_RETRY_MAX_S = 0.1, 5.0

@@ -81,7 +81,10 @@ class WorkerRuntime:
     owner: LeaseOwner | None = None
     server_tls: ServerTls | None = None
     client_tls: ClientTls = True
+    is_on_request: bool = False
     is_draining: bool = False
+    lingers: bool = field(default=True, init=False)
+    """Whether a drain goes on for a moment for those who send requests and have not heard of it."""
     engine_url: str = field(default="", init=False)
     """The base address of the engine's OpenAI API, when that is a server of its own."""
     instance_id: int = field(default=0, init=False)
@@ -155,12 +158,14 @@ class WorkerRuntime:
         """Run in the background while the process lives; an exception in it ends the process, exit code 1."""
         return self._tasks.spawn(coroutine, name)
 
-    def on_drain(self, finish: Finish) -> None:
+    def on_drain(self, finish: Finish, *, ends_requests: bool = False) -> None:
         """Await ``finish`` after deregistration.
 
-        The worker is drained when it has returned and nothing is in flight.
+        The worker is drained when it has returned and nothing is in flight. ``ends_requests``: when it has,
+        nobody sends another request, so that nobody is to be told that this worker drains.
         """
         self.finishers.append(finish)
+        self.lingers = self.lingers and not ends_requests
 
     def on_stop(self, close: Finish) -> None:
         """Await ``close`` last, when nothing is in flight any more and the shutdown hooks have run.

@@ -28,6 +28,7 @@ from tests.bench import (
     routing_memory,
     sla,
     stores,
+    swaps,
     throughput,
     watching,
 )
@@ -55,6 +56,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "routing": routing.rows,
     "routing-memory": routing_memory.rows,
     "stores": stores.rows,
+    "swaps": swaps.rows,
     "watching": watching.rows,
 }
 

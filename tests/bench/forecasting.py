@@ -1,8 +1,8 @@
-"""How good each forecasting method is and what it costs: the tables that the defaults were chosen by.
+"""How good each predictor is and what it costs.
 
 ``python -m tests.bench.forecasting [--trace FILE ...] [--outside arima]``. Errors are in per cent of the
-mean load: the mean absolute error, and the loss by which ``auto`` chooses (too low costs three times as
-much). Each method forecasts every interval of a curve after the first ten, knowing only what came before.
+mean load: the mean absolute error, and one in which too low costs three times as much as too high. Each
+predictor forecasts every interval of a curve after the first ten, knowing only what came before.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import argparse
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
 from dynaplan.config.settings.planner import HISTORY_INTERVALS, ForecastSettings
-from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
+from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster
-from dynaplan.planner.forecasting.selection import score
 from dynaplan.planner.forecasting.series import Series, clean_history
 from dynaplan.planner.forecasting.traffic_history import interval_history
 from dynaplan.simulation.traces.reading import read_trace
@@ -37,7 +35,10 @@ MADE_UP: Mapping[str, tuple[str, int]] = {
     "poisson": ("poisson:rate=10,duration=3600", 30),
     "constant 5 %": ("constant:rate=10,noise=0.05,every=30,duration=3600", 30),
 }
-AUTO = ForecastSettings()
+PREDICTORS = ("constant", "kalman")
+
+UNDER_WEIGHT = 3.0
+"""Cost of a forecast that is too low, over that of one that is as much too high."""
 
 
 def curves(traces: Sequence[Path]) -> Iterator[tuple[str, list[Series]]]:
@@ -54,13 +55,12 @@ def curves(traces: Sequence[Path]) -> Iterator[tuple[str, list[Series]]]:
         yield name, [[float(each.requests) for each in history] for history in histories]
 
 
-def forecasts(method: str, series: Series, steps: int) -> Sequence[float]:
-    """What the method would have said at each interval."""
-    if method == "auto":
-        return choose_method(series, steps, AUTO).forecasts
-    if method in METHODS:
-        return run_method(method, series, steps, AUTO)
-    return asyncio.run(_outside(method, series, steps))
+def forecasts(predictor: str, series: Series, steps: int) -> Sequence[float]:
+    """What the predictor would have said at each interval."""
+    if predictor in PREDICTORS:
+        settings = ForecastSettings(load_predictor=predictor)
+        return [forecast(series[: end + 1], steps, settings).value for end in range(len(series))]
+    return asyncio.run(_outside(predictor, series, steps))
 
 
 async def _outside(method: str, series: Series, steps: int) -> list[float]:
@@ -72,52 +72,47 @@ async def _outside(method: str, series: Series, steps: int) -> list[float]:
         await forecaster.close()
 
 
-def errors(method: str, of_seeds: Sequence[Series], steps: int) -> tuple[float, float]:
+def errors(predictor: str, of_seeds: Sequence[Series], steps: int) -> tuple[float, float]:
     """Mean absolute error and loss, in per cent of the mean load."""
-    scores = []
+    found = []
     for raw in of_seeds:
         series = clean_history(raw, HISTORY_INTERVALS)
-        scores.append(score(forecasts(method, series, steps)[WARM_UP:], series[WARM_UP:], steps))
-    return (
-        100 * mean(each.mean_error / each.mean_actual for each in scores),
-        100 * mean(each.mean_loss / each.mean_actual for each in scores),
-    )
+        told = forecasts(predictor, series, steps)[WARM_UP:]
+        pairs = [(v, f) for f, v in zip(told, series[WARM_UP + steps :], strict=False) if v is not None]
+        load = sum(actual for actual, _ in pairs)
+        missing = sum(max(0.0, actual - expected) for actual, expected in pairs)
+        excess = sum(max(0.0, expected - actual) for actual, expected in pairs)
+        found.append((100 * (missing + excess) / load, 100 * (UNDER_WEIGHT * missing + excess) / load))
+    return mean(each[0] for each in found), mean(each[1] for each in found)
 
 
-def table(methods: Sequence[str], of_curves: Mapping[str, list[Series]], steps: int) -> Iterator[str]:
+def table(predictors: Sequence[str], of_curves: Mapping[str, list[Series]], steps: int) -> Iterator[str]:
     """The lines of one table, with the means over all curves at its end."""
     intervals = "1 interval" if steps == 1 else f"{steps} intervals"
     yield f"\n### {intervals} ahead: mean absolute error / weighted loss, % of the mean load\n"
-    yield f"| curve | {' | '.join(methods)} | changes of auto |"
-    yield f"|---|{'--:|' * len(methods)}--:|"
+    yield f"| curve | {' | '.join(predictors)} |"
+    yield f"|---|{'--:|' * len(predictors)}"
     every: list[list[tuple[float, float]]] = []
     for name, of_seeds in of_curves.items():
-        row = [errors(method, of_seeds, steps) for method in methods]
+        row = [errors(predictor, of_seeds, steps) for predictor in predictors]
         every.append(row)
-        yield f"| {name} | {' | '.join(map(_figure, row))} | {_changes(of_seeds, steps):.1f} |"
+        yield f"| {name} | {' | '.join(map(_figure, row))} |"
     means = [
-        (mean(row[at][0] for row in every), mean(row[at][1] for row in every)) for at in range(len(methods))
+        (mean(error for error, _ in column), mean(loss for _, loss in column))
+        for column in zip(*every, strict=True)
     ]
-    yield f"| **mean** | {' | '.join(map(_figure, means))} | |"
+    yield f"| **mean** | {' | '.join(map(_figure, means))} |"
 
 
 def _figure(pair: tuple[float, float]) -> str:
     return f"{pair[0]:.1f} / {pair[1]:.1f}"
 
 
-def _changes(of_seeds: Sequence[Series], steps: int) -> float:
-    """How often ``auto`` changed the method, on average over the seeds."""
-    choices = [
-        choose_method(clean_history(each, HISTORY_INTERVALS), steps, AUTO).methods for each in of_seeds
-    ]
-    return mean(sum(one != other for one, other in pairwise(methods)) for methods in choices)
-
-
 def costs() -> Iterator[str]:
     """What one forecast costs, in ms of processor time: the best of several."""
     yield "\n### Cost of one forecast\n\n| predictor | 50 intervals | 500 intervals |\n|---|--:|--:|"
     history = [100.0 + index % 7 for index in range(500)]
-    for predictor in ("constant", "kalman", "auto"):
+    for predictor in PREDICTORS:
         settings = ForecastSettings(load_predictor=predictor)
         yield f"| {predictor} | {' | '.join(_best_ms(history[:size], settings) for size in (50, 500))} |"
 
@@ -139,7 +134,7 @@ def main() -> None:
     arguments = parser.parse_args()
     of_curves = dict(curves(arguments.trace))
     for steps in STEPS:
-        for line in table([*METHODS, "auto", *arguments.outside], of_curves, steps):
+        for line in table([*PREDICTORS, *arguments.outside], of_curves, steps):
             print(line, flush=True)
     for line in costs():
         print(line)

@@ -161,17 +161,18 @@ async def test_a_pinned_model_stays_until_it_is_put_away(deployment: Deployment)
 
 
 SLEEPING = """
-Common: {engine: sim, memory: 50GB, startup-time: 3, ttl: 6, enable-sleep-mode: true}
-Models: {ant: {}, bee: {ttl: 0}}
+Common: {engine: sim, memory: 50GB, startup-time: 3, ttl: 0, enable-sleep-mode: true}
+Models: {ant: {}, bee: {}}
 """
 
 
-async def test_an_idle_model_sleeps_and_a_request_wakes_it_without_a_load(tmp_path: Path) -> None:
+async def test_an_idle_model_sleeps_for_another_and_a_request_wakes_it_without_a_load(tmp_path: Path) -> None:
     made = serving(tmp_path, SLEEPING)
     try:
         made.start()
         async with aiohttp.ClientSession() as session:
-            assert not (await ask(session, made.url, "ant", is_stream=False, tokens=4)).fault
+            for model in ("ant", "bee"):
+                assert not (await ask(session, made.url, model, is_stream=False, tokens=4)).fault
 
             async def says(state: str) -> bool:
                 async with session.get(f"{made.url}/v1/models") as answer:
@@ -183,7 +184,7 @@ async def test_an_idle_model_sleeps_and_a_request_wakes_it_without_a_load(tmp_pa
                     await asyncio.sleep(0.1)
             assert "asleep" in (await asyncio.to_thread(made.run, "models")).stdout
             assert not (await ask(session, made.url, "ant", is_stream=True, tokens=4)).fault
-        assert loads(made) == {"ant": 1}
+        assert loads(made) == {"ant": 1, "bee": 1}
     finally:
         made.close()
 

@@ -18,7 +18,7 @@ import dynaplan
 from dynaplan.store.instances import Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
 
-CALLS_OF_REQUEST = 277
+CALLS_OF_REQUEST = 268
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
 CALLS_OF_EVENT = 7

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dynaplan.engines.server.child import EngineChild, describe_exit
@@ -146,6 +147,26 @@ async def test_stopping_lets_it_end_by_itself(spawn: Spawn) -> None:
     await printed(child, "up")
     await child.stop(30)
     assert await child.wait() == 5
+
+
+async def test_a_command_ends_it_in_the_place_of_sigterm(spawn: Spawn) -> None:
+    child = spawn(*shell('trap "exit 5" USR1; trap "exit 6" TERM; echo up; while :; do sleep 0.01; done'))
+    await printed(child, "up")
+    await child.stop(30, shell(f"kill -USR1 {child.engine_pid}"))
+    assert await child.wait() == 5
+
+
+@pytest.mark.parametrize("command", [shell("exit 3"), ("no-such-program",), shell("sleep 60 & wait")])
+async def test_one_that_its_command_does_not_end_is_killed_at_the_deadline_and_so_is_the_command(
+    spawn: Spawn, command: tuple[str, ...]
+) -> None:
+    child = spawn("sleep", "60")
+    await eventually(lambda: child.engine_pid)
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    await child.stop(0.3, command)
+    assert await child.wait() == -signal.SIGKILL
+    left = [each for each in psutil.Process().children(recursive=True) if each.pid not in before]
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 async def test_one_that_ignores_sigterm_is_killed_at_the_deadline(spawn: Spawn) -> None:

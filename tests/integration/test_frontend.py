@@ -444,6 +444,14 @@ async def test_the_api_key_protects_the_api_and_not_the_probes() -> None:
                 assert response.status == expected
 
 
+async def test_each_of_several_keys_is_valid() -> None:
+    async with stage({"DYNAPLAN_API_KEY": "secret"}, further_api_key=["second", "third"]) as here:
+        for key, expected in (("secret", 200), ("second", 200), ("third", 200), ("fourth", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with here.client.get(f"{here.url}/v1/models", headers=headers) as response:
+                assert response.status == expected, key
+
+
 async def test_a_missing_key_is_told_from_a_wrong_one_and_neither_is_repeated() -> None:
     async with stage({"DYNAPLAN_API_KEY": "secret"}) as here:
         told = {}

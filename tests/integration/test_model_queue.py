@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import openai
@@ -17,6 +18,7 @@ from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.openai_api import Call
+from dynaplan.store.instances import SLEEP
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.polling import eventually
 
@@ -104,6 +106,30 @@ async def test_a_model_that_was_just_added_waits_for_its_first_report_and_is_404
         await publish(here, ModelReport("VllmWorker", "loading"))
         await here.store.put(fleet_key("ns"), json.dumps(others))
         assert (await asked)[0] == 404
+
+
+async def test_a_frontend_counts_for_a_worker_that_is_to_sleep_once_it_knows_so() -> None:
+    async with serving() as here:
+        worker = await here.worker("hold_before")
+        answering = asyncio.create_task(here.post(model="ant"))
+        await eventually(lambda: worker.in_flight == 1)
+        (route,) = [each for each in here.runtime.routes if each.path.startswith("/falling_asleep")]
+
+        async def ask() -> tuple[int, str]:
+            request: Any = SimpleNamespace(match_info={"instance_id": "1"})
+            answer: Any = await route.handler(request)
+            return answer.status, answer.text
+
+        assert (await ask())[0] == 409
+        await here.store.put(SLEEP.key("ns", 1), "1")
+
+        async def knows() -> bool:
+            return await ask() == (200, '{"in_flight": 1}')
+
+        await eventually(knows)
+        worker.go_on.set()
+        assert (await answering)[0] == 200
+        assert await ask() == (200, '{"in_flight": 0}')
 
 
 class LateRouter:

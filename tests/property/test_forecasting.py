@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PREDICTORS, ForecastSettings
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.planner.forecasting.forecaster import METHODS, choose_method, forecast, run_method
-from dynaplan.planner.forecasting.series import clean_history, join_warm_up
-from dynaplan.planner.forecasting.smoothing import trend
+from dynaplan.planner.forecasting.forecaster import forecast
+from dynaplan.planner.forecasting.series import join_warm_up
 from dynaplan.planner.forecasting.traffic_history import interval_history
 
 anything = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
@@ -28,49 +27,18 @@ settings_of_all_kinds = st.builds(
 )
 
 
-@given(st.lists(anything, max_size=60), steps_ahead, settings_of_all_kinds, st.booleans())
-def test_every_history_has_a_forecast_that_is_finite_and_not_negative(history, steps, settings, is_count):
-    told = forecast(history, steps, settings, is_count=is_count)
+@given(st.lists(anything, max_size=60), steps_ahead, settings_of_all_kinds)
+def test_every_history_has_a_forecast_that_is_finite_and_not_negative(history, steps, settings):
+    told = forecast(history, steps, settings)
     assert math.isfinite(told.value)
     assert told.value >= 0
-    assert told.method in METHODS or (is_count and told.method == "trend")
+    assert told.method in ("constant", "kalman")
     assert told.why
 
 
 @given(st.lists(loads, max_size=60), steps_ahead, settings_of_all_kinds)
 def test_the_same_history_has_the_same_forecast(history, steps, settings):
     assert forecast(history, steps, settings) == forecast(tuple(history), steps, settings)
-
-
-@given(st.lists(loads, min_size=2, max_size=50), steps_ahead, st.sampled_from(list(METHODS)), st.data())
-def test_a_method_never_looks_ahead(history, steps, name, data):
-    series, settings = clean_history(history, 100), ForecastSettings()
-    told = run_method(name, series, steps, settings)
-    assert len(told) == len(series)
-    if series:
-        end = data.draw(st.integers(1, len(series)))
-        assert run_method(name, series[:end], steps, settings) == told[:end]
-
-
-@given(st.lists(loads, min_size=2, max_size=40), steps_ahead, st.booleans(), st.data())
-def test_neither_does_the_choice_among_them(history, steps, is_count, data):
-    series, settings = clean_history(history, 100), ForecastSettings()
-    whole = choose_method(series, steps, settings, is_count=is_count)
-    if series:
-        end = data.draw(st.integers(1, len(series)))
-        part = choose_method(series[:end], steps, settings, is_count=is_count)
-        assert (part.methods, part.forecasts) == (whole.methods[:end], whole.forecasts[:end])
-
-
-@given(st.lists(st.one_of(st.none(), st.floats(0, 1e12)), max_size=40), steps_ahead, st.data())
-def test_a_trend_is_finite_never_looks_ahead_and_is_told_for_every_interval(history, steps, data):
-    series = clean_history(history, 100)
-    told = trend(series, steps)
-    assert len(told) == len(series)
-    assert all(math.isfinite(each) for each in told)
-    if series:
-        end = data.draw(st.integers(1, len(series)))
-        assert trend(series[:end], steps) == told[:end]
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=50), st.integers(1, 600))

@@ -146,6 +146,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
     port: int = option(8000, "The public port; `--port` and `DYNAMO_PORT` come first", minimum=0)
     api_key: str = option("", "Key that clients must bear; better as `DYNAPLAN_API_KEY`")
+    further_api_key: list[str] | None = option(None, "Keys that are as good as `api-key`, beside it")
     max_waiting_requests: int = option(
         1024,
         "Requests at all frontends that may wait for their first token before new ones are answered 429",

@@ -70,8 +70,8 @@ class SlaTargets:
         return 1 - self.itl_percentile / 100
 
 
-PREDICTORS = ("constant", "arima", "kalman", "prophet", "auto")
-"""The values of ``load-predictor``. The first four are the original's."""
+PREDICTORS = ("constant", "arima", "kalman", "prophet")
+"""The values of ``load-predictor``; the original's."""
 
 OUTSIDE_PREDICTORS = ("arima", "prophet")
 """The predictors that a library computes in a process of its own; the core computes the others."""
@@ -84,9 +84,9 @@ HISTORY_INTERVALS = 500
 class Forecast:
     """The expected value of one curve; never negative, never NaN.
 
-    ``method`` is what computed it: with the predictor ``auto`` the one that was chosen, and the last value's
-    (``constant``) where another one failed or is warming up; ``why`` says so. Not ``is_known`` means that
-    nothing was ever measured: the value is 0 then and says nothing."""
+    ``method`` is what computed it: the last value's (``constant``) where another one failed or is warming up;
+    ``why`` says so. Not ``is_known`` means that nothing was ever measured: the value is 0 then and says
+    nothing."""
 
     value: float
     method: str
@@ -104,7 +104,7 @@ class ForecastSettings(Settings):
 
     SECTION: ClassVar[str] = "Planner"
 
-    load_predictor: str = option("auto", "How the load is forecast", choices=PREDICTORS)
+    load_predictor: str = option("kalman", "How the load is forecast", choices=PREDICTORS)
     load_predictor_log1p: bool = option(False, "Forecast the logarithm of the load: for load that multiplies")
     load_predictor_warmup_trace: str | None = option(
         None, "A trace file that the history begins with", path=READ

@@ -81,6 +81,11 @@ class CommandSettings(Settings):
     check_path: str = option(
         "/health", "The path of it that answers 200 when it takes requests", name="check", engine="command"
     )
+    stop_command: list[str] | None = option(
+        None,
+        "What is run to end it in the place of SIGTERM, with `${PID}` and `${PORT}`; killed if that does not",
+        engine="command",
+    )
     llama_server: Any = option(
         None,
         "The `llama-server` to run in place of the `xllamacpp` package: its path, or true",

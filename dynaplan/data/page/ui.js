@@ -119,15 +119,17 @@ function keyed(parent, items, keyOf, make, update) {
 
 function showLook(look) {
   seenAt = new Date();
-  models = look.models;
+  const names = Object.keys(look.on_request ?? {});
+  models = names.length ? names : look.models;
   hasPlanner = Boolean(look.policy);
   connection("live", "Live");
   document.title = `${look.namespace} – dynaplan`;
   text(byId("name"), look.namespace);
-  text(byId("service"), [look.models.join(", ") || "model not known yet", look.policy ? `policy ${look.policy}` : "no planner"].join("  ·  "));
+  text(byId("service"), [names.length ? "models on request" : look.models.join(", ") || "model not known yet", look.policy ? `policy ${look.policy}` : "no planner"].join("  ·  "));
   keyed(byId("notes"), look.notes, (note) => note, (note) => element("li", "", note), () => {});
   showLoad(look);
   showRoles(look);
+  showModels(look.on_request ?? {});
   keyed(byId("workers").tBodies[0], look.workers, (row) => row.worker, makeWorker, showWorker);
   showGpus(look);
 }
@@ -162,7 +164,7 @@ function showRoles(look) {
   const ready = (role) => look.workers.filter((row) => row.role === role && row.state === "ready").length;
   figure("ready", roles.length ? roles.map((role) => `${ready(role)}`).join(" + ") : "–", "");
   text(byId("ready-of"), roles.map((role) => `${role} ${ready(role)} of ${look.desired[role]}`).join(", "));
-  byId("ready").className = `figure${look.is_pending ? "" : roles.every((role) => ready(role) >= look.desired[role]) ? " met" : " missed"}`;
+  byId("ready").className = `figure${look.is_pending || !roles.length ? "" : roles.every((role) => ready(role) >= look.desired[role]) ? " met" : " missed"}`;
   keyed(byId("roles"), roles.map((role) => ({ role, ready: ready(role), look })), (each) => each.role, makeRole, showRole);
 }
 
@@ -194,6 +196,54 @@ function showRole(node, { role, ready, look }) {
   hold.title = look.holds[role] ? "Let the planner decide again" : "Keep the planner from changing this number";
 }
 
+// -- models that are loaded on request
+
+const HOLDING = ["starting", "ready", "backoff"];
+const MODEL_COLUMNS = ["Model", "State", "Workers", "Memory", "GPUs", "Running", "Waiting", "Leaves", ""];
+
+function showModels(rows) {
+  const listed = Object.entries(rows);
+  byId("models-part").hidden = byId("to-model").hidden = !listed.length;
+  keyed(byId("models").tBodies[0], listed, ([name]) => name, makeModel, showModel);
+  keyed(byId("model"), listed, ([name]) => name, ([name]) => { const made = element("option", "", name); made.value = name; return made; }, () => {});
+}
+
+function makeModel([name]) {
+  const row = document.createElement("tr");
+  MODEL_COLUMNS.forEach((label) => { const cell = element("td", "", ""); cell.dataset.label = label; row.append(cell); });
+  const pin = button("Pin", "", () => act({ do: pin.textContent === "Pin" ? "pin" : "unpin", model: name }));
+  pin.className = "pin";
+  row.lastChild.append(
+    button("Load", `Load ${name}`, () => act({ do: "load", model: name })),
+    button("Unload", `Unload ${name}`, () => ask(`Unload ${name}? It finishes its requests, and leaves its memory.`, { do: "unload", model: name })),
+    pin,
+  );
+  return row;
+}
+
+function showModel(node, [name, row]) {
+  const now_s = Date.now() / 1000;
+  const state = row.state === "loading" ? `loading ${clock(Math.max(0, now_s - row.since_unix_s))}${row.load_s ? ` (usually ${clock(row.load_s)})` : ""}` : row.state;
+  const leaves = row.is_pinned ? "pinned" : row.state === "ready" && row.leaves_unix_s ? `in ${clock(Math.max(0, row.leaves_unix_s - now_s))}` : "–";
+  const workers = HOLDING.reduce((sum, each) => sum + (row.workers[each] ?? 0), 0);
+  const cells = [
+    name, state, row.max_workers > 1 ? `${workers} of ${row.max_workers}` : String(workers),
+    row.memory_bytes ? `${(row.memory_bytes / 1e9).toFixed(1)} GB` : "–", row.gpus.join(",") || "–",
+    known(row.in_flight), known(row.waiting), leaves,
+  ];
+  cells.forEach((value, index) => {
+    text(node.children[index], value);
+    node.children[index].classList.toggle("none", value === "–");
+  });
+  node.children[1].className = `state-${row.state}`;
+  node.children[1].title = row.refusal?.why || row.why || "";
+  const pin = node.querySelector(".pin");
+  text(pin, row.is_pinned ? "Unpin" : "Pin");
+  pin.setAttribute("aria-label", `${pin.textContent} ${name}`);
+}
+
+// -- workers
+
 const COLUMNS = ["Worker", "Role", "State", "GPUs", "Running", "Waiting", "KV", "Tokens/s", "Up", "Restarts", ""];
 
 function makeWorker({ worker, role }) {
@@ -201,7 +251,7 @@ function makeWorker({ worker, role }) {
   COLUMNS.forEach((label) => { const cell = element("td", "", ""); cell.dataset.label = label; row.append(cell); });
   const actions = row.lastChild;
   actions.append(button("Log", `Log of ${worker}`, () => showLog(worker)));
-  if (ENGINES.includes(role)) {
+  if (ENGINES.includes(role) && byId("models-part").hidden) {
     actions.append(
       button("Drain", `Drain ${worker}`, () => ask(`Drain ${worker}? It finishes its requests and leaves; one ${role} worker less is asked for.`, { do: "drain", role, worker })),
       button("Restart", `Restart ${worker}`, () => ask(`Restart ${worker}? A new worker first, then this one leaves.`, { do: "restart", worker })),
@@ -294,7 +344,7 @@ function loadCharts() {
 
 function showDecisions(decisions) {
   byId("no-decisions").hidden = decisions.length > 0;
-  text(byId("no-decisions"), hasPlanner ? "None yet. The planner decides every adjustment interval." : "None: no planner scales this deployment.");
+  text(byId("no-decisions"), hasPlanner ? "None yet. The planner decides every adjustment interval." : byId("models-part").hidden ? "None: no planner scales this deployment." : "None yet: requests decide which models are loaded.");
   keyed(byId("decisions"), decisions, (each) => String(each.at_s), (each) => {
     const item = element("li", each.is_change ? "change" : "", "");
     const details = document.createElement("details"), summary = document.createElement("summary");
@@ -376,7 +426,7 @@ async function prompt() {
   const begun = performance.now();
   let first = null, tokens = 0, rest = "";
   try {
-    const body = JSON.stringify({ model: models[0], stream: true, max_tokens: Number(byId("most").value) || 128, messages: [{ role: "user", content }] });
+    const body = JSON.stringify({ model: byId("model").value || models[0], stream: true, max_tokens: Number(byId("most").value) || 128, messages: [{ role: "user", content }] });
     const response = await fetch("/ui/prompt", { method: "POST", headers: headers({ "Content-Type": "application/json" }), body, signal: prompting.signal });
     if (!response.ok) {
       const said = await response.text();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -53,6 +54,30 @@ SHIM_TIMEOUT_S = TRACKERS_TIMEOUT_S + 1.0
 
 KILL_TIMEOUT_S = 10.0
 """Seconds that the kernel may take to end killed processes: freeing a GPU's memory takes a while."""
+
+
+async def run_bounded(command: Sequence[str], seconds: float) -> None:
+    """Run a command, whose output is our standard error; with all that it started it is killed if it lasts
+    longer, or when this is cancelled."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(SECRET_PREFIXES)}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env=environment, process_group=0
+        )
+    except OSError as error:
+        log.error("%s could not be run: %s", shlex.join(command), error)
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            if code := await process.wait():
+                log.warning("%s %s", shlex.join(command), describe_exit(code))
+    except TimeoutError:
+        log.warning("%s has not ended within %g s", shlex.join(command), seconds)
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
 
 class EngineChild:
@@ -158,17 +183,23 @@ class EngineChild:
         begun = self._masked(self._partial_line).decode(errors="replace")
         return "\n".join([*self._lines, *([begun] if begun else [])])
 
-    async def stop(self, term_deadline_s: float) -> None:
-        """Send SIGTERM to the engine, SIGKILL to all at the deadline; return when all are gone.
+    async def stop(self, term_deadline_s: float, command: Sequence[str] = ()) -> None:
+        """Send SIGTERM to the engine, or run the command; SIGKILL to all at the deadline; wait for their end.
 
         A deadline of 0 s kills at once. Calling it again, or after the end, does no harm.
         """
         try:
             if not self.has_exited and term_deadline_s > 0:
-                self._process.send_signal(signal.SIGTERM)
+                ending = asyncio.create_task(run_bounded(command, term_deadline_s)) if command else None
+                if ending is None:
+                    self._process.send_signal(signal.SIGTERM)
                 await asyncio.wait({self._exit}, timeout=term_deadline_s)
+                if ending:
+                    ending.cancel()
+                    await asyncio.gather(ending, return_exceptions=True)
                 if not self.has_exited:
-                    log.error("the engine did not end within %g s of SIGTERM: killing it", term_deadline_s)
+                    asked = shlex.join(command) if command else "SIGTERM"
+                    log.error("the engine did not end within %g s of %s: killing it", term_deadline_s, asked)
         finally:
             self.kill()
             await self._wait_until_gone()

@@ -143,7 +143,7 @@ class ServerEngine:
 
     async def count_requests(self) -> int:
         if not self._kind.reports_requests:
-            raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
+            raise PermanentError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.count_requests()
 
     async def sleep(self, level: str) -> str:
@@ -321,14 +321,15 @@ class ServerEngine:
         return await self._client.ask(path, {**body, "model": model}, request_id, trace)
 
     async def _end(self, grace_s: float) -> None:
-        """Let go of everything; the leases last, when nothing listens on the ports any more."""
+        """Shut down; the port leases are released last, when nothing listens on the ports any more."""
         await self._watch.stop()
         if self._blocks:
             self._blocks.close()
         child, self._child = self._child, None
         try:
             if child is not None:
-                await child.stop(grace_s)
+                port = self._lease.ports[0] if self._lease else 0
+                await child.stop(grace_s, self._kind.stop_command(self._options, port, child.engine_pid))
         finally:
             for file in self._launch_files:
                 file.unlink(missing_ok=True)
@@ -373,5 +374,5 @@ def _template_text(template: Any) -> str:
 
 
 def _tokens(value: Any) -> int:
-    """The number of tokens that an engine or an option states; 0 for what is none."""
+    """The number of tokens that an engine or an option states; 0 for an invalid one."""
     return value if type(value) is int and 0 <= value <= MAX_WHOLE else 0

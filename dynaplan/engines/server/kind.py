@@ -88,6 +88,10 @@ class EngineKind(ABC):
     holds_hand_offs = True
     """It keeps the KV entries of a prefill until the decode side has read them."""
 
+    def stop_command(self, options: Options, port: int, pid: int) -> Sequence[str]:
+        """Return the command that ends the engine with that pid; empty where SIGTERM does."""
+        return ()
+
     @abstractmethod
     def check(self, options: Options, gpus: float) -> None:
         """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
@@ -119,7 +123,7 @@ class EngineKind(ABC):
         return self.no_prefix_cache_reason(options)
 
     def no_prefix_cache_reason(self, options: Options) -> str:
-        """Return the option that turns its prefix cache off, in words; empty where it is on."""
+        """Return the option that turns its prefix cache off; empty where it is on."""
         return "enable-prefix-caching is false" if options.get("enable-prefix-caching") is False else ""
 
     def requires_remote_prefill(self, options: Options, context: EngineContext) -> bool:

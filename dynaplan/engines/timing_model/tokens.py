@@ -90,7 +90,8 @@ def _is_token(value: object) -> bool:
 
 
 def _role(message: object) -> str:
-    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
+    # Nearly every one is a dict, which the abstract class takes four times as long to tell.
+    if isinstance(message, (dict, Mapping)) and isinstance(message.get("role"), str):
         return str(message["role"])
     raise UserError("every message must be an object with a 'role'")
 

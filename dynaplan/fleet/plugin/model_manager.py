@@ -387,6 +387,7 @@ class ModelManager:
             is_pinned=rules.is_pinned,
             memory_bytes=max(status.held_bytes.values(), default=0) or self._assumed_bytes(status),
             gpus=tuple(sorted({index for each in workers for index in each.placed_on if index != HOST})),
+            max_workers=rules.max_workers,
             leaves_unix_s=self._leaves_unix_s(rules, status),
             workers=self._workers_by_state.get(model.name, {}),
             gpus_each=rules.devices,

@@ -149,9 +149,10 @@ class ReconcilerPlugin(CircusPlugin):
 
     def _event_hook(self, target: str, launch: Launch, reconciler: Reconciler, clock: Clock) -> EventHook:
         decisions = self.decision_events(launch.log_dir / "planner")
-        return EventHook(
-            target, launch.namespace, EventWatch(lambda: reconciler.workers.values(), decisions), clock
+        watch = EventWatch(
+            lambda: reconciler.workers.values(), decisions, lambda: tuple(reconciler.model_events)
         )
+        return EventHook(target, launch.namespace, watch, clock)
 
     def decision_events(self, planner_dir: Path) -> DecisionEvents:
         """Return the events among the decisions that planners have recorded there."""

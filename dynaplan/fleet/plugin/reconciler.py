@@ -34,6 +34,7 @@ from dynaplan.fleet.model_keys import (
     MODEL_ORDERS,
     MODEL_WORKERS,
     MODELS_FIELD,
+    ModelEvent,
     ModelOrders,
     planned_workers_in,
 )
@@ -77,7 +78,7 @@ RESYNC_S = 2.0
 """Longest time between two passes, in seconds: events cause nearly all of them earlier."""
 
 PENDING_RESYNC_S = 1.0
-"""The same while a worker waits for GPUs, which others give back without an event, in seconds."""
+"""The same while a worker waits for GPUs, which others release without an event, in seconds."""
 
 TRANSITION_S = 0.05
 """Time to the next pass while a process is about to start or to be gone."""
@@ -132,6 +133,11 @@ class Reconciler:
     def workers(self) -> Mapping[str, Worker]:
         """The workers that are present, draining ones included, by name."""
         return self._workers
+
+    @property
+    def model_events(self) -> Iterable[ModelEvent]:
+        """What was last decided about models that are loaded on request, the newest last."""
+        return self._models.events
 
     def record_exit(self, pid: int, exit_code: int) -> None:
         """Remember the exit code of a process that circus has reaped, and begin a pass."""
@@ -309,7 +315,7 @@ class Reconciler:
         return desired
 
     def _reserved(self) -> dict[int, str]:
-        """Return the GPUs that persons have reserved for this moment, with the reason in words."""
+        """Return the GPUs that users have reserved for this moment, with the reason."""
         text = self._statefile.planner_keys.get(RESERVATIONS, "")
         reserved = ReservedGpus.from_text(text).in_force(time.time(), wall_clock) if text else {}
         return {index: reserved_words(made) for index, made in reserved.items()}

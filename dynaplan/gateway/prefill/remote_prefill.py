@@ -236,7 +236,8 @@ class RemotePrefill:
         if is_remote and self._wake_if_asleep() and not is_needed:
             place, is_remote = PrefillPlace.ASLEEP, False
         if not is_remote:
-            log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
+            if place is not PrefillPlace.OFF:
+                log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._metrics.count_prefill(call.model, "local")
             return None
         answer = await self._compute(call, blocks, trace())
@@ -256,7 +257,7 @@ class RemotePrefill:
         return self._hand_offs.make(answer, self._instance_of(answer.worker), on_first_token)
 
     def _observe_first_token(self, handed_over_s: float) -> None:
-        """Note that the first token has come, of a prompt that was handed over at this time of the loop."""
+        """Note the first token of a prompt that was handed over at this time of the loop."""
         self._first_token_delay = self._first_token_delay.after(self._loop.time() - handed_over_s)
 
     async def close(self) -> None:

@@ -90,6 +90,10 @@ class SleepingWorkers:
         for callback in self._callbacks:
             callback(frozenset())
 
+    def is_to_sleep(self, instance_id: int) -> bool:
+        """Return whether it is known here that the instance is to sleep: it gets nothing more."""
+        return instance_id in self._to_sleep
+
     def on_change(self, callback: Callable[[frozenset[int]], Any]) -> None:
         """Call this after each change, with the instance ids that have fallen asleep."""
         self._callbacks.append(callback)

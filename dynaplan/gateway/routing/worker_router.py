@@ -170,13 +170,17 @@ class WorkerRouter:
         return EVENTS if prefixes.is_reported(instance.instance_id) else NO_EVENTS
 
     def stop_routing_to(self, instance_id: int) -> int:
-        """Choose this instance no more; return the number of this frontend's requests in flight there.
+        """Stop choosing this instance; return the number of this frontend's requests in flight there.
 
         The worker itself reports that it leaves, because discovery is late while the store is away.
         """
         for instance in self.instances:
             if instance.instance_id == instance_id:
                 self._book_of(instance).avoid_until_s = math.inf
+        return self.in_flight_at(instance_id)
+
+    def in_flight_at(self, instance_id: int) -> int:
+        """Return the number of this frontend's requests in flight at that instance."""
         book = self._books.get(instance_id)
         return book.in_flight if book else 0
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.models import served_models, with_worker_sections
+from dynaplan.config.models import models_together, served_models, with_worker_sections
 from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.engines.model_memory import memory_need
-from dynaplan.models.model import Device, ModelPolicy, ModelStatus
+from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.memory import GB, load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
 from dynaplan.simulation.many_models.comparison import Outcome, compare
@@ -52,6 +52,7 @@ class ManyModels:
     gpus: int
     gpu_memory_bytes: int
     seed: int = 1
+    constraints: Constraints = NO_CONSTRAINTS
 
 
 def read_models(text: str) -> dict[str, SimulatedModel]:
@@ -109,18 +110,24 @@ def models_of(config: Sections) -> dict[str, SimulatedModel]:
     return models
 
 
+def constraints_of(config: Sections) -> Constraints:
+    """Return which models may be loaded at once by the owner's word, beside memory."""
+    leaves = {each.name: frozenset(each.settings.not_beside or ()) for each in served_models(config)}
+    return Constraints({name: gone for name, gone in leaves.items() if gone}, models_together(config))
+
+
 def run_comparison(options: ManyModels) -> list[Outcome]:
     """Run the load under our rules, the rivals, and with a GPU for each model.
 
-    Raises ConfigError for a load that is none, or is for other models.
+    Raises ConfigError for an invalid load, or one that is for other models.
     """
     devices = [Device(index, options.gpu_memory_bytes) for index in range(options.gpus)]
     chains, duration_s = _load(options)
-    return compare(chains, options.models, devices, duration_s)
+    return compare(chains, options.models, devices, duration_s, constraints=options.constraints)
 
 
 def _load(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
-    """Return what makes the load anew for each policy, and for how long it lasts."""
+    """Return a function that creates the load again for each policy, and the load's duration."""
     names = list(options.models)
     if is_made_up(options.trace):
         return lambda: made_up(options.trace, names, options.seed), length_s(options.trace)

@@ -50,7 +50,8 @@ LLAMA_OTHER_NAMES = {"gpu-layers": "n-gpu-layers", "predict": "n-predict", "embe
 SET_BY_US = frozenset({"host", "port", "alias", "api-key", "api-key-file", "metrics", "slots", "no-webui"})
 """Flags that dynaplan sets, or that would be of no use behind it."""
 
-LLAMA_SERVERS = ("llama-server", "llama-server.exe", "llama.cpp-server")
+LLAMA_SERVERS = ("llama-server", "llama.cpp-server")
+"""The beginnings of the names of llama.cpp's server: builds often have a version behind it."""
 
 
 def recognise(words: Sequence[str]) -> dict[str, Any] | None:
@@ -61,7 +62,7 @@ def recognise(words: Sequence[str]) -> dict[str, Any] | None:
     if not words:
         return None
     program = words[0].rpartition("/")[2].rpartition("\\")[2]
-    if program in LLAMA_SERVERS:
+    if program.startswith(LLAMA_SERVERS):
         return _llama_server(words)
     if program == "vllm" and words[1:2] == ["serve"]:
         return _vllm(words[2:], ["vllm"] if words[0] == "vllm" else list(words[:2]))

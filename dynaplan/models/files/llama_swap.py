@@ -5,6 +5,9 @@ Sources: its ``docs/config.example.yaml`` and ``config-schema.json``. What it me
 | there | here |
 |---|---|
 | ``cmd`` | the engine that it starts, where that is recognised (``command_lines``), else ``command`` |
+| ``cmdStop`` | ``stop-command`` of a command |
+| ``proxy`` | on this machine: its port is ``${PORT}``, also where ``cmd`` has the number of the port |
+| ``apiKeys`` | ``api-key``, and the rest of them ``further-api-key`` |
 | ``ttl``, ``globalTTL`` | ``ttl``; 0 is never, as there |
 | ``healthCheckTimeout`` | ``load-timeout`` of every model |
 | ``groups``, ``matrix`` | constraints beside the memory budget; ``evict_costs`` are priorities |
@@ -50,6 +53,7 @@ NO_MEANING = {
     "includeAliasesInList": "aliases are listed",
     "unloadTimeout": "a model finishes what it answers: `drain-deadline`",
     "upstream": "a request by way of /upstream is one as all others",
+    "tailcat": "the service is reached at its own address",
     "profiles": "names of models do not change at run time: use aliases",
     "selectors": "a model with several workers is one name: `ServiceArgs.workers`",
     "peers": "models of other machines are not served: `dynaplan join` adds their workers",
@@ -128,11 +132,12 @@ def _model(
     unused = [(key, why) for key, why in MODEL_NO_MEANING.items() if model.get(key) not in _EMPTY]
     notes += [f"{where}.{key}: {why}." for key, why in unused]
     words = split_command(str(model.get("cmd") or ""), f"{where}.cmd")
+    url, words = _address(str(model.get("proxy") or ""), words, where, notes)
     options = dict(recognise(words) or {"command": shlex.join(words)})
     envs, envs_notes = _environment(model.get("env") or [], where)
     notes += envs_notes
     if "command" in options:
-        options["check"] = str(model.get("checkEndpoint", "/health"))
+        options["check"] = _check_path(str(model.get("checkEndpoint", "/health")), where, notes)
     options |= _lifetime(model, document, where)
     if envs:
         options["ServiceArgs"] = {"envs": envs}
@@ -141,7 +146,7 @@ def _model(
         options["aliases"] = aliases
     return ImportedModel(
         options,
-        _url(str(model.get("proxy") or "")),
+        url,
         str(model.get("cmdStop") or ""),
         str(model.get("useModelName") or ""),
         bool(model.get("unlisted")),
@@ -212,12 +217,38 @@ def _aliases(name: str, given: Sequence[Any], filters: RequestFilters) -> list[s
     return [each for each in dict.fromkeys([*names, *filters.set_by_name]) if each != name]
 
 
-_OWN_URL = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\]):\$\{PORT\}/?")
+PORT = "${PORT}"
+
+_OWN_URL = re.compile(r"http://(?:localhost|127\.0\.0\.1|\[::1\]):(?P<port>\$\{PORT\}|\d+)/?")
 
 
-def _url(proxy: str) -> str:
-    """Return where the command listens, empty where that is ``${PORT}`` of this machine."""
-    return "" if _OWN_URL.fullmatch(proxy) else proxy
+def _address(proxy: str, words: list[str], where: str, notes: list[str]) -> tuple[str, list[str]]:
+    """Return where the command listens, empty where that is ``${PORT}`` of this machine; and its words.
+
+    A port that is written in both becomes ``${PORT}``, so that it cannot be another program's.
+    """
+    found = _OWN_URL.fullmatch(proxy)
+    if found is None:
+        return proxy, words
+    if recognise(words) or any(PORT in word for word in words):
+        if found["port"] != PORT:
+            notes.append(f"{where}.proxy: requests go to the port that stands for {PORT}.")
+        return "", words
+    number = re.compile(rf"(?<![\d.]){found['port']}(?![\d.])")
+    if sum(len(number.findall(word)) for word in words) != 1:
+        return proxy, words
+    return "", [number.sub(PORT, word) for word in words]
+
+
+WITHOUT_CHECK = "/v1/models"
+"""What is asked for of a command that is not to be checked: its port has to answer first."""
+
+
+def _check_path(given: str, where: str, notes: list[str]) -> str:
+    if given != "none":
+        return given
+    notes.append(f"{where}.checkEndpoint: none: it is ready when it answers {WITHOUT_CHECK}.")
+    return WITHOUT_CHECK
 
 
 # what may be loaded together
@@ -294,6 +325,7 @@ def _preload(document: Mapping[str, Any], models: Mapping[str, ImportedModel]) -
     hooks = _mapping(document.get("hooks"), "hooks")
     _check_keys(hooks, frozenset({"on_startup"}), "hooks")
     begin = _mapping(hooks.get("on_startup"), "hooks.on_startup")
+    _check_keys(begin, frozenset({"preload", "profile"}), "hooks.on_startup")
     names = tuple(map(str, _list(begin.get("preload") or [], "hooks.on_startup.preload")))
     for name in names:
         _check_model(name, models, "hooks.on_startup.preload")

@@ -23,6 +23,19 @@ the forecast one being the newest, the load is
 
 Work is counted in requests, and for *above* in tokens of prompts and of answers, too. Longer stretches than
 ``MAX_STRETCH`` are seen by the next backtest.
+
+**Slow loads.** An answer bears the peak of its evidence, which need not be what can come now. A worker that
+is asked for when a load rises serves r intervals later (start-up, one interval until the next decision, and
+the one in which the rise is measured). What the load may do meanwhile is the most that it did in as many
+intervals: with S(t) the work of ``SMOOTHING`` intervals in a row that end at t,
+
+    change = most of (max S - min S) within any r + 1 sums in a row
+    part   = (S(now) + change) / max S, at most 1
+
+of the peak can come before another worker could serve, and that part of the answer's workers, rounded up,
+bears it (``peak_part``). It is 1 for a load that changes by more
+than ``SLOW_RATIO`` of its peak within a reaction, such as a burst in its pauses, falls counting like rises,
+and until ``MIN_REACTIONS`` times r intervals are known. Work is counted as above, and the largest part holds.
 """
 
 from __future__ import annotations
@@ -31,7 +44,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from dynaplan.gateway.traced_requests import TracedRequest
@@ -180,17 +193,20 @@ def load_change(intervals: Sequence[Interval], coming: float, known: int) -> str
     """
     if not known or len(intervals) <= known:
         return LOAD_WITHIN
-    counts, newest = [each.requests for each in intervals], intervals[-1]
-    prompts = [each.requests * (each.isl.mean_tokens or 0.0) for each in intervals]
-    answers = [each.requests * (each.osl.mean_tokens or 0.0) for each in intervals]
-    works = (
-        (counts, coming),
-        (prompts, coming * (newest.isl.mean_tokens or 0.0)),
-        (answers, coming * (newest.osl.mean_tokens or 0.0)),
-    )
-    if any(_is_above(work, ahead, counts, known) for work, ahead in works):
+    counts, *_ = works = _works(intervals)
+    [ahead] = zip(*_works([replace(intervals[-1], requests=coming)]), strict=True)
+    if any(_is_above(*work, counts, known) for work in zip(works, ahead, strict=True)):
         return LOAD_ABOVE
     return LOAD_BELOW if _is_below(counts, known) else LOAD_WITHIN
+
+
+def _works(intervals: Sequence[Interval]) -> tuple[list[float], list[float], list[float]]:
+    """Return the work of each interval: its requests, its tokens of prompts, and of answers."""
+    return (
+        [each.requests for each in intervals],
+        [each.requests * (each.isl.mean_tokens or 0.0) for each in intervals],
+        [each.requests * (each.osl.mean_tokens or 0.0) for each in intervals],
+    )
 
 
 def _is_above(work: Sequence[float], ahead: float, counts: Sequence[float], known: int) -> bool:
@@ -209,6 +225,32 @@ def _is_below(counts: Sequence[float], known: int) -> bool:
         if sum(counts[len(counts) - 2 * stretch :]) / 2 < least - DEVIATIONS * math.sqrt(least):
             return True
     return False
+
+
+SMOOTHING = 2
+"""Intervals whose work is summed, so that chance in one of them is no change of the load."""
+
+MIN_REACTIONS = 2
+"""How many times as long as a reaction the evidence must be, to know what a load may do in one."""
+
+
+SLOW_RATIO = 0.5
+"""Part of its peak by which a load that changes slowly may change in a reaction."""
+
+
+def peak_part(intervals: Sequence[Interval], known: int, reaction: int) -> float:
+    """Return the part of the first ``known`` intervals' peak that can come in the next ``reaction``."""
+    if known <= MIN_REACTIONS * reaction:
+        return 1.0
+    return max(_peak_part(work, known, reaction) for work in _works(intervals))
+
+
+def _peak_part(work: Sequence[float], known: int, reaction: int) -> float:
+    seen = _sums(work[:known], SMOOTHING)
+    spans = zip(*(seen[later:] for later in range(reaction + 1)), strict=False)
+    change: float = max(max(span) - min(span) for span in spans)
+    peak = max(1.0, *seen)
+    return min(1.0, (sum(work[-SMOOTHING:]) + change) / peak) if change <= SLOW_RATIO * peak else 1.0
 
 
 def _stretches(most: int) -> Iterator[int]:

@@ -18,17 +18,24 @@ import math
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Targets
-from dynaplan.planner.backtesting.evidence import Evidence, Interval, load_change, missed_lately
+from dynaplan.fleet.counts import PoolSizes
+from dynaplan.planner.backtesting.evidence import (
+    Evidence,
+    Interval,
+    load_change,
+    missed_lately,
+    peak_part,
+)
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
 from dynaplan.planner.model import (
     Backtest,
     Corrections,
-    Foresight,
     Observation,
     PlannerState,
+    TrafficForecast,
     WorkerLimits,
 )
+from dynaplan.planner.sizing.look_ahead import lookahead
 
 BACKTESTS_PER_WINDOW = 12
 """How often the traffic of a window is backtested: every five minutes of an hour."""
@@ -51,8 +58,8 @@ class Question:
     """One backtest: the traffic, the splits that may be tried, and where the search begins."""
 
     intervals: tuple[Interval, ...]
-    present: Targets
-    begin: Targets
+    present: PoolSizes
+    begin: PoolSizes
     limits: WorkerLimits
     corrections: Corrections
     may_miss: float
@@ -81,7 +88,7 @@ class BacktestSchedule:
             self._dropped_since_asked += dropped
 
     def question(
-        self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: Targets
+        self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: PoolSizes
     ) -> Question | None:
         """Return what to ask now; None while no backtest is due, or too little is known.
 
@@ -116,13 +123,14 @@ class BacktestSchedule:
         if self._answer.workers is None:
             missing = self._answer.missing or self._missing() or "the first backtest is being computed"
             return replace(self._answer, missing=missing)
+        intervals, known = self._evidence.intervals, self._intervals_seen
+        ahead = lookahead(observation.startup_s, self._settings.adjustment_interval_s)
         return replace(
             self._answer,
             is_new=is_new,
-            change=load_change(
-                self._evidence.intervals, _coming(observation.foresight), self._intervals_seen
-            ),
-            missed_lately=missed_lately(self._evidence.intervals, RECENT_S, self._rest()),
+            change=load_change(intervals, _coming(observation.foresight), known),
+            missed_lately=missed_lately(intervals, RECENT_S, self._rest()),
+            peak_part=round(peak_part(intervals, known, ahead.intervals + 1), 2),
         )
 
     def _missing(self) -> str:
@@ -143,6 +151,6 @@ class BacktestSchedule:
         return max(MIN_MISS_FRACTION * rest, rest - owed / max(1.0, self._evidence.requests))
 
 
-def _coming(foresight: Foresight | None) -> float:
+def _coming(foresight: TrafficForecast | None) -> float:
     """Return the requests that are forecast for the next interval, 0 where nobody knows."""
     return (foresight.expected[0].requests if foresight and foresight.expected else None) or 0.0

@@ -47,7 +47,7 @@ def check_installed(method: str) -> None:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
                 f"load-predictor is {method!r}, but the Python module {module} is not installed",
-                hint=f"Run: pip install {LIBRARIES[method][-1]}. Or choose auto, kalman or constant.",
+                hint=f"Run: pip install {LIBRARIES[method][-1]}. Or choose kalman or constant.",
             )
 
 
@@ -78,9 +78,7 @@ class LibraryForecaster:
         self._lock = asyncio.Lock()
         self._failures: set[str] = set()
 
-    async def forecast(
-        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
-    ) -> Forecast:
+    async def forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
         """Ask the library; never raises. After a failure the forecast is the last value, and says why."""
         window = self._settings.prophet_window_size if self._method == "prophet" else ARIMA_WINDOW
         series = clean_history(history[-HISTORY_INTERVALS:], HISTORY_INTERVALS)[-window:]

@@ -51,9 +51,9 @@ def logarithms(series: Series) -> Series:
     return [None if each is None else math.log1p(each) for each in series]
 
 
-def from_logarithms(values: Sequence[float]) -> list[float]:
+def from_logarithm(value: float) -> float:
     """Turn log(1 + x) back into x; a logarithm too large for a float becomes the largest x."""
-    return [math.expm1(min(each, MAX_LOG)) for each in values]
+    return math.expm1(min(value, MAX_LOG))
 
 
 def join_warm_up(warm_up: Sequence[float | None], live: Sequence[float | None]) -> list[float | None]:

@@ -4,7 +4,9 @@
 after it is asked for (start-up time). Workers of this decision serve from L on, those of the next one from
 L + T on. So this decision must carry every demand between L and L + T; what comes sooner no decision can
 help. Forecasts are asked for until L + T, rounded up to whole intervals: the next one, the last one, and
-the one half way (``demand_forecast.py``); one more demand is the largest with the backlog (below).
+the one half way (``demand_forecast.py``); one more demand is the largest with the backlog (below). A measured
+load that chance does not make of its forecast (``planner/forecasting/arrivals.py``) is news, and a demand,
+too: forecasts need some intervals to follow it.
 
 **More workers** as soon as one of these demands needs them: the size, *wanted*, is the largest number per
 role over all demands. Workers that are starting already count as there (*current* is what was asked for).
@@ -18,8 +20,8 @@ Wrong where the load changes within an interval: a demand is a mean over one.
 **Backlog**: prompts that wait already are demand too, on top of the forecast. The queueing model describes a
 steady state; a queue that a surge left behind is not in it. So what will wait for prefill when a worker that
 is asked for now could serve is added to the largest demand. With L the start-up time and T the adjustment
-interval (seconds), r the soonest demand (requests/s; the measured one where that is more than chance makes of
-it, ``planner/forecasting/arrivals.py``) and u the rate that one prefill worker computes (requests/s):
+interval (seconds), r the soonest demand (requests/s; the measured one where it is news) and u the rate that
+one prefill worker computes (requests/s):
 
     computed = u (ready + (starting + restarting) / 2)      starting workers are ready half of that time
     backlog  = waiting now + (r - computed) L               requests, when a new worker could serve
@@ -40,11 +42,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.fleet.counts import Targets
-from dynaplan.planner.forecasting.arrivals import exceeds_chance
-from dynaplan.planner.model import Demand, Observation, Sizing, Step, WorkerLimits
+from dynaplan.fleet.counts import PoolSizes
+from dynaplan.planner.model import DecisionStep, Demand, Observation, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import UNBOUNDED_GPUS, within_limits
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,17 @@ def lookahead(startup_s: float, interval_s: float) -> Lookahead:
     return Lookahead(max(0.0, startup_s), until_s, math.ceil(until_s / interval_s))
 
 
-def size_for_all(size: Sizer, demands: Sequence[Demand], current: Targets, limits: WorkerLimits) -> Sizing:
+def size_for_all(size: Sizer, demands: Sequence[Demand], current: PoolSizes, limits: WorkerLimits) -> Sizing:
     """Return the workers for all of these demands, which reach until ``until_s``."""
     if not demands:
         why = "no data: change nothing, because no demand is known"
-        return Sizing(current, (Step("demand", current, current, why),))
+        return Sizing(current, (DecisionStep("demand", current, current, why),))
     sizes = [size(demand, replace(limits, max_gpus=UNBOUNDED_GPUS)) for demand in demands]
     wanted = _largest(sizes, limits)
-    if limits.gpus(limits.cap(wanted.targets)) <= limits.max_gpus:
-        _, bounds = within_limits(wanted.targets, limits, current)
+    if limits.gpus(limits.cap(wanted.workers)) <= limits.max_gpus:
+        _, bounds = within_limits(wanted.workers, limits, current)
         return replace(wanted, steps=(*wanted.steps, *bounds))
-    largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].targets))
+    largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].workers))
     return size(demands[largest], limits)
 
 
@@ -86,31 +87,30 @@ Sizer = Callable[[Demand, WorkerLimits], Sizing]
 
 def _largest(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
     """Return the largest number of each role, with the trail of the demand that needs most GPUs."""
-    chosen = max(sizings, key=lambda sizing: limits.gpus(sizing.targets))
-    most = Targets(
-        max(sizing.targets.prefill for sizing in sizings), max(sizing.targets.decode for sizing in sizings)
+    chosen = max(sizings, key=lambda sizing: limits.gpus(sizing.workers))
+    most = PoolSizes(
+        max(sizing.workers.prefill for sizing in sizings), max(sizing.workers.decode for sizing in sizings)
     )
-    if most == chosen.targets:
+    if most == chosen.workers:
         return chosen
-    step = Step("together", chosen.targets, most, f"another of the {len(sizings)} demands needs more workers")
+    step = DecisionStep(
+        "together", chosen.workers, most, f"another of the {len(sizings)} demands needs more workers"
+    )
     return Sizing(most, (*chosen.steps, step))
 
 
 def backlog_demand(
-    service: ServiceModel,
+    service: QueueingModel,
     demands: Sequence[Demand],
-    now: Demand | None,
     observation: Observation,
     interval_s: float,
 ) -> Demand | None:
     """Return the largest forecast demand plus the rate at which the backlog of prompts has to be computed.
 
-    None where no prompt will wait in the queue when the workers asked for now are ready. ``demands`` are the
-    forecast ones, the soonest first; ``now`` is the demand of the interval that is over.
+    None where no prompt will wait in the queue when the workers asked for now are ready. Of ``demands`` the
+    soonest is the first.
     """
     soonest = demands[0]
-    if now and exceeds_chance(now.requests_per_s * interval_s, soonest.requests_per_s * interval_s):
-        soonest = now
     state = SteadyState(service, soonest)
     if state.is_aggregated or not soonest.requests_per_s:
         return None
@@ -126,7 +126,7 @@ def backlog_demand(
     return replace(largest, requests_per_s=largest.requests_per_s + backlog / ahead_s.until_s)
 
 
-def _waiting(service: ServiceModel, observation: Observation) -> float:
+def _waiting(service: QueueingModel, observation: Observation) -> float:
     """Return the prompts in the queue that no prefill worker holds."""
     load = observation.load
     if service.prefill is None or load.prefill_queue_last is None:

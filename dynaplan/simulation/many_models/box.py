@@ -19,7 +19,16 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from dynaplan.models.model import Device, ModelPolicies, ModelPolicy, ModelState, ModelStatus, Observation
+from dynaplan.models.model import (
+    NO_CONSTRAINTS,
+    Constraints,
+    Device,
+    ModelPolicies,
+    ModelPolicy,
+    ModelState,
+    ModelStatus,
+    Observation,
+)
 from dynaplan.models.rules.memory import level_of
 from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
 from dynaplan.simulation.many_models.workloads import Chain, ChainCall
@@ -95,10 +104,14 @@ class Policy(Protocol):
 
 
 class Box:
-    """The models of a box under a policy, in virtual time."""
+    """The models of a box under a policy, in virtual time. Our rules alone heed ``constraints``."""
 
     def __init__(
-        self, devices: tuple[Device, ...], models: Mapping[str, SimulatedModel], policy: Policy
+        self,
+        devices: tuple[Device, ...],
+        models: Mapping[str, SimulatedModel],
+        policy: Policy,
+        constraints: Constraints = NO_CONSTRAINTS,
     ) -> None:
         self.devices, self.now_s = devices, 0.0
         self.workers = {
@@ -109,7 +122,7 @@ class Box:
             for name, model in models.items()
             for number in range(2, model.settings.max_workers + 1)
         }
-        self.settings = ModelPolicies({name: model.settings for name, model in models.items()})
+        self.settings = ModelPolicies({name: model.settings for name, model in models.items()}, constraints)
         self.requests: list[SimulatedCall] = []
         self.loads = 0
         self.byte_seconds = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from dynaplan.models.model import Device
+from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device
 from dynaplan.simulation.many_models.box import Box, Policy, SimulatedCall, SimulatedModel
 from dynaplan.simulation.many_models.policies import OwnGpu, policies
 from dynaplan.simulation.many_models.workloads import Chain
@@ -44,10 +44,11 @@ def compare(
     devices: Sequence[Device],
     duration_s: float,
     rivals: Sequence[Policy] | None = None,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> list[Outcome]:
     """Run the load under each policy; last comes a box with a GPU for each model."""
     outcomes = [
-        simulate(chains(), models, devices, duration_s, policy)
+        simulate(chains(), models, devices, duration_s, policy, constraints)
         for policy in (policies(models, devices) if rivals is None else rivals)
     ]
     size = max(each.total_bytes for each in devices)
@@ -62,8 +63,9 @@ def simulate(
     devices: Sequence[Device],
     duration_s: float,
     policy: Policy,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> Outcome:
-    box = Box(tuple(devices), models, policy)
+    box = Box(tuple(devices), models, policy, constraints)
     box.run(chains, duration_s)
     return outcome_of(box, policy.name, duration_s)
 

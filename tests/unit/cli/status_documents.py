@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynaplan.cli.models_view import model_rows
+from dynaplan.fleet.model_keys import ModelReport
+
 FIGURES = {
     "window_s": 60.0,
     "requests_per_s": 7.25,
@@ -37,6 +40,11 @@ def worker_document(name: str = "dynamo_VllmWorker", **more: Any) -> dict[str, A
         "is_managed": True,
         **more,
     }
+
+
+def model_document(**more: Any) -> dict[str, Any]:
+    """A model that is loaded on request, as ``status --json`` has it."""
+    return {**model_rows({"": ModelReport("", "ready")}, {})[""], **more}
 
 
 def gpu_document(index: int, workers: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:

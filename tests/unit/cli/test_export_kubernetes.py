@@ -121,6 +121,18 @@ def test_without_an_image_it_says_which_one_and_how_it_is_built(
     assert set(extras[1].split(",")) <= set(known["options.extras_require"])
 
 
+def test_models_that_are_loaded_on_request_are_refused_with_what_can_be_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("Models: {ant: {engine: sim}}\n")
+    assert run(str(file), "--image", "i:1") == 2
+    assert run("graphs.agg:Frontend", "-f", str(file), "--image", "i:1") == 2
+    answer = capsys.readouterr().err
+    assert answer.count("loaded on request share the memory of one machine") == 2
+    assert "--Common.model=MODEL" in answer
+
+
 def test_warnings_of_the_configuration_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("graphs.agg:Frontend", "-f", "agg.yaml", "--image", "i:1", "--Common.nothing=1") == 0
     assert "Common.nothing has no effect" in capsys.readouterr().err

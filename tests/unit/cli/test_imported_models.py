@@ -8,7 +8,11 @@ import pytest
 
 from dynaplan.cli.imported_models import imported_file, read_config_file
 from dynaplan.cli.service_options import is_models_file, models_overrides
+from dynaplan.config.models import components_of
 from dynaplan.config.overrides import parse_overrides
+from dynaplan.engines.command import KEYS, check
+from dynaplan.graph.config import validate_config
+from dynaplan.graph.loading import load_graph
 from dynaplan.util.errors import ConfigError
 
 LLAMA_SWAP = """
@@ -45,9 +49,39 @@ def test_llama_swaps_file_becomes_models_with_its_constraints_and_says_what_is_l
         ["chat"],
     )
     assert (chat["preload"], chat["ttl"], chat["load-timeout"]) == (True, "5m", 60)
-    assert config["Frontend"] == {"api-key": "first"}
+    assert config["Frontend"] == {"api-key": "first", "further-api-key": ["second"]}
     assert any("llama-swap: 2 models" in each for each in notes)
-    assert any("apiKeys" in each for each in notes)
+
+
+DOCUMENTED = Path(__file__).parents[2] / "fixtures" / "llama_swap.yaml"
+
+
+def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("API_KEY", "sk-two")
+    config, notes = read_config_file(DOCUMENTED, [])
+    models = config["Models"]
+    assert (models["chat"]["engine"], models["small"]["engine"]) == ("llamacpp", "llamacpp")
+    assert models["container"]["stop-command"] == "sh stop container"
+    assert (models["fixed"]["command"], models["fixed"]["check"]) == (
+        "sh serve --port '${PORT}'",
+        "/v1/models",
+    )
+    assert config["Frontend"] == {"api-key": "sk-one", "further-api-key": ["sk-two"]}
+    assert config["ModelSets"]["together"] == [
+        ["chat", "container"],
+        ["container", "small"],
+        ["chat", "container", "fixed"],
+        ["container", "fixed", "small"],
+    ]
+    graph = load_graph("dynaplan.components:Frontend", Path.cwd()).with_models(components_of(models))
+    assert validate_config(graph, config) == []
+    for name in ("container", "fixed"):
+        check({key: each for key, each in models[name].items() if key in KEYS}, 0)
+    left_out = {each.partition(": ")[0] for each in notes}
+    assert {"peers", "selectors", "profiles", "tailcat", "models.chat.metadata"} <= left_out
+    assert not {"apiKeys", "models.container.cmdStop", "matrix", "hooks"} & left_out
 
 
 def test_a_server_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import click
 
 from dynaplan.cli.status_view import render_page, view_of
-from tests.unit.cli.status_documents import FIGURES, document, gpu_document, worker_document
+from tests.unit.cli.status_documents import (
+    FIGURES,
+    document,
+    gpu_document,
+    model_document,
+    worker_document,
+)
 
 
 def test_the_head_says_what_is_served_how_and_where() -> None:
@@ -16,6 +22,17 @@ def test_the_head_says_what_is_served_how_and_where() -> None:
     assert view_of(document(version="0.2.0"), 0.0).title.endswith("serve runs as pid 5, version 0.2.0")
     assert view.service == f"model llama  policy load  {ready}  2 of 3 GPUs free"
     assert view.places == "metrics http://127.0.0.1:8000/metrics  logs ~/logs"
+
+
+def test_models_that_are_loaded_on_request_have_a_table_and_say_why_they_are_not_there() -> None:
+    failed = model_document(component="bee", state="failed", why="its file is broken")
+    rows = worker_document(), worker_document("dynamo_bee", component="bee", state="failed", reason="broken")
+    view = view_of(document(*rows, on_request={"ant": model_document(), "bee": failed}, policy=None), 0.0)
+    assert view.service.startswith("models ready 1 of 2  no planner")
+    assert [row[0] for row in view.models] == ["MODEL", "ant", "bee"]
+    assert view.notes == ("bee: its file is broken",)
+    assert "LEAVES" in render_page(view)
+    assert "MODEL" not in render_page(view_of(document(), 0.0))
 
 
 def test_a_worker_whose_process_is_gone_is_not_counted_as_ready() -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dynaplan.cli.main import group
 from dynaplan.cli.top import LiveScreen, spans
 from tests.fakes.polling import eventually
-from tests.unit.cli.status_documents import document, gpu_document, worker_document
+from tests.unit.cli.status_documents import document, gpu_document, model_document, worker_document
 
 
 class FakeWindow:
@@ -136,6 +136,26 @@ async def test_only_engine_workers_are_scaled(top: Terminal) -> None:
     await top.press("+", lambda shown: "choose a decode or prefill worker first" in shown)
     await top.press("j+", lambda shown: "choose a decode or prefill worker first" in shown)
     assert top.run_command == []
+
+
+async def test_a_model_that_is_loaded_on_request_is_chosen_below_the_workers_and_moved(top: Terminal) -> None:
+    top.document["on_request"] = {"ant": model_document(), "bee": model_document(state="unloaded")}
+    await top.press("jj", lambda _: top.window.marked.startswith("dynamo_VllmWorker"))
+    await top.press("jj", lambda _: top.window.marked.startswith("bee "))
+    await top.press("+", lambda shown: "did load" in shown)
+    await top.press("h", lambda shown: "did pin" in shown)
+    top.document["on_request"]["bee"]["is_pinned"] = True
+    await top.press("h", lambda shown: "did unpin" in shown)
+    await top.press("d", lambda shown: "Unload bee? y/n" in shown)
+    await top.press("y", lambda shown: "did unload" in shown)
+    assert [each[:-2] for each in top.run_command] == [
+        ["load", "--no-wait", "bee"],
+        ["pin", "--no-wait", "bee"],
+        ["unpin", "bee"],
+        ["unload", "--no-wait", "bee"],
+    ]
+    await top.press("r", lambda shown: "choose a worker first" in shown)
+    await top.press("l", lambda shown: "bee" in shown)
 
 
 async def test_a_log_is_followed_from_its_end_and_scrolled(top: Terminal) -> None:

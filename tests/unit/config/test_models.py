@@ -58,6 +58,8 @@ def test_components_are_names_for_keys_and_files_and_no_two_are_alike() -> None:
     ("models", "message"),
     [
         ({"a": 3}, r"Models\.a = 3"),
+        ({"--a": {}}, "is no name"),
+        ({"a\x1b[31m": {}}, "is no name"),
         ({"a": {"ttl": "soon"}}, r"Models\.a\.ttl"),
         ({"a": {"memory": "much"}}, r"Models\.a\.memory"),
         ({"a": {"aliases": "b"}}, r"Models\.a\.aliases"),

@@ -18,6 +18,12 @@ def test_the_leased_port_stands_where_the_command_says_and_no_shell_reads_it() -
     assert line.argv == ("sh", "-c", 'serve --port 4711 --name "a b"')
 
 
+def test_what_ends_it_finds_its_pid_and_its_port() -> None:
+    options = {**OPTIONS, "stop-command": "docker stop 'a ${PORT}' ${PID}"}
+    assert CommandKind().stop_command(options, 4711, 12) == ["docker", "stop", "a 4711", "12"]
+    assert CommandKind().stop_command(OPTIONS, 4711, 12) == []
+
+
 def test_it_is_ready_and_alive_when_its_check_answers() -> None:
     kind = CommandKind("/v1/models")
     assert (kind.ready_path, kind.metrics_path, kind.reports_requests) == ("/v1/models", "/v1/models", False)
@@ -29,6 +35,7 @@ def test_it_is_ready_and_alive_when_its_check_answers() -> None:
         ({"command": None}, "command is None"),
         ({"command": "sh -c serve"}, "command is"),
         ({"command": "no-such-program --port ${PORT}"}, "no program no-such-program"),
+        ({"stop-command": "no-such-program ${PID}"}, "stop-command is .*no program no-such-program"),
         ({"check": "health"}, "check is 'health'"),
         ({"temperature": 1}, "temperature is no option of a command"),
     ],

@@ -21,6 +21,7 @@ from dynaplan.fleet.event_hook import (
     HookEvent,
     check_hook,
 )
+from dynaplan.fleet.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.planner import decision_events
 from dynaplan.planner.decision_events import RecordedDecisionEvents
@@ -69,6 +70,20 @@ def test_a_worker_that_has_failed_is_one_event_and_what_was_so_before_is_none() 
     watch.poll()
     fleet[1] = worker("w", WorkerState.FAILED)
     assert len(watch.poll()) == 1
+
+
+def test_what_is_decided_of_a_model_is_an_event_once() -> None:
+    before, after = (
+        ModelEvent(1.0, "ant", "load: asked"),
+        ModelEvent(2.0, "bee", "unload: makes room for ant"),
+    )
+    events = [before]
+    watch = EventWatch(list, RecordedDecisionEvents(list), lambda: events)
+    assert watch.poll() == []
+    events.append(after)
+    assert watch.poll() == [HookEvent("model", "bee: unload: makes room for ant")]
+    events.remove(before)
+    assert watch.poll() == []
 
 
 def test_a_budget_that_is_used_up_is_a_missed_target_once() -> None:

@@ -22,6 +22,10 @@ from dynaplan.webui.actions import PART_BYTES, command_arguments, log_part, run_
             ["scale", "decode=-1", "--leaving", "ns_VllmWorker_1", "--no-wait"],
         ),
         ({"do": "restart", "worker": "ns_VllmWorker"}, ["restart", "ns_VllmWorker"]),
+        ({"do": "load", "model": "<b>a</b> b"}, ["load", "<b>a</b> b", "--no-wait"]),
+        ({"do": "unload", "model": "a"}, ["unload", "a", "--no-wait"]),
+        ({"do": "pin", "model": "a"}, ["pin", "a", "--no-wait"]),
+        ({"do": "unpin", "model": "a"}, ["unpin", "a"]),
     ],
 )
 def test_each_action_is_a_command(action: dict[str, Any], arguments: list[str]) -> None:
@@ -43,6 +47,10 @@ def test_each_action_is_a_command(action: dict[str, Any], arguments: list[str]) 
         {"do": "restart", "worker": "a\n"},
         {"do": "drain", "role": "decode", "worker": ["x"]},
         {"do": "drain", "worker": "x"},
+        {"do": "load", "model": "--for=2h"},
+        {"do": "unload", "model": ""},
+        {"do": "pin", "model": "a\n"},
+        {"do": "unpin", "model": 3},
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -144,6 +145,17 @@ async def test_an_engine_with_a_port_of_its_own_is_told_of_and_asked_before_it_i
     assert runtime.card["tensor_parallel"] == 2
     assert runtime.held == 7
     assert len(runtime.finishers) == 1
+
+
+@pytest.mark.parametrize("engine_type", [Engine, ServingEngine])
+async def test_the_worker_of_a_model_on_request_leaves_when_its_routers_say_that_nothing_comes(
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch, engine_type: type[Engine]
+) -> None:
+    monkeypatch.setattr(registry, "make_engine", lambda *_, **__: engine_type())
+    runtime.is_on_request = True
+    await start_decode_worker(runtime)
+    assert len(runtime.finishers) == 1
+    assert not runtime.lingers
 
 
 async def test_an_engine_whose_start_fails_or_is_interrupted_is_stopped_too(
@@ -380,6 +392,10 @@ class WorkerEnvironment:
         self.instance_id = 0
         self.held = 0
         self.settings = {"enable-sleep-mode": True}
+        self.component = "VllmWorker"
+        self.worker_token = "token"
+        self.client_tls = True
+        self.discovery = SimpleNamespace(all=lambda: ())
 
 
 @asynccontextmanager

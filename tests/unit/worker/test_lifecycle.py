@@ -195,6 +195,15 @@ async def test_an_idle_worker_leaves_soon_but_not_before_routers_have_heard_of_i
     assert 0.2 <= report.took_s < 0.5
 
 
+async def test_one_whose_routers_have_said_that_nothing_comes_any_more_leaves_at_once(worker: Worker) -> None:
+    async def proof() -> None:
+        await asyncio.sleep(0.1)
+
+    worker.runtime.on_drain(proof, ends_requests=True)
+    report = await worker.drain()
+    assert 0.1 <= report.took_s < 0.2
+
+
 async def test_a_store_that_is_away_does_not_keep_a_worker_from_leaving(worker: Worker) -> None:
     worker.store.is_frozen = True
     report = await worker.drain()

@@ -10,7 +10,7 @@ import pytest
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
-from dynaplan.util.errors import TemporaryError
+from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.worker.routers import ROUTER_SILENT_S, RoutedRequests, RouterPresence
 from dynaplan.worker.worker_runtime import WorkerRuntime
 from tests.fakes.store import FakeStore
@@ -26,9 +26,11 @@ class Routed(RoutedRequests):
 
     answers: dict[str, int | None]
     asked = 0
+    notices: set[str]
 
-    async def _notify_router(self, session: aiohttp.ClientSession, url: str) -> int | None:
+    async def _notify_router(self, session: aiohttp.ClientSession, url: str, notice: str) -> int | None:
         self.asked += 1
+        self.notices.add(notice)
         return self.answers[url]
 
 
@@ -52,7 +54,7 @@ class Stage:
         )
         self.runtime.instance_id = 0xAB
         self.routed = Routed(self.runtime, self._requests, lambda: WorkerLoad(3, waiting_requests=2))
-        self.routed.answers = {}
+        self.routed.answers, self.routed.notices = {}, set()
 
     async def _requests(self) -> int:
         if self.in_engine is None:
@@ -99,6 +101,47 @@ async def test_it_ends_when_all_routers_and_the_engine_have_nothing_any_more(sta
     assert 9 <= await stage.waited_s() < 10
     assert stage.routed.held == 0
     assert stage.routed.asked < 60  # and not in every instant
+
+
+async def test_what_never_counts_its_requests_is_empty_when_its_routers_say_so(stage: Stage) -> None:
+    async def never() -> int:
+        raise PermanentError("a command does not tell how many requests it has")
+
+    stage.routed._requests = never
+    assert await stage.waited_s() >= ROUTER_SILENT_S, "without a router nobody says so"
+    await stage.router(HOME, 1)
+    await stage.router(AWAY, None)
+    later(5, lambda: stage.routed.answers.update({HOME: 0}))
+    later(9, lambda: stage.routed.answers.update({AWAY: 0}))
+    assert 9 <= await stage.waited_s() < 10
+
+
+async def test_before_a_sleep_routers_are_asked_whether_they_know_until_it_is_not_wanted(
+    stage: Stage,
+) -> None:
+    wanted = True
+
+    async def is_wanted() -> bool:
+        return wanted
+
+    await stage.router(HOME, None)
+    stage.in_engine = 2
+    later(1, lambda: setattr(stage, "in_engine", 0))
+    later(1.5, lambda: stage.routed.answers.update({HOME: 0}))
+    begun_s = stage.runtime.clock.now_s()
+    assert await stage.routed.wait_empty(is_wanted)
+    assert 1.5 <= stage.runtime.clock.now_s() - begun_s < 2.5
+    assert stage.routed.notices == {"falling_asleep"}
+    assert stage.routed.held == 5, "it is not told to leave: its load counts as before"
+
+    def gives_up() -> None:
+        nonlocal wanted
+        wanted = False
+
+    stage.in_engine = 1
+    later(1, gives_up)
+    assert not await stage.routed.wait_empty(is_wanted)
+    assert not await stage.routed.wait_empty(is_wanted)
 
 
 async def test_the_routers_of_other_workers_are_not_asked(stage: Stage) -> None:

@@ -47,7 +47,7 @@ def test_a_wrong_option_is_named_with_what_was_expected(options: dict[str, objec
 
 def test_the_options_have_the_originals_names_and_defaults_except_for_the_predictor() -> None:
     assert ForecastSettings().to_options() == {
-        "load-predictor": "auto",
+        "load-predictor": "kalman",
         "load-predictor-log1p": False,
         "load-predictor-deadline": 10.0,
         "prophet-window-size": 50,
@@ -121,7 +121,7 @@ def test_the_defaults_are_documented_ones():
         "prefill-component": "PrefillWorker",
         "policy": "load",
         "sizing": "queueing",
-        "load-predictor": "auto",
+        "load-predictor": "kalman",
         "load-predictor-deadline": 10.0,
         "ttft-percentile": 95.0,
         "itl-percentile": 95.0,

@@ -74,6 +74,26 @@ def test_a_trace_with_a_model_column_is_simulated(tmp_path: Path) -> None:
     assert outcomes[0].wait_longest_s == pytest.approx(5.5)
 
 
+@pytest.mark.parametrize("words", ["ModelSets: {together: [[a], [b]]}", "Common: {not-beside: [a]}"])
+def test_models_that_may_not_be_loaded_at_once_are_not_though_memory_is_there(
+    tmp_path: Path, words: str
+) -> None:
+    file, trace, results = tmp_path / "models.yaml", tmp_path / "trace.csv", tmp_path / "results.json"
+    rows = [f"2026-01-01 00:0{minute}:00,100,10,{'ab'[minute % 2]}" for minute in range(6)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens,Model", *rows]))
+    models = "Models: {a: {engine: sim, memory: 2GB}, b: {engine: sim, memory: 2GB, max-workers: 1}}"
+
+    def loads(more: str) -> dict[str, int]:
+        file.write_text(f"{models}\n{more}\n")
+        arguments = ["-f", str(file), "--gpus", "1", "--trace", str(trace), "--json", str(results)]
+        CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+        return {row["policy"]: row["loads"] for row in json.loads(results.read_text())}
+
+    assert loads("")["dynaplan"] == 2
+    assert loads(words)["dynaplan"] > 2
+    assert loads(words)["own-gpu"] == 2
+
+
 def test_a_load_that_is_none_names_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"'poisson' is no file(?s:.*)popularity, groups, agents"):
         run_comparison(ManyModels("poisson", read_models("1"), 1, GB))

@@ -110,7 +110,6 @@ def test_any_other_command_stays_one_with_its_port_and_stop() -> None:
             "ttl": 300,
             "load-timeout": 90,
         },
-        url="http://127.0.0.1:9000",
         stop_command="docker stop whisper ${PID}",
         upstream_name="openai/whisper",
         is_unlisted=True,
@@ -146,7 +145,18 @@ def test_keys_preload_and_what_has_no_meaning_here() -> None:
         "models.qwen.metadata",
         "models.qwen.concurrencyLimit",
         "models.qwen.env",
+        "models.whisper.proxy",
     ]
+
+
+def test_a_port_that_is_written_in_proxy_and_command_becomes_one_that_is_leased() -> None:
+    def read_one(cmd: str, proxy: str) -> ImportedModel:
+        return read(f"models: {{a: {{cmd: '{cmd}', proxy: '{proxy}'}}}}").models["a"]
+
+    found = read_one("serve -p 9503:8080 --seed 19503", "http://localhost:9503/")
+    assert (found.options["command"], found.url) == ("serve -p '${PORT}:8080' --seed 19503", "")
+    twice = read_one("serve -p 9503 --seed 9503", "http://localhost:9503")
+    assert twice.url == "http://localhost:9503"
 
 
 def test_a_proxy_at_the_port_of_the_command_is_where_we_look_anyway() -> None:

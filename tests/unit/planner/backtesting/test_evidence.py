@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from dynaplan.planner.backtesting.evidence import (
     allowed_misses,
     load_change,
     missed_lately,
+    peak_part,
     requests_of,
 )
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
@@ -133,6 +135,47 @@ def test_a_pause_as_before_is_within() -> None:
 def test_before_the_first_answer_and_in_its_interval_nothing_is_compared() -> None:
     assert load_change(STEADY, 1e6, 0) == LOAD_WITHIN
     assert load_change(STEADY, 1e6, len(STEADY)) == LOAD_WITHIN
+
+
+# -- what can come of the peak ---------------------------------------------------------------------------
+
+REACTION = 4
+WAVE = [interval(100 + 80 * math.sin(number * math.tau / 40)) for number in range(120)]
+
+
+def part(intervals: list[Interval], known: int | None = None) -> float:
+    return peak_part(intervals, known or len(intervals), REACTION)
+
+
+def test_a_steady_load_may_be_at_its_peak() -> None:
+    assert part(STEADY) == 1.0
+
+
+def test_at_the_trough_of_a_slow_wave_its_peak_cannot_come_in_time() -> None:
+    trough, crest = WAVE[:111], WAVE[:91]
+    assert part(trough) == pytest.approx(0.4, abs=0.05)
+    assert part(crest) == 1.0
+
+
+def test_of_a_load_that_jumps_its_peak_may_come_any_time_and_so_it_may_of_one_that_only_fell() -> None:
+    assert part([interval(200 if number % 20 < 3 else 10) for number in range(59)]) == 1.0
+    assert part([*[interval(200)] * 20, *[interval(10)] * 20]) == 1.0
+    assert (
+        part([*[interval(200 if number % 20 < 3 else 10) for number in range(59)], *[interval(0)] * 2], 59)
+        == 1.0
+    )
+
+
+def test_fewer_requests_whose_prompts_are_as_much_longer_are_as_much_work() -> None:
+    fewer = range(100, 40, -1)
+    assert part([interval(requests) for requests in fewer]) < 0.6
+    assert part([interval(requests, isl=Lengths.fixed(10_000 / requests)) for requests in fewer]) == 1.0
+
+
+def test_too_few_intervals_say_nothing_of_how_fast_a_load_changes() -> None:
+    falling = [interval(200 - 5 * number) for number in range(10)]
+    assert part(falling, 2 * REACTION) == 1.0
+    assert part(falling, 2 * REACTION + 1) < 1.0
 
 
 def test_misses_beyond_chance_are_told_and_what_frontends_do_not_count_is_not() -> None:

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from dynaplan.config.settings.planner import PREDICTORS, Forecast, ForecastSettings
-from dynaplan.planner.forecasting.forecaster import METHODS, forecast, run_method
-from tests.unit.planner.forecasting.curves import curve
+from dynaplan.planner.forecasting.forecaster import forecast
 
 KALMAN = ForecastSettings(load_predictor="kalman")
 CONSTANT = ForecastSettings(load_predictor="constant")
@@ -136,15 +135,8 @@ def test_what_is_computed_outside_is_the_last_value_here_and_says_so() -> None:
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_settles_on_a_load_that_stays(name: str) -> None:
-    assert run_method(name, [7.0] * 40, 4, ForecastSettings())[-1] == pytest.approx(7.0, rel=0.01)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_whole_numbers_are_measurements_too(name: str) -> None:
-    counts = [round(each) for each in curve(lambda index: 50 + index % 7, 60)]
-    assert forecast(counts, 2, ForecastSettings()).is_known
-    assert all(
-        isinstance(each, float) for each in run_method(name, [float(each) for each in counts], 2, KALMAN)
-    )
+@pytest.mark.parametrize("predictor", ["constant", "kalman"])
+@pytest.mark.parametrize("load", [7.0, 7])
+def test_a_load_that_stays_is_forecast_to_stay(predictor: str, load: float) -> None:
+    told = forecast([load] * 40, 4, ForecastSettings(load_predictor=predictor))
+    assert (told.value, told.method) == (pytest.approx(7.0), predictor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,10 +10,10 @@ from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand, Load, Observation
 from dynaplan.planner.sizing.look_ahead import backlog_demand
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
-DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
+DISAGGREGATED = QueueingModel(kind(H200), kind(H200))
 INTERVAL_S = 10.0
 
 
@@ -42,11 +41,9 @@ def rate_with(
     workers: WorkerCounts,
     startup_s: float = 0.0,
     rates: tuple[float, ...] = (PER_WORKER / 2,),
-    now: float | None = None,
 ) -> float | None:
     foretold = [demand(each) for each in rates]
-    came = None if now is None else demand(now)
-    whole = backlog_demand(DISAGGREGATED, foretold, came, seen(queue, workers, startup_s), INTERVAL_S)
+    whole = backlog_demand(DISAGGREGATED, foretold, seen(queue, workers, startup_s), INTERVAL_S)
     return whole.requests_per_s if whole else None
 
 
@@ -71,17 +68,9 @@ def test_until_new_workers_serve_the_queue_grows_by_what_is_more_than_those_ther
     assert rate == pytest.approx(1.5 * PER_WORKER + waiting / 40.0)
 
 
-def test_the_queue_grows_by_what_comes_now_where_that_is_more_than_chance_makes_of_the_forecast() -> None:
-    alone = WorkerCounts(ready=1)
-    foretold = (PER_WORKER / 2,)
-    waiting = 0.5 * PER_WORKER * 30.0
-    rate = rate_with(0.0, alone, 30.0, foretold, now=1.5 * PER_WORKER)
-    assert rate == pytest.approx(PER_WORKER / 2 + waiting / 40.0)
-    foreseen = rate_with(HELD + 60.0, alone, 1.0, (PER_WORKER,))
-    by_chance, news = (PER_WORKER + each * math.sqrt(PER_WORKER / INTERVAL_S) for each in (3.9, 4.1))
-    assert rate_with(HELD + 60.0, alone, 1.0, (PER_WORKER,), now=by_chance) == foreseen
-    assert rate_with(HELD + 60.0, alone, 1.0, (PER_WORKER,), now=news) != foreseen
-    assert rate_with(0.0, alone, 30.0, foretold, now=0.0) == rate_with(0.0, alone, 30.0, foretold)
+def test_the_queue_grows_by_the_soonest_demand_and_the_largest_one_is_to_be_carried_too() -> None:
+    rate = rate_with(0.0, WorkerCounts(ready=1), 30.0, (1.5 * PER_WORKER, 2 * PER_WORKER))
+    assert rate == pytest.approx(2 * PER_WORKER + 0.5 * PER_WORKER * 30.0 / 40.0)
 
 
 def test_a_queue_that_will_be_worked_off_before_anybody_could_help_needs_nobody() -> None:
@@ -110,9 +99,7 @@ def test_the_backlog_comes_on_top_of_the_largest_demand_and_grows_by_the_soonest
 
 def test_the_requests_are_as_long_and_as_bursty_as_they_were() -> None:
     foretold = replace(demand(5.0), burstiness=3.0)
-    whole = backlog_demand(
-        DISAGGREGATED, [foretold], None, seen(HELD + 50.0, WorkerCounts(ready=1)), INTERVAL_S
-    )
+    whole = backlog_demand(DISAGGREGATED, [foretold], seen(HELD + 50.0, WorkerCounts(ready=1)), INTERVAL_S)
     assert whole == replace(foretold, requests_per_s=10.0)
 
 
@@ -123,7 +110,7 @@ def test_no_workers_compute_nothing() -> None:
 def test_there_is_no_queue_where_the_decode_workers_compute_the_prompts() -> None:
     aggregated = replace(DISAGGREGATED, prefill=None)
     observation = seen(500.0, WorkerCounts())
-    assert backlog_demand(aggregated, [demand(5.0)], None, observation, INTERVAL_S) is None
+    assert backlog_demand(aggregated, [demand(5.0)], observation, INTERVAL_S) is None
 
 
 def test_where_nothing_comes_soon_nothing_is_told_of_the_queue() -> None:

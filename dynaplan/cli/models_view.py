@@ -1,0 +1,117 @@
+"""The models that are loaded on request, as ``models``, ``status`` and ``top`` show them: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from dynaplan.fleet.counts import WorkerCounts
+from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelEvent, ModelReport
+from dynaplan.util.durations import clock
+from dynaplan.util.tables import fold, text_table
+
+READY = "ready"
+
+COLUMNS_DROPPED = ("GPUS", "LEAVES")
+"""The columns that a narrow screen does without, the first first."""
+
+Row = Mapping[str, Any]
+"""One model in its JSON form: the fields of its report, of the demand for it, and ``saved_kv``."""
+
+
+@dataclass(frozen=True)
+class SavedKv:
+    """The KV entries that a model saved when it was put away: of how many prompts, tokens, bytes."""
+
+    prompts: int = 0
+    tokens: int = 0
+    size_bytes: int = 0
+
+
+NOTHING_SAVED: Mapping[str, SavedKv] = MappingProxyType({})
+
+
+def model_rows(
+    reports: Mapping[str, ModelReport],
+    demand: Mapping[str, ModelDemand],
+    saved: Mapping[str, SavedKv] = NOTHING_SAVED,
+) -> dict[str, dict[str, Any]]:
+    """Return the JSON form of each model, by name."""
+    return {
+        name: {
+            **asdict(each),
+            **asdict(demand.get(name, NO_DEMAND)),
+            "saved_kv": asdict(saved.get(name, SavedKv())),
+        }
+        for name, each in reports.items()
+    }
+
+
+def table_rows(rows: Mapping[str, Row], now_s: float) -> list[tuple[str, ...]]:
+    """Return the table, its headings first; workers have a column where a model may have several."""
+    have_several = any(row["max_workers"] > 1 for row in rows.values())
+    headings = ("MODEL", "STATE", "WORKERS", "MEMORY", "GPUS", "RUNNING", "WAITING", "LEAVES")
+    table = [headings, *(_cells(name, row, now_s) for name, row in rows.items())]
+    return table if have_several else [(*each[:2], *each[3:]) for each in table]
+
+
+def models_table(rows: Mapping[str, Row], now_s: float, width: int) -> str:
+    """Return the table, and below it a line for each model about which there is something to say."""
+    table = text_table(table_rows(rows, now_s), width=width, dropping=COLUMNS_DROPPED)
+    return "\n".join([table, *(fold(note, width, "  ") for note in model_notes(rows))])
+
+
+def model_notes(rows: Mapping[str, Row]) -> list[str]:
+    """Return why each model is not ready, where that is known, and what it has saved."""
+    notes = []
+    for name, row in rows.items():
+        why = row["refusal"]["why"] if row["refusal"] else row["why"]
+        if why and row["state"] != READY:
+            notes.append(f"{name}: {why}")
+        if row["saved_kv"]["prompts"]:
+            notes.append(f"{name}: {_saved_words(SavedKv(**row['saved_kv']))}")
+    return notes
+
+
+def event_line(event: ModelEvent) -> str:
+    """Return what was decided about a model, and when in local time."""
+    at = datetime.fromtimestamp(event.at_unix_s).isoformat(" ", "seconds")
+    return f"{at}  model {event.model}: {event.sentence}"
+
+
+def _cells(name: str, row: Row, now_s: float) -> tuple[str, ...]:
+    waits = f" ({clock(now_s - row['oldest_unix_s'])})" if row["waiting"] else ""
+    return (
+        name,
+        model_state(row, now_s),
+        f"{WorkerCounts.from_json(row['workers']).holding} of {row['max_workers']}",
+        f"{row['memory_bytes'] / 10**9:.1f} GB" if row["memory_bytes"] else "-",
+        ",".join(map(str, row["gpus"])) or "-",
+        str(row["in_flight"]),
+        f"{row['waiting']}{waits}",
+        _leaves(row, now_s),
+    )
+
+
+def _saved_words(saved: SavedKv) -> str:
+    prompts = "1 prompt" if saved.prompts == 1 else f"{saved.prompts} prompts"
+    return f"{prompts} of {saved.tokens} tokens saved for its next load, {saved.size_bytes / 10**6:.0f} MB"
+
+
+def model_state(row: Row, now_s: float) -> str:
+    """Return its state; of a load also since when, and how long one usually takes."""
+    if row["state"] != "loading":
+        return str(row["state"])
+    usually = f" (usually {clock(row['load_s'])})" if row["load_s"] else ""
+    return f"loading {clock(now_s - row['since_unix_s'])}{usually}"
+
+
+def _leaves(row: Row, now_s: float) -> str:
+    if row["is_pinned"]:
+        return "pinned"
+    if row["state"] != READY or not row["leaves_unix_s"]:
+        return "-"
+    return f"in {clock(row['leaves_unix_s'] - now_s)}"
