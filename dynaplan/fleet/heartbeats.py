@@ -61,7 +61,7 @@ class Heartbeats(Protocol):
     """The heartbeats of a deployment's own processes, by name. Neither method raises."""
 
     def beat(self, name: str, every_s: float) -> None:
-        """Say that this process goes on, and will say so again in ``every_s`` seconds."""
+        """Beat: this process is alive, and beats again within ``every_s`` seconds."""
         ...
 
     def read(self, name: str) -> Heartbeat | None:
@@ -98,7 +98,7 @@ class HeartbeatFiles:
             os.close(descriptor)
 
     def beat(self, name: str, every_s: float) -> None:
-        """Say that this process goes on, and will say so again in ``every_s`` seconds; sooner counts once.
+        """Beat: this process is alive, and beats again within ``every_s`` seconds; sooner counts once.
 
         A directory that cannot be written is logged: a process that works must not end by saying so.
         """

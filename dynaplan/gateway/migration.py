@@ -293,7 +293,7 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
 # -- 2. ask -------------------------------------------------------------------------------------------
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Bytes of a request that migrates at most: its body is parsed and written anew in the event loop."""
+"""Bytes of a request that migrates at most: its body is parsed and rewritten in the event loop."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Fields that bound the answer's length from above, in tokens."""
@@ -342,7 +342,7 @@ def is_complete(call: Call, partial: PartialAnswer) -> bool:
 
 
 def find_obstacle(call: Call, partial: PartialAnswer, tokens: int, api: EngineApi) -> str:
-    """Return why no other worker can go on with the answer of ``tokens`` so far, empty when one can."""
+    """Return why no other worker can continue the answer of ``tokens`` so far, empty when one can."""
     text = partial.text()
     if partial.oddity:
         return f"the answer {partial.oddity}"

@@ -102,7 +102,7 @@ class LoopPulse:
         self._due_s = math.inf
 
     def beat(self, every_s: float) -> None:
-        """Note that the loop goes on, and will say so again in ``every_s`` seconds."""
+        """Beat: the loop is alive, and beats again within ``every_s`` seconds."""
         self._due_s = self._clock.now_s() + every_s
 
     @property
@@ -112,7 +112,7 @@ class LoopPulse:
 
 
 def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
-    """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
+    """Return the heartbeat function of a planner of that name; without ``serve`` nobody reads it."""
     if not runtime_dir:
         return lambda every_s: None
     heartbeats = HeartbeatFiles.of(Path(runtime_dir))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dynaplan.util.clock import Clock
 
 MAX_ATTEMPTS = 5
-"""Times that a number is written anew when somebody else changed the desired counts meanwhile."""
+"""Times that a number is written again when somebody else changed the desired counts meanwhile."""
 
 
 class ComponentConnector:

@@ -1,4 +1,4 @@
-"""The best deployment that stands still: the split of workers that a trace needed, known only afterwards.
+"""The best static deployment: the split of workers that a trace needed, known only afterwards.
 
 The yardstick of a policy that scales: of all splits that keep the promise the one with the fewest GPU-hours,
 and where none does within the GPUs, the one with most requests in time. Both are found by simulating splits.

@@ -206,7 +206,7 @@ def simulate(
 
 
 class SimulationRun:
-    """One simulation as it goes on: the caller lets time pass and requests arrive, then asks for the
+    """One running simulation: the caller lets time pass and requests arrive, then asks for the
     result."""
 
     def __init__(self, settings: ServiceSettings, first: PoolSizes, policy: Policy) -> None:

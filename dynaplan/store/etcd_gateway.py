@@ -94,7 +94,7 @@ class EtcdGateway:
     async def stream(
         self, path: str, body: Document, silence_s: float
     ) -> AsyncGenerator[AsyncIterator[Document]]:
-        """The documents of an endless answer. They end when none has come for ``silence_s``.
+        """The documents of an endless answer. They end when none has arrived for ``silence_s``.
 
         Raises StoreUnavailable when the connection is lost, or the first document does not come in time.
         """
@@ -233,7 +233,7 @@ def _normalize_endpoint(endpoint: str) -> str:
 async def _documents(
     response: aiohttp.ClientResponse, first_s: float, silence_s: float
 ) -> AsyncGenerator[Document]:
-    """Yield one document per line; ends when none has come for ``silence_s``.
+    """Yield one document per line; ends when none has arrived for ``silence_s``.
 
     Raises TimeoutError when the first does not come within ``first_s``, ServerDisconnectedError at the end.
     """

@@ -45,7 +45,7 @@ class BlockChanges:
             parent = block
 
     def remove_prompt(self, hashes: Sequence[int]) -> None:
-        """Note that a prompt with these blocks is served no more."""
+        """Note that a prompt with these blocks is no longer served."""
         for block in hashes:
             self._release(block)
 

@@ -39,7 +39,7 @@ BEING_FREED_S = 30.0
 """Time for which memory that is still in use after a worker's end is thought to be that worker's."""
 
 MOVED_BYTES = 2**28
-"""The change of a shared GPU's memory in bytes after which it is decided anew what fits there."""
+"""The change of a shared GPU's memory in bytes after which it is decided again what fits there."""
 
 NEVER_S = -math.inf
 NOT_READ = "its memory has not been read since its last worker ended"

@@ -78,7 +78,7 @@ RESYNC_S = 2.0
 """Longest time between two passes, in seconds: events cause nearly all of them earlier."""
 
 PENDING_RESYNC_S = 1.0
-"""The same while a worker waits for GPUs, which others give back without an event, in seconds."""
+"""The same while a worker waits for GPUs, which others release without an event, in seconds."""
 
 TRANSITION_S = 0.05
 """Time to the next pass while a process is about to start or to be gone."""

@@ -1,4 +1,4 @@
-"""Adopting: a ``serve`` that was killed and started again by its supervisor goes on where the last one was.
+"""Adopting: a ``serve`` that was killed and started again by its supervisor continues where the last one was.
 
 What the last one knew the supervisor keeps, in memory: the launch, the environment of all processes, and what
 the servers are. So a graph or a file that was changed meanwhile changes nothing; ``dynaplan reload`` does.

@@ -127,7 +127,7 @@ def run_comparison(options: ManyModels) -> list[Outcome]:
 
 
 def _load(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
-    """Return what makes the load anew for each policy, and for how long it lasts."""
+    """Return a function that creates the load again for each policy, and the load's duration."""
     names = list(options.models)
     if is_made_up(options.trace):
         return lambda: made_up(options.trace, names, options.seed), length_s(options.trace)

@@ -118,7 +118,7 @@ class PlannerPolicy:
         return self._with_backtest(observation, state) if self._schedule else observation
 
     def _with_backtest(self, observation: Observation, state: PlannerState) -> Observation:
-        """Return the observation with the answer that holds; virtual time stands still meanwhile."""
+        """Return the observation with the answer that holds; virtual time does not pass meanwhile."""
         schedule, settings, model = self._schedule, self._settings, self._model
         assert schedule
         assert model

@@ -142,7 +142,7 @@ def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = N
 
 
 def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = None) -> PolicyRecommendation:
-    """Return what the options' policies and the best split that stands still recommend, with each result.
+    """Return what the options' policies and the best static split recommend, with each result.
 
     The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
     how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
@@ -195,7 +195,7 @@ def _run(
 
 
 def best_static(options: SimulateOptions) -> BestStatic:
-    """Return the best split that stands still for the options' trace and promise. Raises ConfigError."""
+    """Return the best static split for the options' trace and promise. Raises ConfigError."""
     settings = service_settings(options)
     run_split = partial(_simulate, _trace(options), settings, StaticPolicy())
     return find_best_static(run_split, settings, _promise(options, settings))
@@ -355,7 +355,7 @@ def _library_forecasts(planner: PlannerSettings) -> LibraryForecasts | None:
 
 
 class LibraryForecasts:
-    """Forecasts that a library computes in another process; virtual time stands still meanwhile."""
+    """Forecasts that a library computes in another process; virtual time does not pass meanwhile."""
 
     def __init__(self, planner: PlannerSettings) -> None:
         patient = replace(planner, load_predictor_deadline_s=PATIENCE_S)

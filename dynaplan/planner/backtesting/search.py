@@ -45,7 +45,7 @@ Z = 1.645
 
 
 MAX_RUNS = 12
-"""Splits that one search simulates; the next search goes on from where it ended."""
+"""Splits that one search simulates; the next search continues where it ended."""
 
 MIN_GAIN = 0.01
 """The part of the requests that an exchange must bring in time: less is not worth two changes."""
@@ -169,7 +169,7 @@ class _Climb:
 
 
 def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
-    """Simulate the window on a split that stands still, until it is over or too many have missed."""
+    """Simulate the window on a static split, until it is over or too many have missed."""
     gpus, requests = search.limits.gpus(workers), search.requests
     is_removal = gpus < search.limits.gpus(search.present)
     may_miss = max(0.0, allowed_misses(len(requests), search.may_miss, -Z if is_removal else 0.0))

@@ -195,7 +195,7 @@ def _escaped(value: str) -> bytes:
 
 
 def has_restarted(before: Counts, now: Counts) -> bool:
-    """Tell whether the process behind these counts began anew: then some of them fell.
+    """Tell whether the process behind these counts was restarted: then some of them fell.
 
     Sums of seconds are not compared: the order in which several processes are added up changes their last
     bits.

@@ -68,7 +68,7 @@ def against_consolidation(
 
 
 def failure_reason(fleet: FleetCounts, role: Role) -> str:
-    """Object to adding a worker of a role of which several have failed for good.
+    """Object to adding a worker to a role in which several have failed permanently.
 
     One may have had a bad GPU, which another worker need not get; several probably share their fault with
     the next.

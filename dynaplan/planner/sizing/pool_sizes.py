@@ -1,7 +1,7 @@
 """The number of workers that a demand needs, by the queueing model (``sizing: queueing``).
 
 **Criterion.** The smallest numbers with which both targets hold: chance(ITL > target) and chance(TTFT >
-target) are at most the allowed parts, 1 - percentile / 100 + what the error budget spares.
+target) are at most the allowed parts, 1 - percentile / 100.
 
 1. *Decode workers first*: the smallest number that is not overloaded, keeps the ITL, and would keep the
    TTFT if no prompt waited for a prefill worker: only then can prefill workers do the rest.
