@@ -145,7 +145,10 @@ WALKS = {
     "trtllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
     "tutorial": Walk(instead={"--for 90s": "--for 5s", "duration=1800": "duration=300"}),
     "vllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
-    "watching": Walk(before=(SERVING,), until={"dynaplan status --watch": "GPUs free"}),
+    "watching": Walk(
+        before=(SERVING,),
+        until={"dynaplan status --watch": "GPUs free", "tensorboard": "Press CTRL+C to quit"},
+    ),
     "web-page": Walk(before=(SERVING,)),
 }
 
