@@ -219,7 +219,7 @@ class Measurement:
 async def measure(
     service: BenchTarget, load: OfferedLoad, slo: Slo, seed: int, fleet: FleetMonitor | None
 ) -> Measurement:
-    """Send the load and return what came of it; SIGINT and SIGTERM end it with what there is.
+    """Send the load and return the result; SIGINT and SIGTERM end it with what there is.
 
     Raises DeploymentError when the service does not say which model it has.
     """

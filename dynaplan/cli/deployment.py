@@ -90,11 +90,11 @@ def gpus_of(found: RunningDeployment) -> tuple[Gpu, ...]:
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:
-    """Set the environment to the store and servers of the running deployment, and return that.
+    """Return the running deployment, and set the environment to its store and servers.
 
-    None where the environment has the address of a store, which is used then; and where no deployment runs
-    and ``--store`` is given: the store at its usual place. Raises ConfigError when ``--store`` is another
-    store than the deployment's, otherwise as ``connect``.
+    Returns None, and changes nothing, if the environment has the address of a store, or if ``--store`` is
+    given and no deployment runs. Raises ConfigError when ``--store`` is another store than the deployment's,
+    otherwise as ``connect``.
     """
     asked = store_backend(os.environ)
     source = click.get_current_context().get_parameter_source("store")

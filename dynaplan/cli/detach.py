@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -35,6 +36,32 @@ MAX_SOCKET_PATH = 100
 
 PROGRAM = (sys.executable, "-P", "-m", "dynaplan", "serve")
 
+BOUND_PROGRAM = (
+    *(sys.executable, "-P", "-c"),
+    "import sys; from dynaplan.process.kernel import die_with_parent; "
+    "die_with_parent(int(sys.argv[1])); sys.argv[1] = 'serve'; from dynaplan.__main__ import main; main()",
+)
+"""The same, killed by the kernel when the process ends that started it, whose pid is its first argument."""
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A ``serve`` in the background: its process, its exit code if it has ended already, and its log."""
+
+    pid: int
+    code: int | None
+    log: Path
+    log_from: int
+
+    def last_lines(self) -> list[str]:
+        """Return the last lines that it has written since it was started."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.log_from)
+                return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        except OSError:
+            return []
+
 
 def serve_detached(arguments: Sequence[str], directory: Path, namespace: str) -> int:
     """Start ``serve`` with these arguments in that directory; return the exit code of the command.
@@ -44,57 +71,57 @@ def serve_detached(arguments: Sequence[str], directory: Path, namespace: str) ->
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.preparation import log_directory
 
-    log = log_directory(namespace) / LOG_FILE
     try:
-        process, log_from, is_ready = _start_and_wait(arguments, directory, log)
+        started = start_detached(arguments, directory, log_directory(namespace) / LOG_FILE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    if not is_ready:
-        lines = "\n  ".join(_last_lines(log, log_from))
-        message = f"it ended with exit code {process.returncode}. The end of {log}:"
+    if started.code is not None:
+        lines = "\n  ".join(started.last_lines())
+        message = f"it ended with exit code {started.code}. The end of {started.log}:"
         click.echo(f"{screen.error('Error:')} {message}\n  {lines}", err=True)
-        return process.returncode or 1
+        return started.code or 1
     found = find_deployment(namespace)
     click.echo(
         f"{screen.good(f'Ready: {found.frontend_url}')}\n"
-        f"  serve  pid {process.pid}, its log {log}\n"
+        f"  serve  pid {started.pid}, its log {started.log}\n"
         f"  watch  dynaplan status {namespace}\n"
         f"  stop   dynaplan stop {namespace}"
     )
     return 0
 
 
-def _start_and_wait(
-    arguments: Sequence[str], directory: Path, log: Path
-) -> tuple[subprocess.Popen[bytes], int, bool]:
-    """Start ``serve`` in a session of its own; return when it is ready, or has ended.
+def start_detached(
+    arguments: Sequence[str], directory: Path, log: Path, *, is_bound: bool = False
+) -> Detached:
+    """Start ``serve`` in a session of its own; return when it is ready or has ended.
 
-    With its process, the length that its log had before, and whether it is ready.
+    ``is_bound``: it is killed when this process ends, for whatever reason.
     """
     with _notices() as notices, ProgressLine() as line:
-        process, log_from = _start(arguments, directory, log, str(notices.getsockname()))
+        process, log_from = _start(arguments, directory, log, str(notices.getsockname()), is_bound)
         begun_s = time.monotonic()
         try:
             while process.poll() is None:
                 if _is_ready(notices):
                     process.returncode = 0  # it goes on without this object, which need not warn of that
-                    return process, log_from, True
+                    return Detached(process.pid, None, log, log_from)
                 line.show(f"starting, {clock(time.monotonic() - begun_s)}; its log is {log}")
         except BaseException:
             line.erase()
             _end(process)
             raise
-        return process, log_from, False
+        return Detached(process.pid, process.returncode, log, log_from)
 
 
 def _start(
-    arguments: Sequence[str], directory: Path, log: Path, address: str
+    arguments: Sequence[str], directory: Path, log: Path, address: str, is_bound: bool
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start it; return its process and the length that its log had before."""
+    program = (*BOUND_PROGRAM, str(os.getpid())) if is_bound else PROGRAM
     own = [each for each in arguments if each != DETACH]
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
-            [*PROGRAM, *own, "--exit-on-failure"],
+            [*program, *own, "--exit-on-failure"],
             cwd=directory,
             env={**os.environ, "NOTIFY_SOCKET": address},
             stdin=subprocess.DEVNULL,
@@ -103,16 +130,6 @@ def _start(
             start_new_session=True,
         )
         return process, output.tell()
-
-
-def _last_lines(log: Path, log_from: int) -> list[str]:
-    """Return the last lines that it has written since it was started."""
-    try:
-        with log.open("rb") as file:
-            file.seek(log_from)
-            return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-    except OSError:
-        return []
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class JoinedNamespace:
 
     @property
     def where(self) -> str:
-        """The place that was joined, in words."""
+        """The place that was joined."""
         if self.deployment:
             return f"deployment {self.namespace} (serve runs as pid {self.deployment.arbiter.pid})"
         backend = store_backend(os.environ)

@@ -91,7 +91,7 @@ def command(
     leaving: str | None,
     yes: bool,
 ) -> None:
-    """Set the number of workers of a role: decode or prefill. The planner goes on from there.
+    """Set the number of workers of a role: decode or prefill. The planner continues from there.
 
     decode=3 asks for three, decode=+1 for one more. The present number again tries workers that have
     failed once more. The planner may change the number at its next decision, unless it is held:

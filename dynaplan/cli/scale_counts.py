@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaplan.cli.deployment import decisions_of, service_config
-from dynaplan.fleet.counts import FleetCounts, Targets
+from dynaplan.fleet.counts import FleetCounts, PoolSizes
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.rules.lost_keys import TimedEntries
 from dynaplan.fleet.rules.statefile import Document, planner_keys_of
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.scale_progress import ScaleProgress
-    from dynaplan.planner.rules.sla_policy import SlaModel
+    from dynaplan.planner.rules.sla_policy import PerformanceModel
     from dynaplan.store.port import KeyValueStore
 
 E = TypeVar("E", bound=TimedEntries)
@@ -91,10 +91,10 @@ async def write_counts(
 
     When it asks for no counts, only the holds are written, and no decision is made.
 
-    When a worker leaves by the decision, the one named ``leave_first`` does, before any other.
+    If the decision removes a worker, it is ``leave_first`` before any other.
 
-    The decision id is above every id in use. The transaction fails, and is tried again on what there is
-    then, when a key has changed since it was read. Holds that are over, or cannot be read, count as none.
+    The decision id is above every id in use. If a key has changed since it was read, the transaction fails
+    and is retried with the new values. Expired and invalid holds are ignored.
     """
     for _ in range(ATTEMPTS):
         items = {item.key: item for item in await store.list(scaling_prefix(namespace))}
@@ -305,7 +305,7 @@ def describe_next_decision(
     sentence = f"The planner decides again {_when(settings, last, is_decision=is_decision)}"
     if last is None or not has_data(last.observation):
         return f"{sentence}, and may change that."
-    workers = Targets(max(0, counts.num_prefill_workers), max(0, counts.num_decode_workers))
+    workers = PoolSizes(max(0, counts.num_prefill_workers), max(0, counts.num_decode_workers))
     try:
         decision = preview_decision(last, workers, holds.in_force(time.time(), wall_clock), _model(last))
     except (UserError, OSError, ValueError):
@@ -339,7 +339,7 @@ def _last_record(found: RunningDeployment) -> DecisionRecord | None:
     return None
 
 
-def _model(last: DecisionRecord) -> SlaModel | None:
+def _model(last: DecisionRecord) -> PerformanceModel | None:
 
     from dynaplan.planner.sla_model import build_sla_model
 

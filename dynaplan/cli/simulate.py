@@ -356,15 +356,15 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
     from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
-    from dynaplan.fleet.counts import Targets
+    from dynaplan.fleet.counts import PoolSizes
 
     if text is None:
         prefill = graph.workers(PREFILL_COMPONENT) if mode == "disagg" else 0
-        return Targets(prefill, graph.workers(DECODE_COMPONENT))
+        return PoolSizes(prefill, graph.workers(DECODE_COMPONENT))
     numbers = text.split(",")
     if len(numbers) != (2 if mode == "disagg" else 1) or not all(each.isdecimal() for each in numbers):
         raise ConfigError(f"--start: {text!r}", hint="Expected P,D, or N with --mode agg.")
     *before, decode = map(int, numbers)
     if not decode:
         raise ConfigError(f"--start: {text!r}", hint="Expected a decode worker: nobody else answers.")
-    return Targets(before[0] if before else 0, decode)
+    return PoolSizes(before[0] if before else 0, decode)

@@ -207,7 +207,7 @@ class LoadWindow:
         self._readings: deque[tuple[float, Counts]] = deque()
 
     def add(self, at_s: float, counts: Counts) -> None:
-        """Add a reading; counts that fell are those of frontends that began anew, and begin the window."""
+        """Add a reading; counts that fell are those of restarted frontends, and restart the window."""
         if self._readings and has_restarted(self._readings[-1][1], counts):
             self._readings.clear()
         self._readings.append((at_s, counts))

@@ -64,7 +64,7 @@ def _items(part: Any, values: Mapping[str, Any]) -> list[Any]:
 
 
 def lines(name: str, values: Mapping[str, str | list[str]]) -> list[str]:
-    """Return the lines of a text template, each with one place at most; of a list a line for each item."""
+    """Fill in a text template: at most one placeholder a line; a list repeats its line for each item."""
     filled: list[str] = []
     for line in read_template(name).splitlines():
         place = PLACE.search(line)

@@ -126,7 +126,8 @@ _ITS_OWN = "the planner of a model is about that model, on this box."
 
 
 def _gpus_of_worker(config: Mapping[str, Mapping[str, Any]], component: str) -> int:
-    """Return the GPUs of one worker of the service, 1 for one without any: its budget counts workers then."""
+    """Return the GPUs of one worker of the service; 1 if it has none, so that the GPU budget counts
+    workers."""
     resources = ((config.get(component) or {}).get(SERVICE_ARGS) or {}).get("resources") or {}
     written = resources.get("gpu", resources.get("gpus"))
     if written is None:

@@ -181,7 +181,7 @@ VLLM_REMOVED: Mapping[str, str] = {
     "max-seq-len-to-capture": "use compilation-config",
     "show-hidden-metrics": "use show-hidden-metrics-for-version"
 }  # fmt: skip
-"""Options of 2025 that today's vLLM would end on with exit code 2, and what came of each."""
+"""Options of 2025 that today's vLLM refuses with exit code 2, and what replaced each."""
 
 
 FRONTEND = options_of(ModelSettings, FrontendSettings, DisaggregationSettings, ProcessSettings)
@@ -221,7 +221,7 @@ def engine_names(engine: str) -> dict[str, tuple[str, ...]]:
 
 
 def removed_from(engine: str) -> dict[str, str]:
-    """Options that this engine does not take, and what came of each."""
+    """Options that this engine does not accept, and what replaced each."""
     return {name: each.removed[engine] for name, each in WORKER.items() if engine in each.removed}
 
 

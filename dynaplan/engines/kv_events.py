@@ -90,7 +90,7 @@ class KvEvent:
 
     @classmethod
     def of(cls, document: object) -> KvEvent:
-        """Read one event of a payload; raises ValueError for what is none."""
+        """Read one event of a payload; raises ValueError for an invalid one."""
         event = _field(document, "event")
         worker_id, event_id = _field(document, "worker_id"), _field(event, "event_id")
         return cls(_number(worker_id), _number(event_id), _change(_field(event, "data")))
@@ -112,7 +112,7 @@ class CacheSnapshot:
 
     @classmethod
     def of(cls, headers: Mapping[str, str], body: bytes) -> CacheSnapshot:
-        """Read an answer; raises ValueError for what is none."""
+        """Read an answer; raises ValueError for an invalid one."""
         worker_id, event_id = (
             whole_number(headers.get(name, "")) for name in (INSTANCE_ID_HEADER, EVENT_ID_HEADER)
         )

@@ -165,7 +165,7 @@ class DispatchedQueue:
 
 
 def _read(item: WorkItem) -> RemotePrefillRequest | None:
-    """Return the request; None for what is none, which the puller will drop."""
+    """Return the request; None for an invalid one, which the puller will drop."""
     try:
         return RemotePrefillRequest.from_json(item.payload)
     except ValueError:

@@ -62,7 +62,7 @@ class MessageReader:
         self._logged_faults: set[tuple[str, str]] = set()
 
     def read(self, message: Msg) -> Event | None:
-        """Return the message's event; None for what is none."""
+        """Return the message's event; None for an invalid one."""
         message_id = (message.headers or {}).get(MESSAGE_ID, "")
         try:
             return self._wire.event(message.subject, message.data, message_id)

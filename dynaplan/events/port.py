@@ -83,7 +83,7 @@ class WorkItem(Protocol):
         ...
 
     async def in_progress(self) -> None:
-        """Report that the work goes on: the time allowed for it restarts."""
+        """Report progress: the time allowed for the work restarts."""
         ...
 
 

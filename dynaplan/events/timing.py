@@ -6,7 +6,7 @@ from __future__ import annotations
 QUEUE_MAX_AGE_S = 600.0
 """A queue drops work that nobody has acknowledged after this time."""
 QUEUE_ACK_WAIT_S = 3.0
-"""Work whose worker has died is delivered again after this; a living one reports progress every second."""
+"""Work whose worker has died is delivered again after this; a running one reports progress every second."""
 QUEUE_LANE_IDLE_S = 30.0
 """A lane's consumer is deleted when nobody has pulled from it for so long; its work stays in the stream."""
 QUEUE_CALL_TIMEOUT_S = 2.0

@@ -178,7 +178,7 @@ class ServeArbiter(Arbiter):
         self.context.destroy(linger=0)
 
     def listen_again(self) -> None:
-        """Make the two sockets anew at their addresses: their files have vanished. Raises ZMQError."""
+        """Recreate the two sockets at their addresses: their files were deleted. Raises ZMQError."""
         assert self.ctrl is not None and self.evpub_socket is not None  # they are there from its start on
         listeners = ((self.ctrl.ctrl_socket, self.endpoint), (self.evpub_socket, self.pubsub_endpoint))
         for listener, endpoint in listeners:
@@ -193,7 +193,7 @@ class ServeArbiter(Arbiter):
                 os.kill(process.pid, signal.SIGKILL)
 
     def reap_processes(self) -> None:
-        """Take note of the processes that have ended, this one's own and the supervisor's."""
+        """Reap exited processes, this one's own and the supervisor's."""
         super().reap_processes()
         if self._supervised_fleet:
             self._supervised_fleet.reap()

@@ -90,8 +90,8 @@ class FleetCounts:
 
 
 @dataclass(frozen=True)
-class Targets:
-    """Numbers of prefill and decode workers: current, proposed or desired."""
+class PoolSizes:
+    """Numbers of prefill and decode workers: current, proposed or desired. (PoolSizes are latencies.)"""
 
     prefill: int = 0
     decode: int = 0
@@ -99,7 +99,7 @@ class Targets:
     def of(self, role: Role) -> int:
         return self.prefill if role is Role.PREFILL else self.decode
 
-    def plus(self, role: Role, workers: int) -> Targets:
+    def plus(self, role: Role, workers: int) -> PoolSizes:
         """Return a copy with ``workers`` more of the role; fewer when negative."""
         if role is Role.PREFILL:
             return replace(self, prefill=self.prefill + workers)

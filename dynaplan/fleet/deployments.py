@@ -59,7 +59,7 @@ class RunningDeployment:
 
     @property
     def began_s(self) -> float:
-        """The deployment's start, seconds since the epoch; a ``serve`` that is restarted goes on with it."""
+        """The deployment's start, seconds since the epoch; a restarted ``serve`` keeps it."""
         return time.time() - process_table.age_s(self.arbiter.started_at)
 
     @property

@@ -198,5 +198,5 @@ class HookFailed(Exception):
 
 
 def _describe(error: Exception) -> str:
-    """Return the error in words that hold nothing of the hook's address or arguments."""
+    """Return the error's description, without the hook's address or arguments."""
     return str(error) if isinstance(error, HookFailed) else type(error).__name__

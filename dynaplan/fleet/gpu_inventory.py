@@ -28,7 +28,7 @@ GPU_USE_POLL_S = 0.1
 
 
 def in_use(gpus: Sequence[Gpu], claimed: Iterable[int], waits_s: float = 0.0) -> dict[int, str]:
-    """Return the GPUs whose memory others use: index -> the holder, in words.
+    """Return the GPUs whose memory others use: index -> a description of the holder.
 
     ``claimed`` are left out: other deployments have them. Waits ``waits_s`` seconds for memory to be freed.
     """

@@ -95,7 +95,7 @@ def is_busy(gpu: Gpu, use: GpuUse) -> bool:
 
 
 def busy_gpus(inventory: Iterable[Gpu], uses: Mapping[int, GpuUse]) -> dict[int, str]:
-    """Return the busy GPUs: index -> the use in words. A GPU that ``uses`` lacks is not busy."""
+    """Return the busy GPUs: index -> a description of the use. A GPU that ``uses`` lacks is not busy."""
     return {
         gpu.index: use_in_words(gpu, uses[gpu.index])
         for gpu in inventory

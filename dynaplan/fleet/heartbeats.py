@@ -49,7 +49,7 @@ class Heartbeat:
         return self.is_alive and self.silent_s > self.every_s + LATE_AFTER_S
 
     def trouble(self, name: str) -> str:
-        """The fault in words, about a process of that name; empty when there is none."""
+        """The fault, about a process of that name; empty without one."""
         if not self.is_alive:
             return f"{name} (pid {self.process.pid}) has ended"
         if self.is_late:
@@ -61,7 +61,7 @@ class Heartbeats(Protocol):
     """The heartbeats of a deployment's own processes, by name. Neither method raises."""
 
     def beat(self, name: str, every_s: float) -> None:
-        """Say that this process goes on, and will say so again in ``every_s`` seconds."""
+        """Beat: this process is alive, and beats again within ``every_s`` seconds."""
         ...
 
     def read(self, name: str) -> Heartbeat | None:
@@ -98,7 +98,7 @@ class HeartbeatFiles:
             os.close(descriptor)
 
     def beat(self, name: str, every_s: float) -> None:
-        """Say that this process goes on, and will say so again in ``every_s`` seconds; sooner counts once.
+        """Beat: this process is alive, and beats again within ``every_s`` seconds; sooner counts once.
 
         A directory that cannot be written is logged: a process that works must not end by saying so.
         """

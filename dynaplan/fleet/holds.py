@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.documents import (
@@ -290,13 +290,13 @@ class RoleHolds:
             open_ = open_.replaced(role, hold) if hold.is_open(now_s, zones) else open_
         return open_
 
-    def beside(self, current: Targets) -> RoleHolds:
+    def beside(self, current: PoolSizes) -> RoleHolds:
         """Return the ones for a deployment of this size: without prefill workers there are none to hold."""
         return self if current.prefill else self.replaced(Role.PREFILL, None)
 
-    def bounded(self, workers: Targets) -> Targets:
+    def bounded(self, workers: PoolSizes) -> PoolSizes:
         """Return the nearest numbers of workers within the bounds."""
-        return Targets(
+        return PoolSizes(
             self.prefill.bounded(workers.prefill) if self.prefill else workers.prefill,
             self.decode.bounded(workers.decode) if self.decode else workers.decode,
         )

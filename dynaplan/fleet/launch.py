@@ -37,7 +37,7 @@ class Launch:
     other programs use are used, too. ``address_dir`` is the path by which sockets in ``runtime_dir`` are
     addressed: its own where that is short, else a link's. ``is_tls``: the public port speaks https.
     ``config_file`` (empty without one) and ``overrides`` are what ``config`` was read from; of a deployment
-    that ``is_reloaded`` they differ from those of ``serve``, whose environment has the settings of before.
+    that ``is_reloaded`` they differ from those of ``serve``, whose environment has the previous settings.
     ``model_memory_bytes`` are what models that are loaded on request may take of each GPU, or of the host; 0
     is all.
     """

@@ -246,7 +246,7 @@ def _write_private_files(launch: Launch) -> None:
 
 
 def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:
-    """Make the runtime directory anew; return it, and the path by which its sockets are addressed."""
+    """Recreate the runtime directory; return it, and the path by which its sockets are addressed."""
     runtime_dir = runtime_directory(statefile)
     address_dir = address_directory(runtime_dir, os.environ)
     stack.callback(remove_runtime_directory, runtime_dir)

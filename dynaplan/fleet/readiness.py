@@ -86,7 +86,7 @@ class Readiness:
         return [each for each in self._workers.read() if each.role in (Role.DECODE, Role.PREFILL)]
 
     def _late(self) -> list[str]:
-        """Return the workers with an engine that are to get requests and are not ready, in words."""
+        """Return the workers with an engine that are to get requests and are not ready."""
         coming = (WorkerState.STARTING, WorkerState.BACKOFF, WorkerState.FAILED)
         return [
             f"{each.name} ({each.state.value})" for each in self._engine_workers() if each.state in coming

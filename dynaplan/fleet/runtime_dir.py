@@ -92,7 +92,7 @@ def ensure_link(link: Path, target: Path) -> bool:
 
 
 def make_runtime_directory(directory: Path) -> None:
-    """Make it anew and empty, mode 0700, inside a root that is this user's alone.
+    """Recreate it empty, mode 0700, inside a root that is this user's alone.
 
     Raises DeploymentError when somebody else could read or change what is in it. The caller holds the
     namespace's lock: what lies there is from a deployment that is dead.

@@ -101,7 +101,7 @@ def _begin() -> Interruption:
 
 
 def _clear_up_in_peace() -> None:
-    """Ignore signals while everything is given back."""
+    """Ignore signals while everything is released."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

@@ -163,6 +163,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        del self._parser  # it leads back here: work for the garbage collector
         self._server.limited.lost(self)
         self._waiting.clear()
         if self._body is not None:
@@ -339,7 +340,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def _after_answer(self) -> None:
-        """Answer the next request that has come, or wait for one, or close the connection."""
+        """Answer the next request that has arrived, or wait for one, or close the connection."""
         assert self.transport is not None
         if self._waiting and self._is_kept:
             self._start(self._waiting.popleft())
@@ -373,7 +374,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(400, f"This is no HTTP request: {reason}", "bad_http")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Send this error once the running request is answered, and read no more.
+        """Send this error once the running request is answered, and stop reading.
 
         A body that is being received fails instead, and its reader answers. Headers that go beyond every
         limit end the connection, and the running request, at once.

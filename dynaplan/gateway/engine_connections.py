@@ -234,6 +234,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        del self._parser  # it leads back here: work for the garbage collector
         if not self._is_complete or not self._expects_answer:
             self._fail(str(exc or "the connection was closed"))
         self._keep_alive = False
@@ -335,7 +336,7 @@ class EnginePool:
             self._reaping = self._loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
 
     def close(self) -> None:
-        """Close every connection, and open no more."""
+        """Close every connection, and refuse new ones."""
         self._is_closed = True
         if self._reaping:
             self._reaping.cancel()

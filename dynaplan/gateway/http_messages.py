@@ -94,7 +94,7 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """A request whose head has come. ``path`` has no query, and its escapes are decoded.
+    """A request whose head has arrived. ``path`` has no query, and its escapes are decoded.
 
     ``name`` is its id, the client's own where it is usable.
     """
@@ -178,13 +178,14 @@ class RequestBody:
         self._decompressor = _Decompressor(encoding) if encoding else None
 
     async def read(self) -> bytes:
-        """Return what has come since the last call, decompressed; empty at the end; raises InvalidBody."""
+        """Return what has arrived since the last call, decompressed; empty at the end; raises InvalidBody."""
         if self._decompressor:
             return await self._decompressor.read(self)
         return await self.read_raw()
 
     async def read_raw(self) -> bytes:
-        """Return what has come since the last call, as it was sent; empty at the end; raises InvalidBody."""
+        """Return what has arrived since the last call, as it was sent; empty at the end; raises
+        InvalidBody."""
         while not self._pieces:
             if self._fault:
                 raise InvalidBody(self._fault)
@@ -205,7 +206,7 @@ class RequestBody:
         return data
 
     def add(self, data: bytes) -> None:
-        """Take what has come, unless it is discarded."""
+        """Take what has arrived, unless it is discarded."""
         if self._is_discarded:
             return
         self._pieces.append(data)

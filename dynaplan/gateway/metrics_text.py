@@ -105,7 +105,7 @@ class SharedFiles(Collector):
 
 
 def _layout_of(data: bytes, used: int) -> Iterator[tuple[_Key, int]]:
-    """Yield each key, and where its value is."""
+    """Yield each key with the offset of its value in ``data``."""
     at = 8
     while at < used:
         (length,) = unpack_from("i", data, at)

@@ -41,8 +41,9 @@ _FORGET = deque[bytes](maxlen=0).append
 class MigratableStream:
     """The one stream to a client, whatever number of workers it takes to write it.
 
-    ``asked`` is the client's request, ``limit`` the number of times that it may migrate. The answer so far is
-    kept for that, in ``pages`` that all streams share; not of a stream that cannot migrate.
+    ``asked`` is the client's request, ``limit`` the number of times that it may migrate. To continue it
+    elsewhere the answer so far is kept, in a budget of ``pages`` that all streams share; a stream that cannot
+    migrate keeps nothing.
     """
 
     def __init__(self, client: Client, asked: Call, api: EngineApi, limit: int, pages: UnreadPages) -> None:
@@ -290,7 +291,7 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
 # -- 2. ask -------------------------------------------------------------------------------------------
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Bytes of a request that migrates at most: its body is parsed and written anew in the event loop."""
+"""Bytes of a request that migrates at most: its body is parsed and rewritten in the event loop."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Fields that bound the answer's length from above, in tokens."""
@@ -339,7 +340,7 @@ def is_complete(call: Call, partial: PartialAnswer) -> bool:
 
 
 def find_obstacle(call: Call, partial: PartialAnswer, tokens: int, api: EngineApi) -> str:
-    """Return why no other worker can go on with the answer of ``tokens`` so far, empty when one can."""
+    """Return why no other worker can continue the answer of ``tokens`` so far, empty when one can."""
     text = partial.text()
     if partial.oddity:
         return f"the answer {partial.oddity}"

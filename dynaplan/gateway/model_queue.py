@@ -247,7 +247,7 @@ class DemandPublisher:
             await asyncio.sleep(timing.DEMAND_DEBOUNCE_S)
 
     async def publish(self) -> None:
-        """Write the demand as it is now, unless it was just written: a store that starts anew has lost it."""
+        """Write the demand as it is now, unless it was just written: a restarted store has lost it."""
         self._changed.clear()
         runtime = self._runtime
         if not runtime.instance_id:

@@ -151,7 +151,7 @@ class FrontendModels:
         ]
 
     def stop_routing_to(self, instance_id: int) -> int:
-        """Choose this instance no more; return the number of requests in flight there."""
+        """Stop choosing this instance; return the number of requests in flight there."""
         return sum(each.router.stop_routing_to(instance_id) for each in self.all)
 
     def in_flight_at(self, instance_id: int) -> int:

@@ -439,7 +439,7 @@ def embeddings_of_one(answer: Document) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OllamaModel:
-    """A model as Ollama's clients are told of it. What is not known is empty or 0."""
+    """A model in Ollama's form. Unknown fields are empty or 0."""
 
     name: str
     size_bytes: int = 0

@@ -35,7 +35,7 @@ class BodyBudget:
         self.held_bytes = 0
 
     def body(self) -> BodyShare:
-        """Return the share of one body, which is given back at the end of its context."""
+        """Return the share of one body, which is released at the end of its context."""
         return BodyShare(self)
 
     def check(self, more_bytes: int) -> None:

@@ -158,7 +158,7 @@ class ModelStatus:
     - ``has_failed_to_sleep``: its last sleep failed; it is not put to sleep again
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
-    - ``reason``: why it is in its state, in words
+    - ``reason``: why it is in its state
     - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests count
     - ``history``: its last moves
     """
@@ -230,7 +230,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Load:
-    """Start the model's worker on these devices, with that much memory of each. ``FAILED`` ones, too."""
+    """Start the model's worker on these devices, with ``bytes_each`` of memory on each; also a FAILED one."""
 
     model: str
     devices: tuple[int, ...]

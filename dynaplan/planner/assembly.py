@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dynaplan.events.port import Messenger
     from dynaplan.planner.backtesting.backtester import BacktestProcess, LiveBacktester
     from dynaplan.planner.ports import Connector, Recorder
-    from dynaplan.planner.rules.sla_policy import SlaModel
+    from dynaplan.planner.rules.sla_policy import PerformanceModel
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock, SystemClock
@@ -102,7 +102,7 @@ class LoopPulse:
         self._due_s = math.inf
 
     def beat(self, every_s: float) -> None:
-        """Note that the loop goes on, and will say so again in ``every_s`` seconds."""
+        """Beat: the loop is alive, and beats again within ``every_s`` seconds."""
         self._due_s = self._clock.now_s() + every_s
 
     @property
@@ -112,7 +112,7 @@ class LoopPulse:
 
 
 def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
-    """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
+    """Return the heartbeat function of a planner of that name; without ``serve`` nobody reads it."""
     if not runtime_dir:
         return lambda every_s: None
     heartbeats = HeartbeatFiles.of(Path(runtime_dir))
@@ -304,12 +304,12 @@ def make_planner(
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
 
 
-def _sla_model(settings: PlannerSettings) -> SlaModel:
+def _sla_model(settings: PlannerSettings) -> PerformanceModel:
     from dynaplan.planner.sla_model import build_sla_model
 
     model = build_sla_model(settings)
-    if model.origin:
-        log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
+    if model.profile_note:
+        log.warning("the profile %s is %s", settings.profile_results_dir, model.profile_note)
     return model
 
 

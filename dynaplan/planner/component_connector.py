@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import EmptyTargetReplicasError, TargetReplica, check_deployment
-from dynaplan.planner.model import Decision, Observation, Step
+from dynaplan.planner.model import Decision, DecisionStep, Observation
 from dynaplan.planner.rules.decision import current_targets
 from dynaplan.planner.timing import DECISION_DEADLINE_S, DECISION_POLL_S
 from dynaplan.util.errors import DeadlineExceeded, StoreUnavailable, TemporaryError, UserError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dynaplan.util.clock import Clock
 
 MAX_ATTEMPTS = 5
-"""Times that a number is written anew when somebody else changed the desired counts meanwhile."""
+"""Times that a number is written again when somebody else changed the desired counts meanwhile."""
 
 
 class ComponentConnector:
@@ -61,7 +61,7 @@ class ComponentConnector:
                     f"{target.desired_replicas} {target.sub_component_type.value} workers are below 0"
                 )
 
-        def wanted(current: Targets) -> Targets:
+        def wanted(current: PoolSizes) -> PoolSizes:
             for target in targets:
                 role = target.sub_component_type
                 current = current.plus(role, target.desired_replicas - current.of(role))
@@ -93,14 +93,14 @@ class ComponentConnector:
         except TemporaryError as error:
             return str(error)
 
-    async def _ask(self, wanted: Callable[[Targets], Targets], blocking: bool) -> None:
+    async def _ask(self, wanted: Callable[[PoolSizes], PoolSizes], blocking: bool) -> None:
         """Apply a change; raises StoreUnavailable, or what a connector refuses."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             current = await self._current()
             desired = wanted(current)
             if desired == current:
                 return
-            step = Step("asked for", current, desired, "a program asked for it")
+            step = DecisionStep("asked for", current, desired, "a program asked for it")
             try:
                 identifier = await self._connector.apply(Decision(current, desired, (step,)))
                 break
@@ -113,7 +113,7 @@ class ComponentConnector:
         if blocking:
             await self._wait_carried_out(identifier)
 
-    async def _current(self) -> Targets:
+    async def _current(self) -> PoolSizes:
         """Return the numbers asked for; of a role for which none is, the workers there are."""
         fleet, desired = await self._connector.fleet(), await self._connector.desired()
         return current_targets(Observation(self._clock.now_s(), fleet, desired))

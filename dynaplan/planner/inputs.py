@@ -67,7 +67,7 @@ def traffic_observer(
 
 
 def _prometheus(settings: PlannerSettings, *, is_one_of_several: bool = False) -> TrafficSource:
-    """Return the traffic as a Prometheus server has it; raises ConfigError for an address that is none."""
+    """Return the traffic as a Prometheus server has it; raises ConfigError for an invalid address."""
     from dynaplan.planner.metrics.prometheus import PrometheusTraffic
 
     model = settings.served_model_name or ""

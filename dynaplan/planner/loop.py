@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dynaplan.planner.model import Load, PlannerState
     from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
-    from dynaplan.planner.rules.sla_policy import SlaModel
+    from dynaplan.planner.rules.sla_policy import PerformanceModel
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PlannerLoop:
         recorders: Sequence[Recorder],
         clock: Clock,
         *,
-        model: SlaModel | None = None,
+        model: PerformanceModel | None = None,
         traffic: TrafficObserver | None = None,
         backtester: LiveBacktester | None = None,
         wall_time: Callable[[], str] = local_time,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
@@ -21,12 +21,12 @@ from dynaplan.util.documents import check_types, without_defaults
 
 
 @dataclass(frozen=True)
-class Step:
-    """One stage of a decision: the numbers before and after it, and why. "Unchanged" is a result too."""
+class DecisionStep:
+    """One stage of a decision: worker counts before and after it, and why. "Unchanged" is a result too."""
 
     stage: str
-    before: Targets
-    after: Targets
+    before: PoolSizes
+    after: PoolSizes
     why: str
 
 
@@ -74,8 +74,8 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """The forecast of the traffic of some coming intervals, the soonest first.
+class TrafficForecast:
+    """The forecast of the traffic of some coming intervals, the soonest first; recorded as ``foresight``.
 
     ``isl`` and ``osl`` are the histograms of recent requests, None where there were none; ``dispersion`` and
     ``prefix_hit_rate`` as in ``Traffic``, ``dispersions`` as in ``Demand``, averaged over the last minutes.
@@ -90,7 +90,7 @@ class Foresight:
     dispersions: tuple[tuple[float, float], ...] = ()
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Foresight:
+    def from_json(cls, document: Mapping[str, Any]) -> TrafficForecast:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         expected = tuple(
             Expected(**{name: value for name, value in each.items() if name not in REMOVED_EXPECTED})
@@ -101,7 +101,7 @@ class Foresight:
         return cls(**{**document, **parts})
 
 
-UNLIMITED = Targets(10**9, 10**9)
+UNLIMITED = PoolSizes(10**9, 10**9)
 """The numbers of workers where nobody has set a maximum."""
 
 
@@ -115,14 +115,14 @@ class WorkerLimits:
     max_gpus: int = 8
     prefill_gpus: int = 1
     decode_gpus: int = 1
-    least: Targets = field(default_factory=lambda: Targets(1, 1))
-    most: Targets = UNLIMITED
+    least: PoolSizes = field(default_factory=lambda: PoolSizes(1, 1))
+    most: PoolSizes = UNLIMITED
 
-    def cap(self, workers: Targets) -> Targets:
+    def cap(self, workers: PoolSizes) -> PoolSizes:
         """Return the smaller number for each role: of these and of ``most``."""
-        return Targets(min(workers.prefill, self.most.prefill), min(workers.decode, self.most.decode))
+        return PoolSizes(min(workers.prefill, self.most.prefill), min(workers.decode, self.most.decode))
 
-    def gpus(self, workers: Targets) -> int:
+    def gpus(self, workers: PoolSizes) -> int:
         """Return the GPUs that these numbers of workers need."""
         return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus
 
@@ -173,13 +173,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Sizing:
-    """The workers that a demand needs, what is expected of them, and the steps of the trail.
+    """The workers that a demand needs, their predicted times, and the steps of the trail.
 
     ``prediction`` is None with ``sizing: formula``, which predicts nothing.
     """
 
-    targets: Targets
-    steps: tuple[Step, ...] = field(default=())
+    workers: PoolSizes
+    steps: tuple[DecisionStep, ...] = field(default=())
     prediction: Prediction | None = None
 
 
@@ -216,7 +216,7 @@ class SplitTrial:
     ``is_at_most``: it was given up when too many had missed, so no more than that part would have.
     """
 
-    workers: Targets
+    workers: PoolSizes
     gpus: int
     in_time: float
     is_at_most: bool = False
@@ -233,7 +233,7 @@ class Backtest:
     ``peak_part`` is the part of the highest load seen that can come before a worker asked for now serves.
     """
 
-    workers: Targets | None = None
+    workers: PoolSizes | None = None
     missing: str = ""
     requests: int = 0
     window_s: float = 0.0
@@ -248,10 +248,10 @@ class Backtest:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         workers = document.get("workers")
         tried = tuple(
-            SplitTrial(**{**each, "workers": Targets(**each["workers"])})
+            SplitTrial(**{**each, "workers": PoolSizes(**each["workers"])})
             for each in document.get("tried", ())
         )
-        chosen = None if workers is None else Targets(**workers)
+        chosen = None if workers is None else PoolSizes(**workers)
         return cls(**{**document, "workers": chosen, "tried": tried})
 
 
@@ -272,7 +272,7 @@ class Observation:
     unknown: str = ""
     failure: str = ""
     traffic: Traffic | None = None
-    foresight: Foresight | None = None
+    foresight: TrafficForecast | None = None
     startup_s: float = 0.0
     holds: RoleHolds = field(default_factory=RoleHolds)
     backtest: Backtest | None = None
@@ -301,7 +301,7 @@ class Observation:
             unknown=document.get("unknown", ""),
             failure=document.get("failure", ""),
             traffic=Traffic.from_json(traffic) if traffic else None,
-            foresight=Foresight.from_json(foresight) if foresight else None,
+            foresight=TrafficForecast.from_json(foresight) if foresight else None,
             startup_s=document.get("startup_s", 0.0),
             holds=RoleHolds.from_json(document.get("holds", {})),
             backtest=None if backtest is None else Backtest.from_json(backtest),
@@ -315,9 +315,9 @@ class Decision:
     ``prediction`` is what the model expects of ``desired``, where targets were planned for and it is known.
     """
 
-    current: Targets
-    desired: Targets
-    steps: tuple[Step, ...] = ()
+    current: PoolSizes
+    desired: PoolSizes
+    steps: tuple[DecisionStep, ...] = ()
     prediction: Prediction | None = None
 
     @property
@@ -357,15 +357,15 @@ class Decision:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Decision:
         """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
-        current, steps = Targets(**document["current"]), []
+        current, steps = PoolSizes(**document["current"]), []
         now = current
         for each in document["steps"]:
-            before = Targets(**each["before"]) if "before" in each else now
-            now = Targets(**each["after"]) if "after" in each else before
-            steps.append(Step(each["stage"], before, now, each["why"]))
+            before = PoolSizes(**each["before"]) if "before" in each else now
+            now = PoolSizes(**each["after"]) if "after" in each else before
+            steps.append(DecisionStep(each["stage"], before, now, each["why"]))
         expected = document.get("prediction")
         prediction = Prediction(**expected) if expected else None
-        return cls(current, Targets(**document["desired"]), tuple(steps), prediction)
+        return cls(current, PoolSizes(**document["desired"]), tuple(steps), prediction)
 
 
 @dataclass(frozen=True)

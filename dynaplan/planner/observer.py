@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dynaplan.events.port import Messenger, WorkQueue
     from dynaplan.gateway.traffic import Traffic
     from dynaplan.planner.forecasting.traffic_history import IntervalLoad
-    from dynaplan.planner.model import Foresight
+    from dynaplan.planner.model import TrafficForecast
     from dynaplan.planner.ports import Forecaster, TrafficSource, WorkerLoadSource
     from dynaplan.util.clock import Clock
 
@@ -172,7 +172,7 @@ class TrafficObserver:
         """Have the source take one sample of the frontends' traffic."""
         await self._source.pull()
 
-    async def observe(self, startup_s: float) -> tuple[Traffic, Foresight]:
+    async def observe(self, startup_s: float) -> tuple[Traffic, TrafficForecast]:
         """Return the traffic since the last look, and the forecast until a worker started now is ready."""
         now_s = self._clock.now_s()
         traffic = await self._source.traffic(max(now_s - self._seen_s, 1e-3))

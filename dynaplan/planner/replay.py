@@ -16,7 +16,7 @@ from dynaplan.planner.model import Decision, DecisionRecord, Observation, Planne
 from dynaplan.planner.recorders.decision_log import read_recording
 from dynaplan.planner.rules.cycle import startup_time_s
 from dynaplan.planner.rules.decision import decide
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.util.errors import ConfigError, UserError
@@ -74,7 +74,7 @@ class Replayer:
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
         self._settings = settings = _override(first.settings, options)
-        self._model: SlaModel | None = build_sla_model(settings) if settings.is_by_targets else None
+        self._model: PerformanceModel | None = build_sla_model(settings) if settings.is_by_targets else None
         self._state: PlannerState = first.state
         self._history = TrafficHistory(settings.adjustment_interval_s)
         self._forecaster = None
@@ -129,7 +129,7 @@ def _forecasting(settings: PlannerSettings) -> tuple[Any, ...]:
 
 
 def read_decisions(path: Path) -> Iterator[DecisionRecord]:
-    """Yield the decisions at the ends of intervals, oldest first; raises ConfigError for what is none.
+    """Yield the decisions at the ends of intervals, oldest first; raises ConfigError for an invalid one.
 
     Earlier versions decided before the end of an interval, too; these records are left out.
     """

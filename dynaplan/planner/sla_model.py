@@ -17,9 +17,9 @@ from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import known_profiles, load_profile, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import FITTED, MeasuredProfile
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.formula import DecodeTable, Formula, Piece, PrefillTable, ProfileTables
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from dynaplan.util.errors import ConfigError
 
@@ -129,7 +129,7 @@ def build_sla_model(
     router: str = "round-robin",
     *,
     prefill_engine: Mapping[str, Any] | None = None,
-) -> SlaModel:
+) -> PerformanceModel:
     """Return the model of a deployment with the profile that ``profile-results-dir`` names.
 
     ``engine`` are the options of the decode workers, by the simulated engine's names (``max-num-seqs`` ...),
@@ -147,9 +147,9 @@ def build_sla_model(
     prefill = _worker_kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
     at_once = WorkerSettings.from_options(prefill_engine).max_concurrent_prefills
     prefill = replace(prefill, concurrent_prefills=at_once)
-    service = ServiceModel(decode, prefill, is_evenly_routed=router == "round-robin")
+    service = QueueingModel(decode, prefill, is_evenly_routed=router == "round-robin")
     formula = _formula(settings) if settings.sizing == "formula" else None
-    return SlaModel(service, formula, _origin(settings))
+    return PerformanceModel(service, formula, _origin(settings))
 
 
 def _worker_kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> WorkerKind:

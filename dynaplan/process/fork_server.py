@@ -97,7 +97,7 @@ class ForkServer:
         return 0 if is_late else int(number)
 
     def end(self) -> None:
-        """Kill it, and release it; what it has forked goes on."""
+        """Kill it, and release it; processes that it has forked go on running."""
         self._kill()
         self._link.close()
         os.close(self._process)

@@ -36,7 +36,7 @@ PASSED_ON = ("PYTHON", "COV")
 """Prefixes of the variables that a helper gets: none of them is a secret, and most need no other."""
 
 PIECE_BYTES = 256 * 1024
-"""Bytes that are written at once; other work goes on between two pieces."""
+"""Bytes that are written at once; other tasks run between two pieces."""
 
 MAX_ANSWER_BYTES = 1 << 24
 
@@ -244,7 +244,7 @@ async def _next_answer(process: Process) -> Answer:
 
 
 async def _end_of(process: Process) -> int:
-    """Return the exit code of a process that writes no more; it is killed if it goes on."""
+    """Return the exit code of a process that has closed its output; it is killed if it does not exit."""
     with suppress(TimeoutError):
         async with asyncio.timeout(END_S):
             return await process.wait()

@@ -35,7 +35,7 @@ class Channel:
         return json.loads(text), payload
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yield the questions until there are no more."""
+        """Yield the questions until the input ends."""
         while (question := self.read()) is not None:
             yield question
 

@@ -31,7 +31,7 @@ def box_memory(cgroup: Path = CGROUP) -> BoxMemory:
 
 
 def _reclaimable(path: Path) -> int:
-    """Return the bytes of files in memory that the kernel gives back when they are needed."""
+    """Return the bytes of files in memory that the kernel frees when memory is needed."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
         return sum(int(line[1]) for line in lines if line[:1] == ["inactive_file"])

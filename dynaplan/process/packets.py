@@ -53,7 +53,7 @@ class PacketSocket:
         self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for; nobody waits for an end that stands still."""
+        """Send as much as the socket takes; a peer that hangs is not waited for."""
         try:
             self._send_queued(_socket.MSG_DONTWAIT)
         except OSError:

@@ -51,5 +51,5 @@ class ProcessWatch(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop watching, and give back what the watch held; no end is reported afterwards."""
+        """Stop watching, and release the watch; no end is reported afterwards."""
         ...

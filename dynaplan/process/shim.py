@@ -5,7 +5,7 @@ vLLM's EngineCore does. So a shim stands between us and the program: the program
 of whatever it starts, in any process group and any session. ``shim_command`` returns the command line that
 runs ``main`` here with the words ``--parent PID -- COMMAND [ARG]...``.
 
-- When the process PID ends, or on ``END_SIGNAL``, the shim kills everything below itself.
+- When the process PID ends, or on ``END_SIGNAL``, the shim kills all its descendants.
 - When the command ends, it kills what the command has left.
 - SIGTERM, SIGINT, SIGHUP and SIGQUIT it passes on to the command.
 - When nothing is below it any more it ends as the command did: with its exit code, or by its signal. The exit
@@ -137,7 +137,7 @@ def _reap(child: int) -> tuple[int | None, bool]:
 
 
 def _end_all(child: int, status: int | None) -> int | None:
-    """Kill everything below this process until nothing is left; return the child's status."""
+    """Kill all descendants until none is left; return the child's status."""
     begun_s, pause_s = time.monotonic(), FIRST_PAUSE_S
     while True:
         ended, has_children = _reap(child)

@@ -90,7 +90,7 @@ class Interruption:
         self._is_raised = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt when a signal has come."""
+        """Raise KeyboardInterrupt when a signal has arrived."""
         if self._has_come:
             raise KeyboardInterrupt
 

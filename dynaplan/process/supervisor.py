@@ -472,7 +472,7 @@ class Supervisor:
         return [pid for pid, (_, its) in self._held.items() if its == stage and pid not in self._ended]
 
     def _end_all(self) -> None:
-        """Kill whatever is below this process, until nothing is."""
+        """Kill all descendants of this process until none is left."""
         for number in (*STOP_SIGNALS, _signal.SIGHUP):
             _signal.signal(number, _signal.SIG_IGN)  # nothing is started any more that would inherit that
         end_everything_below()
@@ -501,7 +501,7 @@ def cleans_up(pid: int) -> bool:
 
 
 def end_everything_below() -> None:
-    """Kill whatever is below this process, until nothing is, or for AFTER_KILL_S seconds."""
+    """Kill all descendants of this process until none is left, or for AFTER_KILL_S seconds."""
     begun_s, pause_s = time.monotonic(), FIRST_WAIT_S
     while (since_s := time.monotonic() - begun_s) < AFTER_KILL_S:
         try:

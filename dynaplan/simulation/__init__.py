@@ -1,1 +1,1 @@
-"""A whole service in virtual time, the policies that scale it, and the best split that stands still."""
+"""A whole service in virtual time, the policies that scale it, and the best static split."""

@@ -1,4 +1,4 @@
-"""The best deployment that stands still: the split of workers that a trace needed, known only afterwards.
+"""The best static deployment: the split of workers that a trace needed, known only afterwards.
 
 The yardstick of a policy that scales: of all splits that keep the promise the one with the fewest GPU-hours,
 and where none does within the GPUs, the one with most requests in time. Both are found by simulating splits.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.run import Result
 from dynaplan.simulation.service import ServiceSettings
@@ -36,7 +36,7 @@ BEST_STATIC = "best-static"
 class TriedSplit:
     """Numbers of workers, the GPUs that they hold, and the result. The promise: ``Outcome.keeps``."""
 
-    workers: Targets
+    workers: PoolSizes
     gpus: int
     result: Result
     is_promise_kept: bool
@@ -77,7 +77,7 @@ class BestStatic:
 
 
 def find_best_static(
-    simulate_split: Callable[[Targets], Result], settings: ServiceSettings, promise: SlaTargets
+    simulate_split: Callable[[PoolSizes], Result], settings: ServiceSettings, promise: SlaTargets
 ) -> BestStatic:
     """Return the best split of the deployment's GPUs, which hold at least one worker of each of its roles.
 
@@ -88,7 +88,7 @@ def find_best_static(
     tried: list[TriedSplit] = []
 
     def keeps(prefill: int, decode: int) -> bool:
-        workers = Targets(prefill, decode)
+        workers = PoolSizes(prefill, decode)
         result = simulate_split(workers)
         gpus = prefill * prefill_gpus + decode * decode_gpus
         tried.append(TriedSplit(workers, gpus, result, result.outcome.keeps(promise)))

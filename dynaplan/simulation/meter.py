@@ -73,7 +73,7 @@ class TrafficMeter:
         self._squares += arrivals * arrivals
 
     def traffic(self, interval_s: float) -> Traffic:
-        """Return the traffic since the last call, ``interval_s`` ago, and begin anew."""
+        """Return the traffic since the last call, ``interval_s`` ago, and restart the interval."""
         seen = self._measured(interval_s)
         self._begin()
         return seen

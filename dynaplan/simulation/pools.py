@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.engines.timing_model.model import EngineModel, EngineRequest
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import reconcile
 from dynaplan.gateway.kv_routing.index import KvIndex
@@ -183,9 +183,9 @@ class Pools:
         self.held_gpus = 0.0
         self._held_since_s = 0.0
         self._gpu_s = 0.0
-        self.wanted = Targets()
+        self.wanted = PoolSizes()
 
-    def scale(self, targets: Targets, at_s: float) -> None:
+    def scale(self, targets: PoolSizes, at_s: float) -> None:
         """Ask for these numbers of workers: missing ones begin to start, surplus ones to leave."""
         self.wanted = targets
         self._reconcile(at_s)

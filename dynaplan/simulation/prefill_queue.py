@@ -81,7 +81,7 @@ class SimulatedPrefillQueue:
         return is_wanted
 
     def give_up(self, key: str) -> None:
-        """Take the prompt out, for its request waits no more; one that a worker has is computed in vain."""
+        """Remove the prompt: its request no longer waits; one that a worker has is computed in vain."""
         lanes = (keys for _, keys in self._lanes.values())
         place = next((keys for keys in (self._waiting, self._late, *lanes) if key in keys), None)
         if place is None:

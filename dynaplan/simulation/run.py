@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
@@ -39,8 +39,8 @@ class FleetChange:
     """The fleet from ``at_s`` on: the workers that get requests, the workers wanted, and the GPUs held."""
 
     at_s: float
-    serving: Targets
-    wanted: Targets
+    serving: PoolSizes
+    wanted: PoolSizes
     gpus: float
 
 
@@ -49,8 +49,8 @@ class ScaleEvent:
     """A decision that changed something, and its reason in the policy's words; "" where it gives none."""
 
     at_s: float
-    before: Targets
-    after: Targets
+    before: PoolSizes
+    after: PoolSizes
     why: str
 
 
@@ -101,7 +101,7 @@ class ChangeCount:
         self.flaps = 0
         self._last: dict[Role, tuple[int, float]] = {}
 
-    def count(self, before: Targets, after: Targets, at_s: float) -> None:
+    def count(self, before: PoolSizes, after: PoolSizes, at_s: float) -> None:
         """Count a change, no earlier than the one counted last."""
         for role in SCALED_ROLES:
             change = after.of(role) - before.of(role)
@@ -138,14 +138,14 @@ class History:
 
     def _fleet_changed(self, at_s: float) -> None:
         pools = self._service.pools
-        serving = Targets(len(pools.serving(Role.PREFILL)), len(pools.serving(Role.DECODE)))
+        serving = PoolSizes(len(pools.serving(Role.PREFILL)), len(pools.serving(Role.DECODE)))
         self.fleet.add(FleetChange(at_s, serving, pools.wanted, pools.held_gpus))
 
 
 class Policy(Protocol):
     """Decides on the numbers of workers in virtual time.
 
-    A policy may have an attribute ``why``: the reason of its last change, in words.
+    A policy may have an attribute ``why``: the reason of its last change.
     """
 
     @property
@@ -195,7 +195,7 @@ class Result:
 
 
 def simulate(
-    trace: Iterable[TracedRequest], settings: ServiceSettings, first: Targets, policy: Policy
+    trace: Iterable[TracedRequest], settings: ServiceSettings, first: PoolSizes, policy: Policy
 ) -> Result:
     """Run the whole trace through the service under the policy, then answer the requests that are left."""
     course = SimulationRun(settings, first, policy)
@@ -206,10 +206,10 @@ def simulate(
 
 
 class SimulationRun:
-    """One simulation as it goes on: the caller lets time pass and requests arrive, then asks for the
+    """One running simulation: the caller lets time pass and requests arrive, then asks for the
     result."""
 
-    def __init__(self, settings: ServiceSettings, first: Targets, policy: Policy) -> None:
+    def __init__(self, settings: ServiceSettings, first: PoolSizes, policy: Policy) -> None:
         self.service = SimulatedService(settings, first)
         self._policy = policy
         policy.begin(self.service)
@@ -286,7 +286,7 @@ class ClosedLoop:
     output_tokens: int
     duration_s: float
 
-    def run(self, settings: ServiceSettings, first: Targets, policy: Policy) -> Result:
+    def run(self, settings: ServiceSettings, first: PoolSizes, policy: Policy) -> Result:
         """Run the load through the service under the policy, then answer the requests that are left."""
         course = SimulationRun(settings, first, policy)
         service = course.service

@@ -20,7 +20,7 @@ from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, Engi
 from dynaplan.engines.timing_model.timing import StepTiming, hand_off_s
 from dynaplan.engines.worker_load import kv_pressure
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
-from dynaplan.fleet.counts import Sample, Targets
+from dynaplan.fleet.counts import PoolSizes, Sample
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill
 from dynaplan.gateway.routing.booking import BookEntry
@@ -85,7 +85,7 @@ class _Request:
 class SimulatedService:
     """One deployment. The caller feeds arrivals and the time, which only goes forward."""
 
-    def __init__(self, settings: ServiceSettings, first: Targets) -> None:
+    def __init__(self, settings: ServiceSettings, first: PoolSizes) -> None:
         self.settings = settings
         self.outcome = Outcome(settings.slo)
         self.meter = TrafficMeter(settings.slo.ttft_ms, settings.slo.itl_ms)
@@ -145,7 +145,7 @@ class SimulatedService:
 
     # -- what the planner sees -------------------------------------------------------------------
 
-    def scale(self, targets: Targets) -> None:
+    def scale(self, targets: PoolSizes) -> None:
         """Ask for these numbers of workers from now on."""
         self.pools.scale(targets, self.now_s)
 

@@ -94,7 +94,7 @@ class EtcdGateway:
     async def stream(
         self, path: str, body: Document, silence_s: float
     ) -> AsyncGenerator[AsyncIterator[Document]]:
-        """The documents of an endless answer. They end when none has come for ``silence_s``.
+        """The documents of an endless answer. They end when none has arrived for ``silence_s``.
 
         Raises StoreUnavailable when the connection is lost, or the first document does not come in time.
         """
@@ -233,7 +233,7 @@ def _normalize_endpoint(endpoint: str) -> str:
 async def _documents(
     response: aiohttp.ClientResponse, first_s: float, silence_s: float
 ) -> AsyncGenerator[Document]:
-    """Yield one document per line; ends when none has come for ``silence_s``.
+    """Yield one document per line; ends when none has arrived for ``silence_s``.
 
     Raises TimeoutError when the first does not come within ``first_s``, ServerDisconnectedError at the end.
     """
@@ -321,7 +321,7 @@ def key_range(prefix: str) -> Document:
     if not prefix:
         return {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
     start = prefix.encode(errors="surrogateescape")
-    # No key that is UTF-8 has the byte 0xff; behind others' bytes that are none, adding one would carry.
+    # No key that is UTF-8 has the byte 0xff; behind bytes that are not UTF-8, adding one would carry.
     stem = start.rstrip(b"\xff")
     end = stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
     return {"key": encode(prefix), "range_end": base64.b64encode(end).decode()}

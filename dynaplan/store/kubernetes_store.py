@@ -185,7 +185,8 @@ class ClusterStore:
         self._expiry.cancel(lease)
 
     async def identity(self) -> str:
-        """Return the place: a cluster that comes back empty has none of our pods either."""
+        """Return the namespace. A random mark is not needed: a cluster that was reset has lost our pods,
+        too."""
         async with self._calling(""):
             return f"kubernetes/{self._client.namespace}"
 

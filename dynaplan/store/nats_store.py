@@ -251,7 +251,7 @@ class BucketMirror:
 
     A key whose lease does not live is no key; its message is remembered in ``orphans``, by name, until it is
     deleted or written again, or the lease turns out to exist: the keys of a lease that was renewed before
-    its grant was read come first. ``leases`` holds the time to live of each living lease, in seconds,
+    its grant was read come first. ``leases`` holds the time to live of each valid lease, in seconds,
     ``sequence`` is that of the last message taken in.
     """
 

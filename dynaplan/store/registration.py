@@ -208,7 +208,7 @@ class Registration:
                 await backoff.pause()
 
     def _check_own_keys(self) -> None:
-        """Wake up when an own key that was there is not there any more."""
+        """Wake the keep-alive task when one of our registered keys has been deleted."""
         there = {key for key in self._keys if self._discovery.has(key)}
         if self._seen - there:
             self._wake.set()

@@ -54,9 +54,9 @@ KUBERNETES_WATCH_MIN_S = 1.0
 
 # Files
 FILE_CALL_TIMEOUT_S = 2.9
-"""Also when the disk stands still."""
+"""Also when the disk hangs."""
 FILE_LOCK_TIMEOUT_S = 2.5
-"""For another writer, which takes less than a millisecond unless it stands still."""
+"""For another writer, which takes less than a millisecond unless it hangs."""
 FILE_LOCK_RETRY_MIN_S, FILE_LOCK_RETRY_MAX_S = 0.0005, 0.02
 FILE_POLL_S = 1.0
 """Between two reads of the changes or of the leases, while the kernel does not report them."""

@@ -35,7 +35,7 @@ class OnFirstUse(Generic[T]):
         return await asyncio.shield(self._connecting)
 
     async def close(self) -> None:
-        """Close the connection if there is one; break off an attempt that goes on."""
+        """Close the connection if there is one; cancel a running attempt."""
         if self._connecting:
             self._connecting.cancel()
             for connected in await asyncio.gather(self._connecting, return_exceptions=True):

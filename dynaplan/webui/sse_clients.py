@@ -140,7 +140,7 @@ class SseClients:
             await self._feed.end()
 
     async def _ask(self) -> str:
-        """Ask once; return the reason why there are no events, or nothing."""
+        """Get new events from the poller once, and publish them; return "", or the error."""
         shown = sorted({(each.span_s, each.width) for each in self._clients.values()})
         try:
             answer, _ = await self._feed.ask({"charts": shown})
@@ -177,7 +177,7 @@ class _SseClient:
         self._wake.set()
 
     async def take(self) -> list[tuple[str, str]]:
-        """Wait for events and take them; nothing when only woken."""
+        """Wait for events, and return the pending ones; [] when woken without any."""
         await self._wake.wait()
         self._wake.clear()
         taken, self._pending = list(self._pending.items()), {}

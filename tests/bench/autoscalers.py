@@ -22,7 +22,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from dynaplan.engines.timing_model.timing import StepTiming
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
@@ -214,7 +214,7 @@ def max_batch_within_itl(timing: StepTiming, itl_ms: float, context_tokens: int 
 
 
 def reason(
-    service: SimulatedService, wanted: Mapping[Role, int], fitted: Targets, describe: Callable[[Role], str]
+    service: SimulatedService, wanted: Mapping[Role, int], fitted: PoolSizes, describe: Callable[[Role], str]
 ) -> str:
     """Return the reason of a change: the description of each role that changes, and whether all fitted."""
     roles = SCALED_ROLES
@@ -224,7 +224,7 @@ def reason(
     return "; ".join(texts)
 
 
-def fit_gpus(service: SimulatedService, wanted: Mapping[Role, int]) -> Targets:
+def fit_gpus(service: SimulatedService, wanted: Mapping[Role, int]) -> PoolSizes:
     """Return as many of the wanted workers as the box has GPUs for, taken from the larger pool first."""
     widths = service.settings.gpus_per_worker
     targets = dict(wanted)
@@ -233,7 +233,7 @@ def fit_gpus(service: SimulatedService, wanted: Mapping[Role, int]) -> Targets:
         if targets[most] <= 1:
             break
         targets[most] -= 1
-    return Targets(targets.get(Role.PREFILL, 0), targets.get(Role.DECODE, 0))
+    return PoolSizes(targets.get(Role.PREFILL, 0), targets.get(Role.DECODE, 0))
 
 
 def run_policy(options: SimulateOptions, policy: str) -> Result:
@@ -244,6 +244,6 @@ def run_policy(options: SimulateOptions, policy: str) -> Result:
         return result
     settings = service_settings(options)
     scaler = HpaPolicy(hpa_targets(settings)) if policy == "hpa" else KpaPolicy(kpa_targets(settings))
-    first = options.first or Targets(int(options.is_disaggregated), 1)
+    first = options.first or PoolSizes(int(options.is_disaggregated), 1)
     trace = read_requests(options.trace, options.rate_scale, options.seed)
     return simulate(trace, settings, first, scaler)

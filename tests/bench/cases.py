@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.simulation.outcome import Slo
 
@@ -57,12 +57,12 @@ AZURE_HOUR = SimulateOptions(
     rate_scale=8.0,
     slo=Slo(500.0, 20.0),
     disaggregation=replace(EVERY_PROMPT_REMOTE, prefill_deadline_ms=500.0),
-    first=Targets(2, 2),
+    first=PoolSizes(2, 2),
 )
 AZURE_LONG_START = "Azure, start-up 240 s"
 AZURE: Mapping[str, SimulateOptions] = {
     "Azure": AZURE_HOUR,
-    AZURE_LONG_START: replace(AZURE_HOUR, startup_time_s=240.0, first=Targets(2, 3)),
+    AZURE_LONG_START: replace(AZURE_HOUR, startup_time_s=240.0, first=PoolSizes(2, 3)),
 }
 """The conversation trace of 2023 at 8 times its rate, for 4 to 6 GPUs; as many serve its first minutes."""
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 from dynaplan.engines.timing_model.kv_blocks import KvBlocks
 from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
@@ -78,7 +78,9 @@ def _planned() -> Iterator[Row]:
         return replace(traffic(meter, interval_s), prefix_hit_rate=None)
 
     for name, measured in (("known", traffic), ("not known", without_hits)):
-        options = SimulateOptions(SHARED, ("sla",), gpus=16, first=Targets(3, 2), engine=FITTING, routing=KV)
+        options = SimulateOptions(
+            SHARED, ("sla",), gpus=16, first=PoolSizes(3, 2), engine=FITTING, routing=KV
+        )
         with mock.patch.object(TrafficMeter, "traffic", measured):
             [result] = run_simulations(options)
         gpus, outcome = result.gpu_hours * 3600 / result.trace_s, result.outcome
@@ -123,7 +125,7 @@ def run(trace: str, routing: SimulatedRouting, workers: int, engine: Mapping[str
     """Simulate that many aggregated workers."""
     options = SimulateOptions(trace, gpus=workers, is_disaggregated=False, engine=engine, routing=routing)
     requests = read_requests(trace, 1.0, 1)
-    return simulate(requests, service_settings(options), Targets(0, workers), StaticPolicy())
+    return simulate(requests, service_settings(options), PoolSizes(0, workers), StaticPolicy())
 
 
 def limit(trace: str, workers: int, engine: Mapping[str, Any]) -> float:

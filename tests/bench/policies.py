@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from time import process_time
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.lab.simulate.simulation import best_static, run_simulations
 from dynaplan.simulation.outcome import Slo
@@ -29,7 +29,7 @@ DYNAMO = SimulateOptions(
     ("static:2,2", "sla"),
     startup_time_s=10.0,
     slo=Slo(1000.0, 50.0),
-    first=Targets(2, 2),
+    first=PoolSizes(2, 2),
     engine={"profile": "h100-bf16"},
     prefill_engine=HALF_SPEED,
     planner={"adjustment-interval": 10, "load-predictor-warmup-trace": f"{WAVE},seed=7"},

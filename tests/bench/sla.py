@@ -8,8 +8,8 @@ from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.fleet.counts import Targets
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.fleet.counts import PoolSizes
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from tests.bench.table import Row
 from tests.unit.planner.sizing.engine_pools import (
@@ -50,14 +50,14 @@ def _compare(
     kind: WorkerKind, shape: Shape, workers: int, load: float, ratios: dict[str, list[float]]
 ) -> None:
     """Each kind of pool at that part of the load that it could carry."""
-    service = ServiceModel(kind, kind)
+    service = QueueingModel(kind, kind)
     requests, state = _loaded(service, shape, workers, load)
-    predicted = state.predict(Targets(PLENTY, workers), PROMISE)
+    predicted = state.predict(PoolSizes(PLENTY, workers), PROMISE)
     _, itls_ms = decode_times_ms(kind, workers, requests, is_remote=True)
     ratios["ITL"].append(predicted.itl_ms / percentile(itls_ms, 95))
 
-    requests, state = _loaded(ServiceModel(kind), shape, workers, load)
-    predicted = state.predict(Targets(0, workers), PROMISE)
+    requests, state = _loaded(QueueingModel(kind), shape, workers, load)
+    predicted = state.predict(PoolSizes(0, workers), PROMISE)
     ttfts_ms, itls_ms = decode_times_ms(kind, workers, requests, is_remote=False)
     ratios["aggregated ITL"].append(predicted.itl_ms / percentile(itls_ms, 95))
     ratios["aggregated TTFT"].append(predicted.ttft_ms / percentile(ttfts_ms, 95))
@@ -74,7 +74,7 @@ def _compare(
 
 
 def _loaded(
-    service: ServiceModel, shape: Shape, workers: int, load: float
+    service: QueueingModel, shape: Shape, workers: int, load: float
 ) -> tuple[Sequence[Arrival], SteadyState]:
     """The requests at that part of the highest rate the model holds for bearable, and their state."""
     demand = demand_of(arrivals(shape, 1.0, REQUESTS), 1.0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
 from dynaplan.fleet.store_keys import (
     DesiredCounts,
@@ -86,7 +86,7 @@ async def keys():
 
 
 def to(prefill: int, decode: int, before: tuple[int, int] = (1, 1)) -> Decision:
-    return Decision(Targets(*before), Targets(prefill, decode))
+    return Decision(PoolSizes(*before), PoolSizes(prefill, decode))
 
 
 async def test_nothing_is_desired_at_first(deployment):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
 from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.component_connector import ComponentConnector
@@ -291,10 +291,10 @@ MORE, FEWER = (
     "the mean KV usage 0.1 is below 0.5: one decode worker fewer",
 )
 EXPECTED_CHANGES = [
-    (Targets(1, 2), MORE),
-    (Targets(1, 3), MORE),
-    (Targets(1, 2), FEWER),
-    (Targets(1, 1), FEWER),
+    (PoolSizes(1, 2), MORE),
+    (PoolSizes(1, 3), MORE),
+    (PoolSizes(1, 2), FEWER),
+    (PoolSizes(1, 1), FEWER),
 ]
 
 
@@ -313,7 +313,7 @@ class DecisionNotes:
     def close(self) -> None:
         pass
 
-    def changes(self) -> list[tuple[Targets, str]]:
+    def changes(self) -> list[tuple[PoolSizes, str]]:
         return [(each.desired, each.reason) for each in self.made if each.is_change]
 
 

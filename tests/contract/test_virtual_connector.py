@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.planner.model import Decision
 from dynaplan.planner.virtual.connector import VirtualConnector
@@ -35,8 +35,8 @@ def connector_of(store: Any) -> VirtualConnector:
     return VirtualConnector(store, "ns", FakeRegistrations())
 
 
-def decision(prefill: int, decode: int, current: Targets) -> Decision:
-    return Decision(current, Targets(prefill, decode), ())
+def decision(prefill: int, decode: int, current: PoolSizes) -> Decision:
+    return Decision(current, PoolSizes(prefill, decode), ())
 
 
 async def write(store: Any, **numbers: int) -> None:
@@ -48,7 +48,7 @@ async def test_a_decision_is_waited_for_carried_out_and_acknowledged(store):
     client, connector = client_of(store), connector_of(store)
     assert await client.get() == DesiredCounts()
     waiting = asyncio.ensure_future(client.wait())
-    number = await connector.apply(decision(1, 3, Targets(0, 0)))
+    number = await connector.apply(decision(1, 3, PoolSizes(0, 0)))
     async with asyncio.timeout(5):
         await waiting
     asked = await client.get()
@@ -109,7 +109,7 @@ async def test_an_acknowledgement_that_was_seen_stays_when_its_key_goes_with_the
     assert not (await connector.desired()).is_pending
     await store.delete(planner_prefix("ns") + "scaled_decision_id")
     assert not (await connector.desired()).is_pending
-    assert await connector.apply(decision(0, 3, Targets(0, 2))) == 5
+    assert await connector.apply(decision(0, 3, PoolSizes(0, 2))) == 5
     assert (await connector.desired()).is_pending
 
 

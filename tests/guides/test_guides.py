@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.deployment import REPOSITORY
 from tests.e2e.readme import ADDRESS, Shell
-from tests.guides.reading import commands, files, invocations
+from tests.guides.reading import commands, fenced, files, invocations
 from tests.guides.walks import ELSEWHERE, RUNNING, WALKS, Walk
 
 GUIDES = sorted(path for path in (REPOSITORY / "docs/guides").glob("*.md") if commands(path))
@@ -43,6 +43,19 @@ def test_the_commands_of_a_guide_can_be_followed(guide: Path, home: Path, tiny_g
         reader.close()
     shown = "".join(file.read_text() for file in home.glob("output-*.txt"))
     assert "Traceback" not in shown, shown
+
+
+@pytest.mark.timeout(600)
+def test_the_programs_of_the_guide_to_python_run_as_they_are(home: Path, tiny_gguf: Path) -> None:
+    pytest.importorskip("openai")
+    shutil.copy(tiny_gguf, home / "model.gguf")
+    program = "\n".join(fenced(REPOSITORY / "docs/guides/python.md", "python"))
+    written({"program.py": program}, home)
+    shell = Shell(home)
+    try:
+        assert "http://127.0.0.1:" in shell.run("python program.py", 300.0)
+    finally:
+        shell.close()
 
 
 def written(given: dict[str, str], home: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.backtesting.backtester import NICENESS, LiveBacktester
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.model import Backtest, Observation, PlannerState
@@ -59,7 +59,7 @@ async def test_an_answer_comes_while_planning_goes_on_from_a_process_that_gives_
     await eventually(lambda: helpers())
     found: list[Backtest] = []
     await eventually(lambda: found.append(answers.next()) or found[-1].workers)
-    assert found[-1].workers == Targets(1, 1)
+    assert found[-1].workers == PoolSizes(1, 1)
     assert found[-1].is_new
     [helper] = helpers()
     assert helper.nice() == min(19, psutil.Process().nice() + NICENESS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cli import detach
-from dynaplan.cli.detach import serve_detached
+from dynaplan.cli.detach import serve_detached, start_detached
 from dynaplan.fleet import deployments
 from tests.fakes.polling import wait_until
 
@@ -43,6 +43,17 @@ def end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
+def test_it_returns_when_serve_says_that_it_is_ready(program: Any, tmp_path: Path) -> None:
+    program(READY)
+    started = start_detached(["g", "--detach", "-f", "x"], tmp_path, tmp_path / "serve.log")
+    try:
+        assert started.code is None
+        assert os.getsid(started.pid) == started.pid
+        assert started.last_lines() == [f"args g -f x --exit-on-failure {tmp_path}"]
+    finally:
+        end(started.pid)
+
+
 def test_a_serve_that_fails_is_told_with_its_exit_code_and_its_last_lines_only(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,15 +75,9 @@ def test_a_ready_serve_is_told_with_its_address_and_how_to_end_it(
     monkeypatch.setenv("DYN_CIRCUS_LOG_DIR", str(tmp_path))
     found = SimpleNamespace(frontend_url="http://x:1")
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: found)
-    assert serve_detached(["g", "--detach", "-f", "x"], tmp_path, "ns") == 0
+    assert serve_detached([], tmp_path, "ns") == 0
     said = capsys.readouterr().out
-    pid = int(said.partition("pid ")[2].partition(",")[0])
-    try:
-        assert os.getsid(pid) == pid
-        log = (tmp_path / "ns" / "serve.log").read_text()
-        assert log == f"args g -f x --exit-on-failure {tmp_path}\n"
-    finally:
-        end(pid)
+    end(int(said.partition("pid ")[2].partition(",")[0]))
     assert "Ready: http://x:1" in said
     assert "dynaplan stop ns" in said
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Decision
@@ -124,8 +124,8 @@ async def test_its_workers_are_named_and_not_callable(python: str, endpoint: str
 async def test_its_client_carries_our_planners_decisions_out_also_when_both_were_started_anew(
     python: str, endpoint: str, store: EtcdStore
 ) -> None:
-    before = Targets(0, 0)
-    for wanted in (Targets(2, 3), Targets(2, 4)):
+    before = PoolSizes(0, 0)
+    for wanted in (PoolSizes(2, 3), PoolSizes(2, 4)):
         connector = VirtualConnector(store, "ns", FakeRegistrations())
         number = await connector.apply(Decision(before, wanted, ()))
         process = await asyncio.to_thread(started, python, endpoint, "carry", "ns")

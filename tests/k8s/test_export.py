@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cluster.manifests import DYNAMO, NONE, OPERATORS, manifests
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.kubernetes.connector import KubernetesConnector
 from dynaplan.planner.kubernetes.executor import Budget
@@ -111,7 +111,7 @@ async def test_the_planner_scales_what_was_applied_with_its_rights_and_may_do_no
     try:
         found = (await connector.components()).components
         assert [each.models for each in found] == [("meta-llama/Llama-3.1-8B-Instruct",)] * 2
-        await connector.apply(Decision(Targets(1, 1), Targets(2, 3)))
+        await connector.apply(Decision(PoolSizes(1, 1), PoolSizes(2, 3)))
 
         async def asked() -> tuple[int, int]:
             view = await place.read()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
 from dynaplan.planner.kubernetes.connector import KubernetesConnector
@@ -73,7 +73,7 @@ async def deployments(cluster: Cluster, planners: Planners) -> KubernetesConnect
 
 
 def to(prefill: int, decode: int, before: tuple[int, int] = (1, 1)) -> Decision:
-    return Decision(Targets(*before), Targets(prefill, decode))
+    return Decision(PoolSizes(*before), PoolSizes(prefill, decode))
 
 
 async def ready(planner: KubernetesConnector, prefill: int, decode: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
@@ -66,8 +66,8 @@ settings_of_all_kinds = st.builds(
 def test_the_budget_and_the_minimum_hold_after_any_decision(settings, state, observation):
     _, decision = decide(settings, state, observation)
     fleet, current, desired = observation.fleet, decision.current, decision.desired
-    held = guards.gpus_held(settings, fleet, current, current)
-    will_hold = guards.gpus_held(settings, fleet, current, desired)
+    held = guards.gpus_in_use(settings, fleet, current, current)
+    will_hold = guards.gpus_in_use(settings, fleet, current, desired)
     assert will_hold <= max(settings.max_gpu_budget, held)
     if desired.prefill > current.prefill or desired.decode > current.decode:
         assert will_hold <= settings.max_gpu_budget
@@ -105,7 +105,7 @@ def test_a_record_reads_back_and_decides_the_same(settings, state, observation):
 
 
 def changes_under(
-    settings: PlannerSettings, total_kv: float, total_queue: float, start: Targets
+    settings: PlannerSettings, total_kv: float, total_queue: float, start: PoolSizes
 ) -> list[Decision]:
     """Fifty intervals of constant load, spread evenly over the workers; the fleet follows every decision."""
     state, now, changes = PlannerState(), start, []
@@ -127,7 +127,7 @@ def changes_under(
 @given(st.floats(0, 12), st.floats(0, 8), st.integers(0, 6), st.integers(1, 6))
 def test_constant_load_never_makes_it_turn_back(total_kv, total_queue, prefill, decode):
     settings = PlannerSettings(max_gpu_budget=32)
-    changes = changes_under(settings, total_kv, total_queue, Targets(prefill, decode))
+    changes = changes_under(settings, total_kv, total_queue, PoolSizes(prefill, decode))
     for role in SCALED_ROLES:
         directions = {
             change.desired.of(role) > change.current.of(role)
@@ -139,4 +139,4 @@ def test_constant_load_never_makes_it_turn_back(total_kv, total_queue, prefill, 
 
 def test_without_the_guard_a_constant_load_makes_it_turn_back():
     settings = PlannerSettings(consolidation_guard=False)
-    assert len(changes_under(settings, 0.98, 0.0, Targets(0, 2))) > 3
+    assert len(changes_under(settings, 0.98, 0.0, PoolSizes(0, 2))) > 3

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
@@ -24,14 +24,14 @@ from dynaplan.planner.model import (
     Decision,
     ErrorBudget,
     Expected,
-    Foresight,
     Load,
     Observation,
     PlannerState,
+    TrafficForecast,
 )
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 from tests.unit.planner.rules import targets
 
 
@@ -93,7 +93,7 @@ expectations = st.builds(
 foresights = st.one_of(
     st.none(),
     st.builds(
-        Foresight,
+        TrafficForecast,
         st.floats(1, 60),
         st.lists(expectations, max_size=2).map(tuple),
         histograms,
@@ -106,7 +106,7 @@ backtests = st.one_of(
     st.just(Backtest(missing="first start")),
     st.builds(
         Backtest,
-        st.builds(Targets, counts, counts),
+        st.builds(PoolSizes, counts, counts),
         st.sampled_from(["", "", "it was killed"]),
         is_new=st.booleans(),
         change=st.sampled_from([LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN]),
@@ -166,7 +166,7 @@ seen_anywhere = st.one_of(st.tuples(policies, states, observations), settled())
 
 
 @cache
-def model() -> SlaModel:
+def model() -> PerformanceModel:
     return targets.model()
 
 
@@ -221,8 +221,8 @@ def test_the_budget_holds_beyond_what_is_held_already_and_the_minimums_hold(
     planner, state, observation = case
     _, decision = decided(planner, state, observation)
     fleet, current, desired = observation.fleet, decision.current, decision.desired
-    held = guards.gpus_held(planner, fleet, current, current)
-    will_hold = guards.gpus_held(planner, fleet, current, desired)
+    held = guards.gpus_in_use(planner, fleet, current, current)
+    will_hold = guards.gpus_in_use(planner, fleet, current, desired)
     assert will_hold <= max(planner.max_gpu_budget, held)
     for role in SCALED_ROLES:
         if desired.of(role) < current.of(role):

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget
 from dynaplan.planner.sizing.look_ahead import size_for_all
 from dynaplan.planner.sizing.pool_sizes import size_pools
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import FITTED, H200, kind
 
@@ -25,7 +25,7 @@ limits_of_all_kinds = st.builds(
     max_gpus=st.integers(1, 64),
     prefill_gpus=widths,
     decode_gpus=widths,
-    least=st.builds(Targets, st.integers(0, 3), st.integers(0, 3)),
+    least=st.builds(PoolSizes, st.integers(0, 3), st.integers(0, 3)),
 )
 histograms = st.lists(st.integers(1, 20_000), min_size=1, max_size=5).map(Lengths.of)
 kinds = st.sampled_from([kind(H200), kind(FITTED)])
@@ -43,9 +43,9 @@ promises = st.builds(
 
 
 @settings(deadline=None)
-@given(st.builds(Targets, counts, counts), limits_of_all_kinds)
+@given(st.builds(PoolSizes, counts, counts), limits_of_all_kinds)
 def test_the_budget_is_never_exceeded_and_the_minimums_are_kept(
-    wanted: Targets, limits: WorkerLimits
+    wanted: PoolSizes, limits: WorkerLimits
 ) -> None:
     fitted = fit_budget(wanted, limits)
     if fitted is None:
@@ -63,8 +63,8 @@ def test_a_grid_of_budgets_is_kept_and_used_up() -> None:
     for prefill, decode, prefill_gpus, decode_gpus, most, least in product(
         range(1, 8), range(1, 8), (1, 2, 4), (1, 2, 8), (4, 8, 16), (0, 1)
     ):
-        wanted = Targets(prefill, decode)
-        limits = WorkerLimits(most, prefill_gpus, decode_gpus, Targets(least, least))
+        wanted = PoolSizes(prefill, decode)
+        limits = WorkerLimits(most, prefill_gpus, decode_gpus, PoolSizes(least, least))
         fitted = fit_budget(wanted, limits)
         if fitted is None:
             assert least * (prefill_gpus + decode_gpus) > most
@@ -76,29 +76,29 @@ def test_a_grid_of_budgets_is_kept_and_used_up() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(kinds, st.booleans(), demands, promises, limits_of_all_kinds, st.builds(Targets, counts, counts))
+@given(kinds, st.booleans(), demands, promises, limits_of_all_kinds, st.builds(PoolSizes, counts, counts))
 def test_any_demand_has_a_size_within_the_limits_and_a_story(
     workers: WorkerKind,
     is_aggregated: bool,
     demand: Demand,
     promise: SlaTargets,
     limits: WorkerLimits,
-    current: Targets,
+    current: PoolSizes,
 ) -> None:
-    service = ServiceModel(workers, None if is_aggregated else workers)
+    service = QueueingModel(workers, None if is_aggregated else workers)
     sizing = size_pools(service, demand, promise, limits, current)
     assert sizing.steps
-    assert sizing.steps[-1].after == sizing.targets
-    assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current
+    assert sizing.steps[-1].after == sizing.workers
+    assert limits.gpus(sizing.workers) <= limits.max_gpus or sizing.workers == current
 
 
 @settings(max_examples=30, deadline=None)
 @given(kinds, demands, st.floats(1, 4))
 def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Demand, factor: float) -> None:
-    service, plenty = ServiceModel(workers, workers), WorkerLimits(max_gpus=100_000)
+    service, plenty = QueueingModel(workers, workers), WorkerLimits(max_gpus=100_000)
     promise = SlaTargets(1000.0, 30.0)
-    few = size_pools(service, demand, promise, plenty, Targets(1, 1)).targets
-    many = size_pools(service, demand.scaled(factor), promise, plenty, Targets(1, 1)).targets
+    few = size_pools(service, demand, promise, plenty, PoolSizes(1, 1)).workers
+    many = size_pools(service, demand.scaled(factor), promise, plenty, PoolSizes(1, 1)).workers
     assert many.decode >= few.decode
     # More decode workers make shorter steps, and leave the prefill more of the TTFT.
     assert many.prefill + many.decode >= few.prefill + few.decode
@@ -109,16 +109,16 @@ def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Dem
     kinds,
     st.lists(demands, max_size=2),
     limits_of_all_kinds,
-    st.builds(Targets, counts, counts),
+    st.builds(PoolSizes, counts, counts),
 )
 def test_a_plan_keeps_the_limits_too(
     workers: WorkerKind,
     expected: list[Demand],
     limits: WorkerLimits,
-    current: Targets,
+    current: PoolSizes,
 ) -> None:
     def sized(demand: Demand, bounds: WorkerLimits) -> Sizing:
-        return size_pools(ServiceModel(workers, workers), demand, SlaTargets(), bounds, current)
+        return size_pools(QueueingModel(workers, workers), demand, SlaTargets(), bounds, current)
 
     sizing = size_for_all(sized, expected, current, limits)
-    assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current
+    assert limits.gpus(sizing.workers) <= limits.max_gpus or sizing.workers == current

@@ -225,7 +225,7 @@ def is_nats_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def max_age_s(environ: Mapping[str, str]) -> float:
-    """Return the time in seconds for which events are kept; raises ConfigError for what is none."""
+    """Return the time in seconds for which events are kept; raises ConfigError for an invalid one."""
     text = environ.get(MAX_AGE_VARIABLE, "")
     try:
         seconds = float(text or MAX_AGE_S)

@@ -82,7 +82,7 @@ class SlotPool:
 
     @property
     def releasing(self) -> int:
-        """The number of slots that were given back and are not yet seen idle."""
+        """The number of slots that were released and are not yet seen idle."""
         return len(self._releasing)
 
     async def take(self, owner: str) -> int:
@@ -296,14 +296,14 @@ class SlotAllocator:
             self._idle_poll = asyncio.create_task(self._wait_until_idle(), name="slots given back")
 
     async def close(self) -> None:
-        """Stop looking after slots that were given back."""
+        """Stop polling released slots."""
         settling, self._idle_poll = self._idle_poll, None
         if settling is not None:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
 
     async def _wait_until_idle(self) -> None:
-        """Look at the engine until the slots that were given back are idle."""
+        """Poll the engine until the released slots are idle."""
         polls = 0
         while self._pool.releasing:
             with contextlib.suppress(TemporaryError):

@@ -321,7 +321,7 @@ class ServerEngine:
         return await self._client.ask(path, {**body, "model": model}, request_id, trace)
 
     async def _end(self, grace_s: float) -> None:
-        """Let go of everything; the leases last, when nothing listens on the ports any more."""
+        """Shut down; the port leases are released last, when nothing listens on the ports any more."""
         await self._watch.stop()
         if self._blocks:
             self._blocks.close()
@@ -374,5 +374,5 @@ def _template_text(template: Any) -> str:
 
 
 def _tokens(value: Any) -> int:
-    """The number of tokens that an engine or an option states; 0 for what is none."""
+    """The number of tokens that an engine or an option states; 0 for an invalid one."""
     return value if type(value) is int and 0 <= value <= MAX_WHOLE else 0

@@ -123,7 +123,7 @@ class EngineKind(ABC):
         return self.no_prefix_cache_reason(options)
 
     def no_prefix_cache_reason(self, options: Options) -> str:
-        """Return the option that turns its prefix cache off, in words; empty where it is on."""
+        """Return the option that turns its prefix cache off; empty where it is on."""
         return "enable-prefix-caching is false" if options.get("enable-prefix-caching") is False else ""
 
     def requires_remote_prefill(self, options: Options, context: EngineContext) -> bool:

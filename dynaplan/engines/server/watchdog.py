@@ -91,7 +91,7 @@ class EngineWatchdog:
         return signals.running + signals.waiting
 
     async def wait_until_hung(self) -> str:
-        """Wait until the engine is hung; returns the reason in words."""
+        """Wait until the engine is hung; returns the reason."""
         await self._hung.wait()
         return f"no progress and no idleness seen for {self._stuck_s:.0f} s (hang-timeout)"
 

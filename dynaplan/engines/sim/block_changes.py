@@ -45,7 +45,7 @@ class BlockChanges:
             parent = block
 
     def remove_prompt(self, hashes: Sequence[int]) -> None:
-        """Note that a prompt with these blocks is served no more."""
+        """Note that a prompt with these blocks is no longer served."""
         for block in hashes:
             self._release(block)
 
@@ -61,7 +61,7 @@ class BlockChanges:
         self._pending.append((block, None))
 
     def flush(self) -> None:
-        """Tell the changes since the last time, if there are any."""
+        """Report the changes since the last call, if there are any."""
         if self._pending:
             pending, self._pending = self._pending, []
             self._changed(list(_changes(pending)))

@@ -29,7 +29,7 @@ _MAX_TOKEN_ID = 2**32 - 1
 
 
 def chat_of_response(body: Any) -> dict[str, Any]:
-    """Turn the body of a response into that of a chat; raises UserError for one that is none."""
+    """Turn the body of a response into that of a chat; raises UserError for an invalid one."""
     if not isinstance(body, Mapping):
         raise UserError("the request body must be a JSON object")
     asked, instructions = body.get("input"), body.get("instructions")
@@ -141,7 +141,7 @@ def _text(encoded: bytes) -> str:
 
 
 def embedding_prompts(body: Any, context_tokens: int) -> list[tuple[int, ...]]:
-    """Return the token ids of each text that is to be embedded; raises UserError for what is none."""
+    """Return the token ids of each text that is to be embedded; raises UserError for an invalid one."""
     if not isinstance(body, Mapping):
         raise UserError("the request body must be a JSON object")
     asked: Any = body.get("input")

@@ -39,7 +39,7 @@ BEING_FREED_S = 30.0
 """Time for which memory that is still in use after a worker's end is thought to be that worker's."""
 
 MOVED_BYTES = 2**28
-"""The change of a shared GPU's memory in bytes after which it is decided anew what fits there."""
+"""The change of a shared GPU's memory in bytes after which it is decided again what fits there."""
 
 NEVER_S = -math.inf
 NOT_READ = "its memory has not been read since its last worker ended"
@@ -61,7 +61,8 @@ class GpuClaims:
         self._foreign: dict[int, str] = {}
 
     def held_by_others(self) -> dict[int, str]:
-        """Return the GPUs that other deployments hold at this moment: index -> the holder, in words."""
+        """Return the GPUs that other deployments hold at this moment: index -> a description of the
+        holder."""
         try:
             holders = self._claims.held_by_others(self._index_of)
             self._foreign = {self._index_of[uuid]: holder for uuid, holder in holders.items()}
@@ -253,7 +254,7 @@ class GpuAvailability:
         self._reserved = {index: why for index, why in reserved.items() if index in indices}
 
     def unusable(self, fleet: Sequence[Worker]) -> dict[int, str]:
-        """Return the GPUs that no further worker may get now: index -> the holder, in words."""
+        """Return the GPUs that no further worker may get now: index -> a description of the holder."""
         self._claimed = self._claims.held_by_others()
         return {**self._busy(fleet), **self._reserved, **self._claimed}
 

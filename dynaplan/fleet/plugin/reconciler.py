@@ -78,7 +78,7 @@ RESYNC_S = 2.0
 """Longest time between two passes, in seconds: events cause nearly all of them earlier."""
 
 PENDING_RESYNC_S = 1.0
-"""The same while a worker waits for GPUs, which others give back without an event, in seconds."""
+"""The same while a worker waits for GPUs, which others release without an event, in seconds."""
 
 TRANSITION_S = 0.05
 """Time to the next pass while a process is about to start or to be gone."""
@@ -315,7 +315,7 @@ class Reconciler:
         return desired
 
     def _reserved(self) -> dict[int, str]:
-        """Return the GPUs that persons have reserved for this moment, with the reason in words."""
+        """Return the GPUs that users have reserved for this moment, with the reason."""
         text = self._statefile.planner_keys.get(RESERVATIONS, "")
         reserved = ReservedGpus.from_text(text).in_force(time.time(), wall_clock) if text else {}
         return {index: reserved_words(made) for index, made in reserved.items()}

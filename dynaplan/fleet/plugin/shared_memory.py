@@ -210,7 +210,7 @@ class SharedMemory:
         }
 
     def _host_device(self, workers: Sequence[Worker], now_s: float) -> Device:
-        """Return the host as a device, read again now and then, and when a worker is another."""
+        """Return the host as a device; read again every HOST_POLL_S, and when the workers' pids changed."""
         pids = [each.pid for each in workers if each.pid]
         host = self._host
         if host is None or now_s - self._host_read_s >= HOST_POLL_S or set(pids) != set(host.held):
@@ -221,6 +221,7 @@ class SharedMemory:
         return self._device(HOST, host.box.total_bytes, foreign)
 
     def _device(self, index: int, total_bytes: int, foreign_bytes: int, unusable: str = "") -> Device:
-        """Return the device within the budget: what others hold of the rest of it takes nothing from us."""
+        """Return the device limited to our budget: others' memory counts only as far as it reaches into
+        it."""
         allowed = min(total_bytes, self._budget_bytes or total_bytes)
         return Device(index, allowed, max(0, foreign_bytes - (total_bytes - allowed)), unusable)

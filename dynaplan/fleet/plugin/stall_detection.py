@@ -25,7 +25,7 @@ MAX_STEP_S = 2.0
 """The most that one poll adds to a silence, in seconds: a detector that stood still itself accuses nobody."""
 
 SERVE_STALLED_S = 60.0
-"""Silence beyond its interval after which ``serve`` is killed, in seconds: what it has started goes on."""
+"""Silence beyond its interval after which ``serve`` is killed, in seconds: its children go on running."""
 
 HEALTH_POLL_S = 1.0
 """Time between two questions to a worker, and the longest time for an answer."""
@@ -64,7 +64,7 @@ class StallDetector:
 
 
 class ServeWatchdog:
-    """Kills a ``serve`` that stands still, as when somebody has stopped it; only one under a supervisor.
+    """Kills a ``serve`` that hangs, or that somebody has stopped (SIGSTOP); only one under a supervisor.
 
     ``supervisor`` is the process that stands for the arbiter: without a supervisor that is ``serve`` itself.
     """

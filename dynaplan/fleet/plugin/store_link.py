@@ -191,7 +191,7 @@ class StoreLink:
         self._enqueue(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
 
     async def read_persisted(self) -> PersistedKeys | None:
-        """Read the planner's keys and the live settings anew; None when the store does not answer.
+        """Read the planner's keys and the live settings again; None when the store does not answer.
 
         The settings first: when the store's id is among the planner's keys, no setting was missing because
         the store had lost it.

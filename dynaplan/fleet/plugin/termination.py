@@ -92,7 +92,7 @@ class Termination:
         self._exit_codes[pid] = exit_code
 
     def forget(self, name: str) -> None:
-        """Forget what was done to end a worker that is no more."""
+        """Forget the termination of a worker that is gone."""
         self._steps.pop(name, None)
 
     def exits(self, workers: Iterable[Worker]) -> dict[str, Exit]:

@@ -1,4 +1,4 @@
-"""Adopting: a ``serve`` that was killed and started again by its supervisor goes on where the last one was.
+"""Adopting: a ``serve`` that was killed and started again by its supervisor continues where the last one was.
 
 What the last one knew the supervisor keeps, in memory: the launch, the environment of all processes, and what
 the servers are. So a graph or a file that was changed meanwhile changes nothing; ``dynaplan reload`` does.
@@ -72,8 +72,7 @@ class Handover:
 
 
 def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
-    """Have the supervisor keep what a ``serve`` after this one needs, and which files to remove without
-    one."""
+    """Have the supervisor keep what the next ``serve`` needs, and which files to remove without one."""
     if prepared.supervised_fleet is None:
         return
     launch, link = prepared.launch, prepared.supervised_fleet.link

@@ -52,7 +52,7 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int
     """Raise CapacityError when the graph's first workers do not all get their GPUs.
 
     The message says what each service asks for, what there is, and what to do. ``unusable`` are GPUs that
-    somebody else has: index -> the holder, in words.
+    somebody else has: index -> a description of the holder.
     """
     if all(worker is not None for _, worker in _first_workers(graph, inventory, unusable)):
         return

@@ -29,7 +29,7 @@ class Exit:
     """A worker's process is gone, and with it everything in its session.
 
     ``code`` is negative for a signal and None when it is not known; ``last_lines`` are the end of its log;
-    ``killer`` says in words what ended it, where that is known.
+    ``killer`` describes what ended it, where that is known.
     """
 
     code: int | None = None

@@ -94,9 +94,9 @@ def reconcile(
 
     ``desired`` is component -> number of workers. A component that it lacks, or has below 0 ("not set"), gets
     the number in the graph; a component that the graph lacks gets none. ``unusable`` are the GPUs that
-    somebody else has: index -> the holder, in words. A failed worker counts as one of the desired ones, so
-    that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s`` has
-    come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
+    somebody else has: index -> a description of the holder. A failed worker counts as one of the desired
+    ones, so that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s``
+    has come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
     Before any other the one named ``leave_first`` leaves. Workers on a GPU that is ``reserved``, index -> the
     reason, and the workers named in ``renewed``, leave once others are ready in their places. A service of

@@ -82,7 +82,7 @@ class KvIndex:
             self._evict()
 
     def remove(self, worker: int, hashes: Iterable[int]) -> None:
-        """Remove blocks that the worker holds no more; unknown ones are ignored."""
+        """Remove blocks that the worker no longer holds; unknown ones are ignored."""
         bit = self._bits.get(worker, 0)
         holders = self._holders
         for block in hashes:
@@ -215,7 +215,7 @@ class IndexSync:
                 self._caches[worker] = _Cache()
 
     def invalidate(self) -> None:
-        """Note that events of any worker may have been lost: every snapshot is needed anew."""
+        """Note that events of any worker may have been lost: every snapshot is needed again."""
         for cache in self._caches.values():
             cache.is_current, cache.ticket = False, 0
             cache.waiting.clear()

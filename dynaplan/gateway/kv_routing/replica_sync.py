@@ -164,7 +164,7 @@ class ReplicaSync:
             await backoff.pause()
 
     async def _publish(self, events: ComponentEvents) -> None:
-        """Publish what is in flight after each change, and now and then."""
+        """Publish the requests in flight after each change, and periodically."""
         while True:
             try:
                 async with asyncio.timeout(timing.REPLICA_HEARTBEAT_S):

@@ -257,7 +257,7 @@ class RemotePrefill:
         return self._hand_offs.make(answer, self._instance_of(answer.worker), on_first_token)
 
     def _observe_first_token(self, handed_over_s: float) -> None:
-        """Note that the first token has come, of a prompt that was handed over at this time of the loop."""
+        """Note the first token of a prompt that was handed over at this time of the loop."""
         self._first_token_delay = self._first_token_delay.after(self._loop.time() - handed_over_s)
 
     async def close(self) -> None:

@@ -170,7 +170,7 @@ class WorkerRouter:
         return EVENTS if prefixes.is_reported(instance.instance_id) else NO_EVENTS
 
     def stop_routing_to(self, instance_id: int) -> int:
-        """Choose this instance no more; return the number of this frontend's requests in flight there.
+        """Stop choosing this instance; return the number of this frontend's requests in flight there.
 
         The worker itself reports that it leaves, because discovery is late while the store is away.
         """

@@ -119,7 +119,7 @@ def constraints_of(config: Sections) -> Constraints:
 def run_comparison(options: ManyModels) -> list[Outcome]:
     """Run the load under our rules, the rivals, and with a GPU for each model.
 
-    Raises ConfigError for a load that is none, or is for other models.
+    Raises ConfigError for an invalid load, or one that is for other models.
     """
     devices = [Device(index, options.gpu_memory_bytes) for index in range(options.gpus)]
     chains, duration_s = _load(options)
@@ -127,7 +127,7 @@ def run_comparison(options: ManyModels) -> list[Outcome]:
 
 
 def _load(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
-    """Return what makes the load anew for each policy, and for how long it lasts."""
+    """Return a function that creates the load again for each policy, and the load's duration."""
     names = list(options.models)
     if is_made_up(options.trace):
         return lambda: made_up(options.trace, names, options.seed), length_s(options.trace)

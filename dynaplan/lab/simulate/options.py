@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.router import SimulatedRouting
@@ -40,7 +40,7 @@ class SimulateOptions:
     rate_scale: float = 1.0
     last_s: float | None = None
     slo: Slo = field(default_factory=Slo)
-    first: Targets | None = None
+    first: PoolSizes | None = None
     routing: SimulatedRouting = field(default_factory=SimulatedRouting)
     seed: int = 1
     engine: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHi
 from dynaplan.planner.model import Decision, Load, Observation, PlannerState
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.rules.decision import backtest_basis
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.simulation.service import SimulatedService
 
@@ -48,7 +48,7 @@ class PlannerPolicy:
         self,
         name: str,
         settings: PlannerSettings,
-        model: SlaModel | None = None,
+        model: PerformanceModel | None = None,
         *,
         before: Sequence[IntervalLoad] = (),
         method: BlockingForecaster | None = None,
@@ -118,7 +118,7 @@ class PlannerPolicy:
         return self._with_backtest(observation, state) if self._schedule else observation
 
     def _with_backtest(self, observation: Observation, state: PlannerState) -> Observation:
-        """Return the observation with the answer that holds; virtual time stands still meanwhile."""
+        """Return the observation with the answer that holds; virtual time does not pass meanwhile."""
         schedule, settings, model = self._schedule, self._settings, self._model
         assert schedule
         assert model

@@ -24,7 +24,7 @@ from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import profile_tp_size, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
@@ -142,7 +142,7 @@ def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = N
 
 
 def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = None) -> PolicyRecommendation:
-    """Return what the options' policies and the best split that stands still recommend, with each result.
+    """Return what the options' policies and the best static split recommend, with each result.
 
     The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
     how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
@@ -176,7 +176,7 @@ def _report_progress(trace: Trace, name: str, length_s: float, watch: ProgressCa
 def _run(
     name: str, load: Trace | ClosedLoop, options: SimulateOptions, settings: ServiceSettings
 ) -> Callable[[], Result]:
-    _check_gpus(name, Targets(int(options.is_disaggregated), 1), settings)
+    _check_gpus(name, PoolSizes(int(options.is_disaggregated), 1), settings)
     if name == BEST_STATIC:
         promise = _promise(options, settings)
         run_split = partial(_simulate, load, settings, StaticPolicy())
@@ -195,13 +195,15 @@ def _run(
 
 
 def best_static(options: SimulateOptions) -> BestStatic:
-    """Return the best split that stands still for the options' trace and promise. Raises ConfigError."""
+    """Return the best static split for the options' trace and promise. Raises ConfigError."""
     settings = service_settings(options)
     run_split = partial(_simulate, _trace(options), settings, StaticPolicy())
     return find_best_static(run_split, settings, _promise(options, settings))
 
 
-def _simulate(load: Trace | ClosedLoop, settings: ServiceSettings, policy: Policy, first: Targets) -> Result:
+def _simulate(
+    load: Trace | ClosedLoop, settings: ServiceSettings, policy: Policy, first: PoolSizes
+) -> Result:
     if isinstance(load, ClosedLoop):
         return load.run(settings, first, policy)
     return simulate(load(), settings, first, policy)
@@ -212,7 +214,7 @@ def _promise(options: SimulateOptions, settings: ServiceSettings) -> SlaTargets:
     return _planner_settings(options.planner, options, settings).targets()
 
 
-def _check_gpus(name: str, workers: Targets, settings: ServiceSettings) -> None:
+def _check_gpus(name: str, workers: PoolSizes, settings: ServiceSettings) -> None:
     """Raise ConfigError when the GPUs cannot hold what a policy begins with, or the least that answers."""
     needed = sum(workers.of(role) * gpus for role, gpus in settings.gpus_per_worker.items())
     if needed > settings.gpus:
@@ -316,11 +318,11 @@ def _end_of(trace: Trace, last_s: float) -> Trace:
     return requests
 
 
-def _first(name: str, options: SimulateOptions) -> Targets:
+def _first(name: str, options: SimulateOptions) -> PoolSizes:
     kind, _, workers = name.partition(":")
     if kind == "static":
         return _static_targets(name, workers, options)
-    return options.first or Targets(int(options.is_disaggregated), 1)
+    return options.first or PoolSizes(int(options.is_disaggregated), 1)
 
 
 def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> Policy:
@@ -353,7 +355,7 @@ def _library_forecasts(planner: PlannerSettings) -> LibraryForecasts | None:
 
 
 class LibraryForecasts:
-    """Forecasts that a library computes in another process; virtual time stands still meanwhile."""
+    """Forecasts that a library computes in another process; virtual time does not pass meanwhile."""
 
     def __init__(self, planner: PlannerSettings) -> None:
         patient = replace(planner, load_predictor_deadline_s=PATIENCE_S)
@@ -394,7 +396,7 @@ def _planner_settings(
     return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo, **deadline})
 
 
-def _static_targets(name: str, workers: str, options: SimulateOptions) -> Targets:
+def _static_targets(name: str, workers: str, options: SimulateOptions) -> PoolSizes:
     numbers = workers.split(",")
     expected = "static:P,D" if options.is_disaggregated else "static:N"
     if len(numbers) != 1 + options.is_disaggregated or not all(map(str.isdecimal, numbers)):
@@ -402,4 +404,4 @@ def _static_targets(name: str, workers: str, options: SimulateOptions) -> Target
     *prefill, decode = map(int, numbers)
     if not decode:
         raise ConfigError(f"policy {name!r}", hint="Expected a decode worker: nobody else answers.")
-    return Targets(prefill[0] if prefill else 0, decode)
+    return PoolSizes(prefill[0] if prefill else 0, decode)

@@ -23,7 +23,7 @@ from math import inf
 from dynaplan.models.model import ModelState
 from dynaplan.models.rules import ladder
 from dynaplan.models.rules.draft import Draft
-from dynaplan.models.rules.eviction import Placement, choose, idle_s, must_leave, score
+from dynaplan.models.rules.eviction import EvictionChoice, choose, idle_s, must_leave, score
 from dynaplan.models.rules.memory import Holding, Need, free_bytes, gb, has_room, load_s
 from dynaplan.models.rules.turns import (
     Leave,
@@ -89,7 +89,7 @@ class Demands:
         return replace(wanted, allowed=frozenset(status.placed_on))
 
     def _forced(self, name: str, loaded: Iterable[str]) -> frozenset[str]:
-        """Return those who must leave for the model by the owner's constraints."""
+        """Return the loaded workers that the owner's constraints forbid beside this model."""
         draft, others = self._draft, [each for each in loaded if each != name]
         models = list(dict.fromkeys(map(draft.model_of, others)))
         priorities = {each: draft.settings(each).priority for each in models}
@@ -133,7 +133,8 @@ class Demands:
     # d: others leave
 
     def _candidates(self, most: Leave) -> list[str]:
-        """Return who may leave at that time or sooner: first who may at once, of these who is worth least."""
+        """Return the workers that may be unloaded by then: the soonest first, of equals the least
+        valuable."""
         draft = self._draft
         found = [
             (tenure.leave, -score(draft.settings(name), draft.statuses[name], self._now_s), name)
@@ -145,7 +146,9 @@ class Demands:
     def _tenure(self, name: str) -> Tenure:
         return tenure_of(self._draft.settings(name), self._draft.statuses[name], self._now_s)
 
-    def _choose(self, wanted: Need, forced: frozenset[str], candidates: Sequence[str]) -> Placement | None:
+    def _choose(
+        self, wanted: Need, forced: frozenset[str], candidates: Sequence[str]
+    ) -> EvictionChoice | None:
         """Return where the model goes and all who leave for it, if they are candidates."""
         if not forced <= set(candidates):
             return None
@@ -154,7 +157,7 @@ class Demands:
         choice = choose(wanted, self._draft.devices, left, others)
         if choice is None:
             return None
-        return Placement(choice.devices, tuple(sorted({*forced, *choice.leaving}, key=candidates.index)))
+        return EvictionChoice(choice.devices, tuple(sorted({*forced, *choice.leaving}, key=candidates.index)))
 
     def _evict(self, wanted: Need, forced: frozenset[str], most: Leave) -> bool:
         """Make room by what may leave at once, or else by what may leave for an overdue demand."""
@@ -214,7 +217,7 @@ class Demands:
             self._draft.plan_again_at(due_s)
         return choice is not None
 
-    def _wait_for_turn(self, wanted: Need, choice: Placement, due_s: float) -> None:
+    def _wait_for_turn(self, wanted: Need, choice: EvictionChoice, due_s: float) -> None:
         """Hold the place that the model will have in its turn; refuse those who would not live to see it."""
         draft, name = self._draft, wanted.model
         tenures = {each: self._tenure(each) for each in choice.leaving}

@@ -77,7 +77,7 @@ class Draft:
 
     @property
     def drainers(self) -> list[str]:
-        """The models that hold memory now which they are about to give back."""
+        """The models that hold memory now and are about to release it."""
         return sorted(name for name in self.present if self.future.get(name) != self.present[name])
 
     def plan(self) -> Plan:

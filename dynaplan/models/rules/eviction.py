@@ -36,7 +36,7 @@ from dynaplan.models.rules.memory import (
 
 
 @dataclass(frozen=True)
-class Placement:
+class EvictionChoice:
     """Where a model goes, and who leaves for it, the ones worth least first."""
 
     devices: tuple[int, ...]
@@ -57,7 +57,7 @@ def score(settings: ModelPolicy, status: ModelStatus, now_s: float) -> float:
 
 def choose(
     wanted: Need, devices: Sequence[Device], holdings: Holdings, candidates: Sequence[str]
-) -> Placement | None:
+) -> EvictionChoice | None:
     """Return where the model fits when some of the candidates leave; None when it does not with all of them.
 
     ``candidates`` are in the order in which they should leave. ``holdings`` has nothing of the model itself.
@@ -77,7 +77,7 @@ def choose(
         chosen.append(device)
         leaving += offer
         left = {name: each for name, each in left.items() if name not in offer}
-    return Placement(
+    return EvictionChoice(
         tuple(sorted(device.index for device in chosen)),
         _drop_needless(wanted, chosen, holdings, sorted(leaving, key=candidates.index)),
     )

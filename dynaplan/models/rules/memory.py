@@ -119,7 +119,7 @@ def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding
 
 
 def _kept(settings: ModelPolicy, status: ModelStatus, level_name: str) -> dict[int, int]:
-    """Return what a sleeper keeps, by device; without a level all of it is given back."""
+    """Return what a sleeper keeps, by device; without a level all of it is released."""
     level = level_of(settings, level_name)
     if level is None:
         return {}

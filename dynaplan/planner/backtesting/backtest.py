@@ -9,8 +9,8 @@ from dynaplan.planner.backtesting.evidence import requests_of
 from dynaplan.planner.backtesting.schedule import Question
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
 from dynaplan.planner.model import Backtest, SplitTrial, WorkerLimits
-from dynaplan.planner.rules.sla_policy import SlaModel, apply_corrections
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.service import UNLIMITED_QUEUE, ServiceSettings
@@ -19,7 +19,7 @@ MAX_COMPARED = 4
 """Splits that an answer keeps, its own first and then those that cost as little."""
 
 
-def backtest(model: SlaModel, settings: PlannerSettings, question: Question) -> Backtest:
+def backtest(model: PerformanceModel, settings: PlannerSettings, question: Question) -> Backtest:
     """Return the cheapest split for the question's traffic; takes seconds of CPU time."""
     service = apply_corrections(model, question.corrections, question.present)
     engine = service.decode.settings
@@ -46,7 +46,7 @@ def backtest(model: SlaModel, settings: PlannerSettings, question: Question) -> 
 
 
 def simulated_service(
-    service: ServiceModel, settings: PlannerSettings, limits: WorkerLimits
+    service: QueueingModel, settings: PlannerSettings, limits: WorkerLimits
 ) -> ServiceSettings:
     """Return the service as it is simulated: prefill workers, where there are any, compute every prompt."""
     decode, prefill = service.decode, service.prefill

@@ -78,7 +78,7 @@ class BacktestFailed(Exception):
 
 
 class LiveBacktester:
-    """Adds each interval to the evidence, and has backtests computed while planning goes on."""
+    """Adds each interval to the evidence, and has backtests computed while planning continues."""
 
     def __init__(
         self, settings: PlannerSettings, schedule: BacktestSchedule, process: BacktestProcess | None = None

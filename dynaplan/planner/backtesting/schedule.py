@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
     Interval,
@@ -30,9 +30,9 @@ from dynaplan.planner.backtesting.search import RECENT_S, min_requests
 from dynaplan.planner.model import (
     Backtest,
     Corrections,
-    Foresight,
     Observation,
     PlannerState,
+    TrafficForecast,
     WorkerLimits,
 )
 from dynaplan.planner.sizing.look_ahead import lookahead
@@ -58,8 +58,8 @@ class Question:
     """One backtest: the traffic, the splits that may be tried, and where the search begins."""
 
     intervals: tuple[Interval, ...]
-    present: Targets
-    begin: Targets
+    present: PoolSizes
+    begin: PoolSizes
     limits: WorkerLimits
     corrections: Corrections
     may_miss: float
@@ -88,7 +88,7 @@ class BacktestSchedule:
             self._dropped_since_asked += dropped
 
     def question(
-        self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: Targets
+        self, observation: Observation, state: PlannerState, limits: WorkerLimits, present: PoolSizes
     ) -> Question | None:
         """Return what to ask now; None while no backtest is due, or too little is known.
 
@@ -151,6 +151,6 @@ class BacktestSchedule:
         return max(MIN_MISS_FRACTION * rest, rest - owed / max(1.0, self._evidence.requests))
 
 
-def _coming(foresight: Foresight | None) -> float:
+def _coming(foresight: TrafficForecast | None) -> float:
     """Return the requests that are forecast for the next interval, 0 where nobody knows."""
     return (foresight.expected[0].requests if foresight and foresight.expected else None) or 0.0

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.backtesting.evidence import allowed_misses
 from dynaplan.planner.model import WorkerLimits
@@ -45,7 +45,7 @@ Z = 1.645
 
 
 MAX_RUNS = 12
-"""Splits that one search simulates; the next search goes on from where it ended."""
+"""Splits that one search simulates; the next search continues where it ended."""
 
 MIN_GAIN = 0.01
 """The part of the requests that an exchange must bring in time: less is not worth two changes."""
@@ -67,7 +67,7 @@ class Trial:
     after the part ``progress`` of the requests.
     """
 
-    workers: Targets
+    workers: PoolSizes
     gpus: int
     in_time: float
     is_kept: bool
@@ -86,11 +86,11 @@ class Search:
     service: ServiceSettings
     requests: Sequence[TracedRequest]
     may_miss: float
-    present: Targets
+    present: PoolSizes
     limits: WorkerLimits
 
 
-def find_cheapest(search: Search, begin: Targets) -> tuple[Trial, tuple[Trial, ...]]:
+def find_cheapest(search: Search, begin: PoolSizes) -> tuple[Trial, tuple[Trial, ...]]:
     """Return the cheapest split that keeps the promise, or else the best of as many GPUs, and all tried."""
     return _Climb(search).find(begin)
 
@@ -104,9 +104,9 @@ class _Climb:
         self._roles = sorted(
             search.service.gpus_per_worker, key=lambda role: -search.service.gpus_per_worker[role]
         )
-        self._trials: dict[Targets, Trial] = {}
+        self._trials: dict[PoolSizes, Trial] = {}
 
-    def find(self, begin: Targets) -> tuple[Trial, tuple[Trial, ...]]:
+    def find(self, begin: PoolSizes) -> tuple[Trial, tuple[Trial, ...]]:
         limits = self._limits
         begin = limits.cap(raise_to(begin, limits.least))
         if limits.gpus(begin) > limits.max_gpus:
@@ -118,19 +118,19 @@ class _Climb:
             best = self._exchange(best)
         return best, tuple(self._trials.values())
 
-    def _try(self, workers: Targets, *, is_whole: bool = False) -> Trial:
+    def _try(self, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
         known = self._trials.get(workers)
         if known is None or (is_whole and known.progress < 1):
             known = self._trials[workers] = run(self._search, workers, is_whole=is_whole)
         return known
 
-    def _fits(self, workers: Targets) -> bool:
+    def _fits(self, workers: PoolSizes) -> bool:
         limits = self._limits
         is_allowed = limits.cap(raise_to(workers, limits.least)) == workers
         return is_allowed and limits.gpus(workers) <= limits.max_gpus and len(self._trials) < MAX_RUNS
 
     def _try_present(self, best: Trial) -> Trial:
-        """Try who is there, too, where that is more than a split that keeps nothing."""
+        """Try the present workers, too, where they are more than a split that keeps nothing."""
         larger = raise_to(best.workers, self._search.present)
         return self._try(larger) if not best.is_kept and self._fits(larger) else best
 
@@ -168,8 +168,8 @@ class _Climb:
         return best
 
 
-def run(search: Search, workers: Targets, *, is_whole: bool = False) -> Trial:
-    """Simulate the window on a split that stands still, until it is over or too many have missed."""
+def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
+    """Simulate the window on a static split, until it is over or too many have missed."""
     gpus, requests = search.limits.gpus(workers), search.requests
     is_removal = gpus < search.limits.gpus(search.present)
     may_miss = max(0.0, allowed_misses(len(requests), search.may_miss, -Z if is_removal else 0.0))

@@ -67,7 +67,7 @@ def dispersions_of(arrivals: Sequence[float], interval_s: float) -> Dispersions:
 
 
 def average_dispersions(before: Dispersions, newest: Dispersions, weight: float) -> Dispersions:
-    """Return the mean of both by scale, the newest counting ``weight``; other scales begin anew."""
+    """Return the mean of both by scale, the newest counting ``weight``; other scales restart."""
     scales = [round(scale_s, 1) for scale_s, _ in before]
     if not newest:
         return before

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
@@ -150,7 +150,7 @@ class KubernetesConnector:
         if self._task is None and self._acts:
             self._task = asyncio.create_task(self._executor.run(), name="carrying out decisions")
 
-    def _refuse_over_budget(self, desired: Targets, view: WorkloadView) -> None:
+    def _refuse_over_budget(self, desired: PoolSizes, view: WorkloadView) -> None:
         """Raise CapacityError for more GPUs than the budget has, unless more are asked for now."""
         gpus = {each.role: self._budget.gpus_of(each) for each in view.workloads}
         wanted = sum(desired.of(role) * each for role, each in gpus.items())

@@ -116,7 +116,7 @@ def _text(unfinished: Mapping[Role, Change]) -> str:
 
 
 def _changes(text: str) -> dict[Role, Change]:
-    """Read the changes that are to be made; a text that is none of ours has none."""
+    """Read the changes that are to be made; none from an invalid text."""
     try:
         document = parse_object(text) if text else {}
         found = {role: object_field(document, role.value, {}) for role in SCALED_ROLES}

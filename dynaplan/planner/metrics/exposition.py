@@ -167,7 +167,7 @@ _REFUSED = [f'{name}="{value}"'.encode() for name, value in REFUSED_LABELS.items
 
 
 def _key(name: str, labels: bytes) -> Key | None:
-    """The key to which a sample's value is added; None when the sample is of no use."""
+    """Return the key to which a sample's value is added; None for a sample that is not used."""
     if name == STARTED:
         return REQUESTS, ""
     if name == ENDED:
@@ -195,7 +195,7 @@ def _escaped(value: str) -> bytes:
 
 
 def has_restarted(before: Counts, now: Counts) -> bool:
-    """Tell whether the process behind these counts began anew: then some of them fell.
+    """Tell whether the process behind these counts was restarted: then some of them fell.
 
     Sums of seconds are not compared: the order in which several processes are added up changes their last
     bits.

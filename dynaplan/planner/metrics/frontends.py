@@ -28,7 +28,7 @@ from dynaplan.util.tls import ClientTls, trusted
 log = logging.getLogger(__name__)
 
 MAX_DEPARTED_FRONTENDS = 64
-"""The number of departed frontends that are remembered: one that comes back goes on with its counts."""
+"""The number of departed frontends that are remembered: one that comes back continues its counts."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class AppendingFile:
-    """Appends whole chunks; when that fails (disk full, no permission), logs it once and goes on trying.
+    """Appends whole chunks; when that fails (disk full, no permission), logs it once and keeps trying.
 
     ``name`` gives the path each time the file is opened, and ``opening`` the first bytes to write then. After
     a chunk that could be written only in part, the file is opened anew in this way.

@@ -20,45 +20,45 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,
     Backtest,
+    DecisionStep,
     Observation,
     Sizing,
     SplitTrial,
-    Step,
     WorkerLimits,
 )
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
 
 
 def apply_backtest(
-    sizing: Sizing, observation: Observation, limits: WorkerLimits, current: Targets
+    sizing: Sizing, observation: Observation, limits: WorkerLimits, current: PoolSizes
 ) -> Sizing:
     """Return the size that the backtest allows, of one that the forecast needs; within the limits."""
     answer = observation.backtest or Backtest(missing="no backtest was made")
-    after, scarce, why = _choose(sizing.targets, answer, observation, current)
+    after, scarce, why = _choose(sizing.workers, answer, observation, current)
     after = limits.cap(raise_to(after, limits.least))
     if limits.gpus(after) > limits.max_gpus:
         if answer.workers and limits.gpus(answer.workers) >= limits.max_gpus:
             scarce = answer.workers
         fitting = limits.cap(raise_to(scarce, limits.least))
         after = fit_budget(fitting, limits) or current
-    if answer.workers is None and after == sizing.targets:
-        note = Step("backtest", current, current, f"none yet: {answer.missing}")
+    if answer.workers is None and after == sizing.workers:
+        note = DecisionStep("backtest", current, current, f"none yet: {answer.missing}")
         return replace(sizing, steps=(*sizing.steps[:-1], note, *sizing.steps[-1:]))
     steps = sizing.steps
     if answer.workers and not answer.change:
-        steps = (Step("forecast", current, current, f"the forecast alone needs {sizing.targets}"),)
-    prediction = sizing.prediction if after == sizing.targets else None
-    return Sizing(after, (*steps, Step("backtest", steps[-1].after, after, why)), prediction)
+        steps = (DecisionStep("forecast", current, current, f"the forecast alone needs {sizing.workers}"),)
+    prediction = sizing.prediction if after == sizing.workers else None
+    return Sizing(after, (*steps, DecisionStep("backtest", steps[-1].after, after, why)), prediction)
 
 
 def _choose(
-    wanted: Targets, answer: Backtest, observation: Observation, current: Targets
-) -> tuple[Targets, Targets, str]:
+    wanted: PoolSizes, answer: Backtest, observation: Observation, current: PoolSizes
+) -> tuple[PoolSizes, PoolSizes, str]:
     """Return the workers, those that go first where GPUs lack, and why."""
     added = raise_to(current, wanted)
     if answer.workers is None:
@@ -82,8 +82,8 @@ def _choose(
     return after, answer.workers, why
 
 
-def _part_of(workers: Targets, part: float) -> Targets:
-    return Targets(math.ceil(part * workers.prefill), math.ceil(part * workers.decode))
+def _part_of(workers: PoolSizes, part: float) -> PoolSizes:
+    return PoolSizes(math.ceil(part * workers.prefill), math.ceil(part * workers.decode))
 
 
 def _objection(observation: Observation, answer: Backtest) -> str:
@@ -98,7 +98,7 @@ def _objection(observation: Observation, answer: Backtest) -> str:
 
 def describe_backtest(answer: Backtest) -> str:
     """Say what the answer would have kept, and the best of the splits with fewer GPUs."""
-    [chosen, *others] = answer.tried or (SplitTrial(answer.workers or Targets(), 0, 0.0),)
+    [chosen, *others] = answer.tried or (SplitTrial(answer.workers or PoolSizes(), 0, 0.0),)
     cheaper = max(
         (each for each in others if each.gpus < chosen.gpus), key=lambda each: each.in_time, default=None
     )

@@ -16,7 +16,7 @@ from dynaplan.planner.model import Decision, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide, state_without_change
 from dynaplan.planner.rules.load_policy import average_load
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 
 
 class PlannedDeployment(Protocol):
@@ -57,7 +57,7 @@ class PlannedDeployment(Protocol):
 
 
 class PlanningCycle:
-    """One planner's intervals. Times are monotonic seconds. ``state`` is what is known from before.
+    """One planner's intervals. Times are monotonic seconds. ``state`` is that of the last planner, if any.
 
     With the policy ``load`` no load is pulled and nothing decided while a decision is being carried out
     (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``.
@@ -65,7 +65,10 @@ class PlanningCycle:
     """
 
     def __init__(
-        self, settings: PlannerSettings, model: SlaModel | None = None, state: PlannerState | None = None
+        self,
+        settings: PlannerSettings,
+        model: PerformanceModel | None = None,
+        state: PlannerState | None = None,
     ) -> None:
         self._settings = settings
         self._model = model

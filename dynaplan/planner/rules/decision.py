@@ -15,28 +15,28 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
-from dynaplan.fleet.counts import Targets, WorkerCounts
+from dynaplan.fleet.counts import PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import (
     Decision,
     DecisionRecord,
+    DecisionStep,
     Load,
     Observation,
     PlannerState,
     Prediction,
-    Step,
     WorkerLimits,
 )
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.load_policy import Situation, Stage, bound, scale_down, scale_up
 from dynaplan.planner.rules.sla_policy import (
-    SlaModel,
-    add_workers,
+    PerformanceModel,
+    add_unmanaged,
     limits_of,
-    plan_for_targets,
-    raise_limits,
+    limits_with_unmanaged,
+    size_for_slo,
     unmanaged_workers,
 )
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
@@ -49,7 +49,7 @@ def decide(
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
-    model: SlaModel | None = None,
+    model: PerformanceModel | None = None,
 ) -> tuple[PlannerState, Decision]:
     """Return the desired numbers of workers after one adjustment interval, and the state for the next one.
 
@@ -77,10 +77,10 @@ def decide(
     situation = Situation(settings, noted, observation, current_targets(observation))
     targets, prediction = situation.current, None
     is_known, why = _is_known(situation)
-    steps = [Step("known", targets, targets, why)]
+    steps = [DecisionStep("known", targets, targets, why)]
     if is_known and settings.waits_with_targets:
         is_known, why = _is_settled(situation)
-        steps += [Step("pending", targets, targets, why)]
+        steps += [DecisionStep("pending", targets, targets, why)]
     if is_known and settings.is_by_targets:
         situation, planned, prediction = _plan_for_targets(situation, model)
         steps += planned
@@ -98,33 +98,33 @@ def decide(
 
 
 def _plan_for_targets(
-    situation: Situation, model: SlaModel | None
-) -> tuple[Situation, list[Step], Prediction | None]:
+    situation: Situation, model: PerformanceModel | None
+) -> tuple[Situation, list[DecisionStep], Prediction | None]:
     """Plan for the targets; with the policy ``both`` the size is the floor, and no worker leaves here."""
     current, settings = situation.current, situation.settings
     if model is None:
         raise ValueError(f"policy {settings.policy} without a model of the engines")
     asleep = _asleep(situation.observation, current)
-    awake = Targets(current.prefill - asleep.prefill, current.decode - asleep.decode)
-    state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, awake)
+    awake = PoolSizes(current.prefill - asleep.prefill, current.decode - asleep.decode)
+    state, sizing = size_for_slo(model, settings, situation.state, situation.observation, awake)
     steps = list(sizing.steps)
-    if asleep != Targets():
-        planned = Targets(sizing.targets.prefill + asleep.prefill, sizing.targets.decode + asleep.decode)
+    if asleep != PoolSizes():
+        planned = PoolSizes(sizing.workers.prefill + asleep.prefill, sizing.workers.decode + asleep.decode)
         why = f"asleep {asleep} (`dynaplan wake`)"
         steps = [
-            Step("awake", current, awake, f"planned without what sleeps: {why}"),
+            DecisionStep("awake", current, awake, f"planned without what sleeps: {why}"),
             *steps,
-            Step("asleep", sizing.targets, planned, f"beside these stays {why}"),
+            DecisionStep("asleep", sizing.workers, planned, f"beside these stays {why}"),
         ]
-        sizing = replace(sizing, targets=planned)
+        sizing = replace(sizing, workers=planned)
     if settings.policy == "both":
-        limits = replace(limits_of(settings, situation.observation, current), least=sizing.targets)
-        after = fit_budget(raise_to(current, sizing.targets), limits) or sizing.targets
-        steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
-    return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
+        limits = replace(limits_of(settings, situation.observation, current), least=sizing.workers)
+        after = fit_budget(raise_to(current, sizing.workers), limits) or sizing.workers
+        steps.append(DecisionStep("floor", sizing.workers, after, f"the targets need {sizing.workers}"))
+    return replace(situation, state=state, floor=sizing.workers), steps, sizing.prediction
 
 
-def backtest_basis(settings: PlannerSettings, observation: Observation) -> tuple[Targets, WorkerLimits]:
+def backtest_basis(settings: PlannerSettings, observation: Observation) -> tuple[PoolSizes, WorkerLimits]:
     """Return the workers that a backtest compares with, and what it may try.
 
     Those are unmanaged workers and the managed ones that are awake, and all GPUs but those of sleepers: what
@@ -132,44 +132,44 @@ def backtest_basis(settings: PlannerSettings, observation: Observation) -> tuple
     """
     current = current_targets(observation)
     asleep = _asleep(observation, current)
-    awake = Targets(current.prefill - asleep.prefill, current.decode - asleep.decode)
+    awake = PoolSizes(current.prefill - asleep.prefill, current.decode - asleep.decode)
     unmanaged = unmanaged_workers(observation.fleet, awake)
     limits = limits_of(settings, observation, awake)
     budget = min(settings.max_gpu_budget, observation.fleet.gpus_total or settings.max_gpu_budget)
     limits = replace(limits, max_gpus=budget - limits.gpus(asleep))
-    return add_workers(awake, unmanaged), raise_limits(limits, unmanaged)
+    return add_unmanaged(awake, unmanaged), limits_with_unmanaged(limits, unmanaged)
 
 
-def _asleep(observation: Observation, current: Targets) -> Targets:
+def _asleep(observation: Observation, current: PoolSizes) -> PoolSizes:
     """Return the sleeping workers that are no capacity: they are neither planned with nor removed.
 
     Not the last of a role, which the next request wakes.
     """
     fleet = observation.fleet
-    return Targets(
+    return PoolSizes(
         min(fleet.prefill.asleep, max(0, current.prefill - 1)),
         min(fleet.decode.asleep, max(0, current.decode - 1)),
     )
 
 
-def _apply_thresholds(situation: Situation, targets: Targets) -> list[Step]:
+def _apply_thresholds(situation: Situation, targets: PoolSizes) -> list[DecisionStep]:
     """Run the gates, and then the threshold stages, from these targets on."""
     steps = []
     for name, gate in GATES.items():
         is_open, why = gate(situation)
-        steps.append(Step(name, targets, targets, why))
+        steps.append(DecisionStep(name, targets, targets, why))
         if not is_open:
             return steps
     if targets != situation.current:
-        return [*steps, Step("floor raised", targets, targets, "the thresholds wait for its effect")]
+        return [*steps, DecisionStep("floor raised", targets, targets, "the thresholds wait for its effect")]
     for name, stage in _stages(situation).items():
         after, why = stage(situation, targets)
-        steps += [Step(name, targets, after, why), *bound(situation, targets, after)]
+        steps += [DecisionStep(name, targets, after, why), *bound(situation, targets, after)]
         targets = steps[-1].after
     return steps
 
 
-def _restore_minimum(situation: Situation, targets: Targets) -> list[Step]:
+def _restore_minimum(situation: Situation, targets: PoolSizes) -> list[DecisionStep]:
     """Return the step to the least decode workers from none, where the GPUs and what is held allow it.
 
     Whatever the policy: without one nobody answers, and so nothing would ever be measured.
@@ -182,7 +182,9 @@ def _restore_minimum(situation: Situation, targets: Targets) -> list[Step]:
     if after == targets or limits.gpus(after) > limits.max_gpus:
         return []
     return [
-        Step("minimum", targets, after, f"without a decode worker nobody answers: at least {limits.least}")
+        DecisionStep(
+            "minimum", targets, after, f"without a decode worker nobody answers: at least {limits.least}"
+        )
     ]
 
 
@@ -191,10 +193,10 @@ def state_without_change(state: PlannerState) -> PlannerState:
     return state.after_interval()
 
 
-def current_targets(observation: Observation) -> Targets:
+def current_targets(observation: Observation) -> PoolSizes:
     """Return the desired counts, and the present workers of a role without a desired count."""
     desired, fleet = observation.desired, observation.fleet
-    return Targets(
+    return PoolSizes(
         desired.num_prefill_workers if desired.num_prefill_workers >= 0 else fleet.prefill.present,
         desired.num_decode_workers if desired.num_decode_workers >= 0 else fleet.decode.present,
     )
@@ -262,8 +264,8 @@ def _stages(situation: Situation) -> dict[str, Stage]:
 
 
 def apply_holds(
-    settings: PlannerSettings, observation: Observation, current: Targets, wanted: Targets
-) -> list[Step]:
+    settings: PlannerSettings, observation: Observation, current: PoolSizes, wanted: PoolSizes
+) -> list[DecisionStep]:
     """Return the step from the ``wanted`` numbers to those within the holds; none where nothing is held.
 
     A deployment without prefill workers (``current`` has none) ignores a hold of them.
@@ -272,22 +274,26 @@ def apply_holds(
     if not holds.by_role:
         return []
     after = _fit_holds(settings, observation, holds, current, wanted)
-    return [Step("held", wanted, after, _describe_holds(holds, wanted, after))]
+    return [DecisionStep("held", wanted, after, _describe_holds(holds, wanted, after))]
 
 
 def _fit_holds(
-    settings: PlannerSettings, observation: Observation, holds: RoleHolds, current: Targets, wanted: Targets
-) -> Targets:
+    settings: PlannerSettings,
+    observation: Observation,
+    holds: RoleHolds,
+    current: PoolSizes,
+    wanted: PoolSizes,
+) -> PoolSizes:
     bounded = holds.bounded(wanted)
     if not any(bounded.of(role) > wanted.of(role) for role in SCALED_ROLES):
         return bounded
     limits = limits_of(settings, observation, current)
-    least = Targets(min(limits.least.prefill, bounded.prefill), min(limits.least.decode, bounded.decode))
+    least = PoolSizes(min(limits.least.prefill, bounded.prefill), min(limits.least.decode, bounded.decode))
     least = holds.bounded(least)
     return fit_budget(bounded, replace(limits, least=least)) or least
 
 
-def _describe_holds(holds: RoleHolds, wanted: Targets, after: Targets) -> str:
+def _describe_holds(holds: RoleHolds, wanted: PoolSizes, after: PoolSizes) -> str:
     parts = []
     for role in SCALED_ROLES:
         hold, before, now = holds.of(role), wanted.of(role), after.of(role)
@@ -300,7 +306,7 @@ def _describe_holds(holds: RoleHolds, wanted: Targets, after: Targets) -> str:
 
 
 def preview_decision(
-    last: DecisionRecord, workers: Targets, holds: RoleHolds, model: SlaModel | None
+    last: DecisionRecord, workers: PoolSizes, holds: RoleHolds, model: PerformanceModel | None
 ) -> Decision:
     """Return the decision on these numbers of workers, all of them ready, after the one in ``last``."""
     seen = last.observation
@@ -331,7 +337,7 @@ def _ready(counts: WorkerCounts, workers: int) -> WorkerCounts:
     return WorkerCounts(ready=workers, gpus=counts.gpus, startup_s=counts.startup_s)
 
 
-def _spread_load(load: Load, workers: Targets) -> Load:
+def _spread_load(load: Load, workers: PoolSizes) -> Load:
     """Return the same load over these workers; the prefill queue is that of all of them already."""
     usage = load.kv_usage
     if usage is not None and workers.decode:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaplan.config.settings.planner import KV_USAGE_PER_WAITING_REQUEST
-from dynaplan.planner.model import Decision, DecisionRecord, Step
+from dynaplan.planner.model import Decision, DecisionRecord, DecisionStep
 from dynaplan.planner.rules.load_policy import finite
 from dynaplan.util.errors import UserError
 
@@ -149,9 +149,9 @@ GATE_STAGES = ("known", "pending", "steady")
 """Stages whose reasons are sentences of their own: their names would tell a reader nothing."""
 
 
-def _step(step: Step) -> str:
+def _step(step: DecisionStep) -> str:
     return step.why if step.stage in GATE_STAGES else f"{step.stage}: {step.why}"
 
 
-def _label(step: Step) -> str:
+def _label(step: DecisionStep) -> str:
     return "changed   " if step.before != step.after else "unchanged "

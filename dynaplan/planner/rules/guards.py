@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import PlannerState
@@ -67,8 +67,8 @@ def against_consolidation(
     return f"the other {rest} would then be at {after:.3g}, over the scale-up threshold {up:g}"
 
 
-def against_failures(fleet: FleetCounts, role: Role) -> str:
-    """Object to adding a worker of a role of which several have failed for good.
+def failure_reason(fleet: FleetCounts, role: Role) -> str:
+    """Object to adding a worker to a role in which several have failed permanently.
 
     One may have had a bad GPU, which another worker need not get; several probably share their fault with
     the next.
@@ -77,20 +77,20 @@ def against_failures(fleet: FleetCounts, role: Role) -> str:
     return f"{failed} {role.value} workers failed: `dynaplan status` says why" if failed > 1 else ""
 
 
-def against_missing(fleet: FleetCounts, current: Targets, role: Role) -> str:
+def against_missing(fleet: FleetCounts, current: PoolSizes, role: Role) -> str:
     """Object to asking for one more while those that were asked for have not come: memory is not there."""
     has, asked = _counts(fleet, role).present, current.of(role)
     return f"of the {asked} {role.value} workers asked for there are {has}" if has < asked else ""
 
 
 def against_budget(
-    settings: PlannerSettings, fleet: FleetCounts, current: Targets, targets: Targets, role: Role
+    settings: PlannerSettings, fleet: FleetCounts, current: PoolSizes, targets: PoolSizes, role: Role
 ) -> str:
     """Object to adding a worker of the role to ``targets`` beyond the GPU budget, or the GPUs of the box.
 
     Draining workers, and workers beyond the desired number, hold their GPUs until they are gone.
     """
-    held = gpus_held(settings, fleet, current, targets)
+    held = gpus_in_use(settings, fleet, current, targets)
     wanted = held + gpus_of(settings, fleet, role)
     if held > settings.max_gpu_budget:
         return f"{held} GPUs are in use already, over the budget of {settings.max_gpu_budget}"
@@ -105,7 +105,7 @@ def against_budget(
     return ""
 
 
-def gpus_held(settings: PlannerSettings, fleet: FleetCounts, current: Targets, targets: Targets) -> int:
+def gpus_in_use(settings: PlannerSettings, fleet: FleetCounts, current: PoolSizes, targets: PoolSizes) -> int:
     """Return the GPUs held once ``targets`` are reached while everything that leaves still holds its own.
 
     ``current`` are the counts asked for until now. A worker that this decision removes counts as gone: the
@@ -122,7 +122,7 @@ def gpus_of(settings: PlannerSettings, fleet: FleetCounts, role: Role) -> int:
     return max(configured, math.ceil(_counts(fleet, role).gpus))
 
 
-def _workers(fleet: FleetCounts, current: Targets, targets: Targets, role: Role) -> int:
+def _workers(fleet: FleetCounts, current: PoolSizes, targets: PoolSizes, role: Role) -> int:
     counts = _counts(fleet, role)
     unasked = max(0, counts.holding - current.of(role))
     return targets.of(role) + counts.draining + unasked

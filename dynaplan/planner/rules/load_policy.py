@@ -16,10 +16,10 @@ from dynaplan.config.settings.planner import (
     NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD,
     PlannerSettings,
 )
-from dynaplan.fleet.counts import Sample, Targets
+from dynaplan.fleet.counts import PoolSizes, Sample
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model import Load, Observation, PlannerState, Step
+from dynaplan.planner.model import DecisionStep, Load, Observation, PlannerState
 from dynaplan.planner.rules import guards
 
 
@@ -81,8 +81,8 @@ class Situation:
     settings: PlannerSettings
     state: PlannerState
     observation: Observation
-    current: Targets
-    floor: Targets = field(default_factory=Targets)
+    current: PoolSizes
+    floor: PoolSizes = field(default_factory=PoolSizes)
 
     @property
     def is_disaggregated(self) -> bool:
@@ -123,14 +123,14 @@ class Situation:
         )
 
 
-Stage = Callable[[Situation, Targets], tuple[Targets, str]]
+Stage = Callable[[Situation, PoolSizes], tuple[PoolSizes, str]]
 """Takes the targets of the stage before it; returns its own, and why."""
 
 
 def scale_down(role: Role) -> Stage:
     """Make the stage that removes a worker of the role below the lower threshold, if no guard objects."""
 
-    def stage(situation: Situation, targets: Targets) -> tuple[Targets, str]:
+    def stage(situation: Situation, targets: PoolSizes) -> tuple[PoolSizes, str]:
         signal = situation.signal(role)
         if signal.load is None:
             return targets, f"no data: change nothing, because {signal.missing}"
@@ -147,7 +147,7 @@ def scale_down(role: Role) -> Stage:
 def scale_up(role: Role) -> Stage:
     """Make the stage that adds a worker of the role above the upper threshold, unless its queue shrinks."""
 
-    def stage(situation: Situation, targets: Targets) -> tuple[Targets, str]:
+    def stage(situation: Situation, targets: PoolSizes) -> tuple[PoolSizes, str]:
         signal = situation.signal(role)
         if signal.load is None:
             return targets, f"no data: change nothing, because {signal.missing}"
@@ -160,22 +160,24 @@ def scale_up(role: Role) -> Stage:
     return stage
 
 
-def bound(situation: Situation, before: Targets, wanted: Targets) -> list[Step]:
+def bound(situation: Situation, before: PoolSizes, wanted: PoolSizes) -> list[DecisionStep]:
     """Return the step that takes an addition back, where a guard objects to it; none where none does."""
     fleet = situation.observation.fleet
     for role in SCALED_ROLES:
         if wanted.of(role) <= before.of(role):
             continue
-        if why := guards.against_failures(fleet, role):
-            return [Step("failures", wanted, before, why)]
+        if why := guards.failure_reason(fleet, role):
+            return [DecisionStep("failures", wanted, before, why)]
         if why := guards.against_missing(fleet, situation.current, role):
-            return [Step("missing", wanted, before, why)]
+            return [DecisionStep("missing", wanted, before, why)]
         if why := guards.against_budget(situation.settings, fleet, situation.current, before, role):
-            return [Step("budget", wanted, before, why)]
+            return [DecisionStep("budget", wanted, before, why)]
     return []
 
 
-def _against_removing(situation: Situation, role: Role, signal: Signal, load: float, targets: Targets) -> str:
+def _against_removing(
+    situation: Situation, role: Role, signal: Signal, load: float, targets: PoolSizes
+) -> str:
     """Return the first objection to removing a worker of the role."""
     settings, workers = situation.settings, targets.of(role)
     gpus = guards.gpus_of(settings, situation.observation.fleet, role)
@@ -205,6 +207,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _changes(samples: Sequence[Sample]) -> str:
     """Tell how the numbers of workers changed from pull to pull, at most four of them."""
-    seen = [Targets(sample.prefill_workers, sample.decode_workers) for sample in samples]
+    seen = [PoolSizes(sample.prefill_workers, sample.decode_workers) for sample in samples]
     different = [seen[0], *(now for before, now in pairwise(seen) if now != before)]
     return " -> ".join(map(str, different[:4])) if len(different) > 1 else ""

@@ -1,22 +1,23 @@
-"""The SLA policy: the workers that the coming traffic needs to meet the targets.
+"""The SLA policy: sizes the worker pools so that the forecast traffic meets the latency targets.
 
 Each interval, in this order:
 
-1. *Error budget*: the misses of the finished interval are booked (``planner/sizing/error_budget.py``).
+1. *Error budget*: requests of the finished interval that missed a target are charged to it
+   (``planner/sizing/error_budget.py``).
 2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
-   Not while the numbers of workers changed in the interval, nor with ``no-correction``.
+   Skipped when worker counts changed during the interval, and with ``no-correction``.
 3. *Demands*: one per forecast interval, and one more with the backlog (``look_ahead.py``).
 4. *Size*: the most that any of them needs, by the queueing model (``pool_sizes.py``), within minimums and GPU
    budget (``limits.py``).
-5. *Backtest*: who is there stays, unless the last traffic, simulated, would have done with fewer; and of a
-   load that was simulated the answer counts, not the forecast (``backtest_rules.py``,
+5. *Backtest*: scale down only if a simulation of the last traffic meets the targets with fewer workers. Where
+   the present load was simulated, the result overrides the forecast (``backtest_rules.py``,
    ``planner/backtesting``).
-6. *Failures*: no more workers of a role of which several failed for good.
-7. *Unmanaged* workers serve, and nobody starts or stops them: they take their part of the traffic, so they
-   were added before sizing, and are subtracted from the size.
+6. *Failures*: no workers are added to a role in which several have failed permanently.
+7. *Unmanaged* workers, which somebody else starts and stops, serve traffic too: they were added before
+   sizing, and are subtracted from the size.
 
-With ``sizing: formula`` steps 3 to 5 are left out, as in the original: the means forecast for the next
-interval give the size, both ways, within minimums and GPU budget.
+With ``sizing: formula`` steps 3 to 5 are left out, as in the original: the mean forecast for the next
+interval gives the size, for scaling up and down, within minimums and GPU budget.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Targets
+from dynaplan.fleet.counts import FleetCounts, PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.forecasting.arrivals import exceeds_chance
 from dynaplan.planner.model import (
     UNLIMITED,
     Corrections,
+    DecisionStep,
     Demand,
-    Foresight,
     Observation,
     PlannerState,
     Sizing,
-    Step,
+    TrafficForecast,
     WorkerLimits,
 )
 from dynaplan.planner.rules import guards
@@ -48,52 +49,52 @@ from dynaplan.planner.sizing.error_budget import describe_budget
 from dynaplan.planner.sizing.formula import Formula
 from dynaplan.planner.sizing.look_ahead import backlog_demand, size_for_all
 from dynaplan.planner.sizing.pool_sizes import size_pools
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 
 
 @dataclass(frozen=True)
-class SlaModel:
-    """The model of the engines: for queueing, and, with ``sizing: formula``, the formulas.
+class PerformanceModel:
+    """The queueing model of the engines, and, with ``sizing: formula``, the formulas.
 
-    ``origin`` says of an estimated profile that it is one; it is empty for a measured one.
+    ``profile_note`` says that the profile is an estimate; empty for a measured one.
     """
 
-    service: ServiceModel
+    service: QueueingModel
     formula: Formula | None = None
-    origin: str = ""
+    profile_note: str = ""
 
-    def service_for(self, current: Targets) -> ServiceModel:
-        """Return the service, aggregated where there is no prefill pool."""
+    def service_for(self, current: PoolSizes) -> QueueingModel:
+        """Return the queueing model, without its prefill stage if there is no prefill pool."""
         return self.service if current.prefill else replace(self.service, prefill=None)
 
 
-def plan_for_targets(
-    model: SlaModel,
+def size_for_slo(
+    model: PerformanceModel,
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
-    current: Targets,
+    current: PoolSizes,
 ) -> tuple[PlannerState, Sizing]:
     """Return the next state, and the workers that the coming traffic needs within every limit.
 
     Without traffic data or a forecast nothing changes.
     """
     unmanaged = unmanaged_workers(observation.fleet, current)
-    limits = raise_limits(limits_of(settings, observation, current), unmanaged)
-    current = add_workers(current, unmanaged)
+    limits = limits_with_unmanaged(limits_of(settings, observation, current), unmanaged)
+    current = add_unmanaged(current, unmanaged)
     state = _spend_error_budget(model, settings, state, observation, current)
     state, notes = _update_corrections(model, settings, state, observation, current)
     if settings.slo_window_s:
-        notes = [Step("promise", current, current, describe_budget(state.error_budget)), *notes]
-    if model.origin:
-        notes = [Step("profile", current, current, model.origin), *notes]
+        notes = [DecisionStep("promise", current, current, describe_budget(state.error_budget)), *notes]
+    if model.profile_note:
+        notes = [DecisionStep("profile", current, current, model.profile_note), *notes]
     service = apply_corrections(model, state.corrections, current)
     foresight, traffic = observation.foresight, observation.traffic
     is_measured = traffic is None or traffic.requests is not None
     if foresight is None or not foresight.expected or not is_measured:
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
-        steps = (*notes, Step("demand", current, current, why))
+        steps = (*notes, DecisionStep("demand", current, current, why))
         return state, subtract_unmanaged(Sizing(current, steps), unmanaged)
     if model.formula:
         expected, targets = foresight.expected[0], settings.targets()
@@ -101,21 +102,21 @@ def plan_for_targets(
             expected, foresight.interval_s, targets, state.corrections, limits, current
         )
     else:
-        sizing = _plan(service, settings, observation, foresight, limits, current)
+        sizing = _size_by_queueing_model(service, settings, observation, foresight, limits, current)
         sizing = apply_backtest(sizing, observation, limits, current)
-    sizing = _without_failing_roles(observation, sizing, current)
+    sizing = _block_scale_up_of_failing_roles(observation, sizing, current)
     return state, subtract_unmanaged(replace(sizing, steps=(*notes, *sizing.steps)), unmanaged)
 
 
-def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
-    """Return the GPU budget, the minimums, and the maximums that are held (``decision.py``).
+def limits_of(settings: PlannerSettings, observation: Observation, current: PoolSizes) -> WorkerLimits:
+    """Return the GPU budget, the minimums, and the maximums of the holds (``decision.py``).
 
-    GPUs of draining workers, and of workers beyond the desired number, are not available yet. What remains
-    is no less than the GPUs of the workers asked for already, as far as ``max-gpu-budget`` and the box go.
+    GPUs of draining workers, and of workers beyond the desired number, are not available yet. The budget is
+    at least the GPUs of the workers already requested, but never above ``max-gpu-budget`` or the box.
     """
     fleet = observation.fleet
     budget = min(settings.max_gpu_budget, fleet.gpus_total or settings.max_gpu_budget)
-    held = guards.gpus_held(settings, fleet, current, current)
+    held = guards.gpus_in_use(settings, fleet, current, current)
     gpus = {role: guards.gpus_of(settings, fleet, role) for role in SCALED_ROLES}
     asked = sum(current.of(role) * gpus[role] for role in SCALED_ROLES)
     least = {role: guards.min_workers(settings, gpus[role]) for role in SCALED_ROLES}
@@ -123,25 +124,25 @@ def limits_of(settings: PlannerSettings, observation: Observation, current: Targ
         max_gpus=max(budget - (held - asked), min(asked, budget)),
         prefill_gpus=gpus[Role.PREFILL],
         decode_gpus=gpus[Role.DECODE],
-        least=Targets(least[Role.PREFILL] if current.prefill else 0, least[Role.DECODE]),
+        least=PoolSizes(least[Role.PREFILL] if current.prefill else 0, least[Role.DECODE]),
         most=observation.holds.beside(current).bounded(UNLIMITED),
     )
 
 
 def _update_corrections(
-    model: SlaModel,
+    model: PerformanceModel,
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
-    current: Targets,
-) -> tuple[PlannerState, list[Step]]:
+    current: PoolSizes,
+) -> tuple[PlannerState, list[DecisionStep]]:
     traffic, load = observation.traffic, observation.load
     if settings.no_correction or traffic is None:
         return state, []
     if load.changed:
         why = f"corrections stay: the workers changed in this interval ({load.changed})"
-        return state, [Step("corrections", current, current, why)]
-    serving = Targets(load.prefill_workers, load.decode_workers)
+        return state, [DecisionStep("corrections", current, current, why)]
+    serving = PoolSizes(load.prefill_workers, load.decode_workers)
     if model.formula:
         after, why = model.formula.corrections(
             state.corrections, traffic, serving.decode, is_aggregated=not current.prefill
@@ -150,15 +151,15 @@ def _update_corrections(
         after, why = update_corrections(
             model.service_for(current), state.corrections, traffic, serving, settings.targets()
         )
-    return replace(state, corrections=after), [Step("corrections", current, current, why)]
+    return replace(state, corrections=after), [DecisionStep("corrections", current, current, why)]
 
 
 def _spend_error_budget(
-    model: SlaModel,
+    model: PerformanceModel,
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
-    current: Targets,
+    current: PoolSizes,
 ) -> PlannerState:
     """Return the state with the error budget after the misses of the finished interval.
 
@@ -167,26 +168,26 @@ def _spend_error_budget(
     traffic, load, targets = observation.traffic, observation.load, settings.targets()
     if traffic is None or traffic.requests is None or not settings.slo_window_s:
         return state
-    serving = Targets(load.prefill_workers, load.decode_workers)
+    serving = PoolSizes(load.prefill_workers, load.decode_workers)
     missed = error_budget.missed_requests(model.service_for(current), traffic, serving, targets)
     after = error_budget.update_budget(state.error_budget, missed, traffic, targets, settings.slo_window_s)
     return replace(state, error_budget=after)
 
 
-def apply_corrections(model: SlaModel, corrections: Corrections, current: Targets) -> ServiceModel:
-    """Return the service with the step times that were measured."""
+def apply_corrections(model: PerformanceModel, corrections: Corrections, current: PoolSizes) -> QueueingModel:
+    """Return the queueing model with its step times scaled by the corrections."""
     return model.service_for(current).slowed(
         effective_correction(corrections.prefill), effective_correction(corrections.decode)
     )
 
 
-def _plan(
-    service: ServiceModel,
+def _size_by_queueing_model(
+    service: QueueingModel,
     settings: PlannerSettings,
     observation: Observation,
-    foresight: Foresight,
+    foresight: TrafficForecast,
     limits: WorkerLimits,
-    current: Targets,
+    current: PoolSizes,
 ) -> Sizing:
     """Size by the queueing model: forecast demands, the measured one where it is above them, and backlog."""
     demands = [
@@ -194,7 +195,7 @@ def _plan(
         for expected in foresight.expected
         if expected.requests is not None
     ]
-    now = _current_demand(settings, foresight, observation)
+    now = _measured_demand(settings, foresight, observation)
     if demands:
         if now and exceeds_chance(
             *(each.requests_per_s * foresight.interval_s for each in (now, demands[0]))
@@ -210,8 +211,8 @@ def _plan(
     return size_for_all(size, demands, current, limits)
 
 
-def _current_demand(
-    settings: PlannerSettings, foresight: Foresight, observation: Observation
+def _measured_demand(
+    settings: PlannerSettings, foresight: TrafficForecast, observation: Observation
 ) -> Demand | None:
     """Return the demand of the finished interval, with the forecast lengths; None where unknown or 0."""
     traffic = observation.traffic
@@ -224,8 +225,8 @@ def _current_demand(
 
 
 CORRECTION_TOLERANCE = 1.15
-"""Factor within which a correction counts as 1. Model and measurement are never closer, and sizes that
-follow their difference would come and go under a load that does not change."""
+"""Corrections within this factor of 1 are ignored. The model is never more exact, and following its error
+would make the size flap under constant load."""
 
 
 def effective_correction(correction: float) -> float:
@@ -233,46 +234,46 @@ def effective_correction(correction: float) -> float:
     return 1.0 if 1 / CORRECTION_TOLERANCE < correction < CORRECTION_TOLERANCE else correction
 
 
-def _without_failing_roles(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:
-    """Add no worker to a role of which several failed for good."""
-    targets, steps = sizing.targets, []
+def _block_scale_up_of_failing_roles(observation: Observation, sizing: Sizing, current: PoolSizes) -> Sizing:
+    """Add no worker to a role in which several have failed permanently."""
+    targets, steps = sizing.workers, []
     for role in SCALED_ROLES:
-        why = guards.against_failures(observation.fleet, role)
+        why = guards.failure_reason(observation.fleet, role)
         if why and targets.of(role) > current.of(role):
             after = targets.plus(role, current.of(role) - targets.of(role))
-            steps.append(Step("failures", targets, after, why))
+            steps.append(DecisionStep("failures", targets, after, why))
             targets = after
     if not steps:
         return sizing
-    return replace(sizing, targets=targets, steps=(*sizing.steps, *steps), prediction=None)
+    return replace(sizing, workers=targets, steps=(*sizing.steps, *steps), prediction=None)
 
 
-NO_WORKERS = Targets()
+NO_WORKERS = PoolSizes()
 
 
-def unmanaged_workers(fleet: FleetCounts, current: Targets) -> Targets:
+def unmanaged_workers(fleet: FleetCounts, current: PoolSizes) -> PoolSizes:
     """Return the unmanaged workers; those of prefill count only where prefill is a pool of its own."""
-    return Targets(fleet.prefill.unmanaged if current.prefill else 0, fleet.decode.unmanaged)
+    return PoolSizes(fleet.prefill.unmanaged if current.prefill else 0, fleet.decode.unmanaged)
 
 
-def add_workers(managed: Targets, unmanaged: Targets) -> Targets:
+def add_unmanaged(managed: PoolSizes, unmanaged: PoolSizes) -> PoolSizes:
     """Return the numbers of managed and unmanaged workers together."""
-    return Targets(managed.prefill + unmanaged.prefill, managed.decode + unmanaged.decode)
+    return PoolSizes(managed.prefill + unmanaged.prefill, managed.decode + unmanaged.decode)
 
 
-def raise_limits(limits: WorkerLimits, unmanaged: Targets) -> WorkerLimits:
-    """Return the limits of all workers, from those that hold for the managed ones."""
+def limits_with_unmanaged(limits: WorkerLimits, unmanaged: PoolSizes) -> WorkerLimits:
+    """Widen the limits of the managed workers by the unmanaged ones."""
     if unmanaged == NO_WORKERS:
         return limits
     return replace(
         limits,
         max_gpus=limits.max_gpus + limits.gpus(unmanaged),
-        least=add_workers(limits.least, unmanaged),
-        most=add_workers(limits.most, unmanaged),
+        least=add_unmanaged(limits.least, unmanaged),
+        most=add_unmanaged(limits.most, unmanaged),
     )
 
 
-def subtract_unmanaged(sizing: Sizing, unmanaged: Targets) -> Sizing:
+def subtract_unmanaged(sizing: Sizing, unmanaged: PoolSizes) -> Sizing:
     """Return the size, and its steps, in managed workers, with a last step that says so."""
     if unmanaged == NO_WORKERS:
         return sizing
@@ -280,10 +281,10 @@ def subtract_unmanaged(sizing: Sizing, unmanaged: Targets) -> Sizing:
         replace(step, before=_subtract(step.before, unmanaged), after=_subtract(step.after, unmanaged))
         for step in sizing.steps
     ]
-    targets = _subtract(sizing.targets, unmanaged)
-    why = f"unmanaged workers serve too ({unmanaged}): {add_workers(targets, unmanaged)} in all"
-    return replace(sizing, targets=targets, steps=(*steps, Step("unmanaged", targets, targets, why)))
+    targets = _subtract(sizing.workers, unmanaged)
+    why = f"unmanaged workers serve too ({unmanaged}): {add_unmanaged(targets, unmanaged)} in all"
+    return replace(sizing, workers=targets, steps=(*steps, DecisionStep("unmanaged", targets, targets, why)))
 
 
-def _subtract(workers: Targets, unmanaged: Targets) -> Targets:
-    return Targets(max(0, workers.prefill - unmanaged.prefill), max(0, workers.decode - unmanaged.decode))
+def _subtract(workers: PoolSizes, unmanaged: PoolSizes) -> PoolSizes:
+    return PoolSizes(max(0, workers.prefill - unmanaged.prefill), max(0, workers.decode - unmanaged.decode))

@@ -65,10 +65,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Demand
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState, measured_demand
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState, measured_demand
 
 MIN_REQUESTS = 20
 """Requests in an interval below which its mean says too little to correct anything."""
@@ -93,7 +93,7 @@ class _MeasuredInterval:
 
     traffic: Traffic
     demand: Demand
-    serving: Targets
+    serving: PoolSizes
 
     @property
     def answered_per_ms(self) -> float:
@@ -143,7 +143,7 @@ class _MeasuredInterval:
 
 
 def update_corrections(
-    service: ServiceModel, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
+    service: QueueingModel, before: Corrections, traffic: Traffic, serving: PoolSizes, targets: SlaTargets
 ) -> tuple[Corrections, str]:
     """Return the factors after an interval in which ``serving`` workers served, and why.
 
@@ -163,7 +163,7 @@ def update_corrections(
     return after, f"measured over expected: {_describe(after)}{note}"
 
 
-def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, serving: Targets) -> str:
+def _obstacle(service: QueueingModel, traffic: Traffic, demand: Demand | None, serving: PoolSizes) -> str:
     """Say why nothing can be compared, "" when it can."""
     if traffic.requests is None:
         return traffic.missing or "nothing was measured"
@@ -176,7 +176,7 @@ def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, se
 
 
 def _decode_factor(
-    service: ServiceModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
+    service: QueueingModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
 ) -> float | None:
     """Return the factor nearest to ``before`` that agrees with the measured ITL; None without one."""
     itl_ms, state = interval.traffic.itl_ms, SteadyState(service, interval.demand)
@@ -209,7 +209,7 @@ def _decode_ratio(state: SteadyState, itl_ms: float, rate: float, *, is_full: bo
 
 
 def _prefill_factor(
-    service: ServiceModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
+    service: QueueingModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
 ) -> tuple[float | None, str]:
     """Return the factor nearest to ``before`` that agrees with the measured TTFT, and an objection."""
     ttft_ms = interval.traffic.ttft_ms
@@ -223,7 +223,7 @@ def _prefill_factor(
     return min(max(before, with_waiting), max(alone, with_waiting)), ""
 
 
-def _find_factor(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
+def _find_factor(ttft_ms: float, service: QueueingModel, demand: Demand, serving: PoolSizes) -> float:
     """Return the factor with which the model expects that mean TTFT, by halving on a logarithmic scale.
 
     That is *with waiting* of the module, and *alone* for a demand of rate 0.

@@ -27,7 +27,7 @@ from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.forecasting.arrivals import is_within_chance
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model import Demand, Expected, Foresight
+from dynaplan.planner.model import Demand, Expected, TrafficForecast
 from dynaplan.planner.sizing.look_ahead import lookahead
 from dynaplan.planner.sizing.queueing.workload import points_of
 
@@ -66,7 +66,7 @@ class ForecastMethod(Protocol):
 
 async def forecast_traffic(
     history: TrafficHistory, method: ForecastMethod, startup_s: float, settings: PlannerSettings
-) -> Foresight:
+) -> TrafficForecast:
     """Return the forecast traffic until a worker that is started now is ready, and one interval more."""
     answers = {
         asked: await method(history.curve(asked.curve), asked.ahead)
@@ -77,7 +77,7 @@ async def forecast_traffic(
 
 def build_foresight(
     history: TrafficHistory, answers: Mapping[ForecastQuery, Forecast], settings: PlannerSettings
-) -> Foresight:
+) -> TrafficForecast:
     """Combine the answers to ``forecast_queries`` with the lengths of the requests that were seen."""
     lengths = {asked.curve: answer for asked, answer in answers.items() if not asked.is_count}
     requests = _value(answers[ForecastQuery(REQUESTS, 1)])
@@ -94,7 +94,7 @@ def build_foresight(
         for asked, answer in answers.items()
         if asked.is_count
     )
-    return Foresight(
+    return TrafficForecast(
         history.interval_s,
         expected,
         history.isl,
@@ -105,7 +105,7 @@ def build_foresight(
     )
 
 
-def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
+def demand_of(settings: PlannerSettings, foresight: TrafficForecast, expected: Expected) -> Demand:
     """Return one forecast interval as a demand: recent lengths, scaled to the forecast means.
 
     Its burstiness is the recent mean of the measured one, at least 1, and 1 where none was measured. Of its

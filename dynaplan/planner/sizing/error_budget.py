@@ -30,7 +30,7 @@ yet are in R but in no mean: their misses count when they are answered, by that 
 that needs requests, lengths, a mean TTFT or a worker of each role and has none, the interval only fades the
 budget; without data it stays.
 
-**Made up for.** It is the account that is shown; who is there follows from backtests over the same window.
+**Made up for.** It is the account that is shown; worker counts follow from backtests over the same window.
 While more missed than promised, the next backtest may miss as much less, and nobody leaves while misses go
 on (``planner/backtesting/schedule.py``).
 
@@ -45,14 +45,14 @@ from __future__ import annotations
 import math
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import ErrorBudget
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, measured_steady_state
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, measured_steady_state
 
 
 def missed_requests(
-    service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
+    service: QueueingModel, traffic: Traffic, serving: PoolSizes, targets: SlaTargets
 ) -> tuple[float, float] | None:
     """Return the requests that missed the TTFT and the ITL target in an interval; None: not known.
 
@@ -67,7 +67,7 @@ def missed_requests(
 
 
 def missed_shares(
-    service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
+    service: QueueingModel, traffic: Traffic, serving: PoolSizes, targets: SlaTargets
 ) -> tuple[float, float] | None:
     """Estimate the parts of an interval's requests that missed either target; None: not known."""
     state = measured_steady_state(service, traffic, serving)

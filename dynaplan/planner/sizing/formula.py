@@ -66,9 +66,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model import Corrections, Expected, Sizing, Step, WorkerLimits
+from dynaplan.planner.model import Corrections, DecisionStep, Expected, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import MAX_WORKERS, find_smallest, within_limits
 
 Piece = tuple[float, float, float, float]
@@ -240,7 +240,7 @@ class Formula:
         targets: SlaTargets,
         corrections: Corrections,
         limits: WorkerLimits,
-        current: Targets,
+        current: PoolSizes,
     ) -> Sizing:
         """Return the workers that the next interval needs within the limits, and why.
 
@@ -249,12 +249,12 @@ class Formula:
         requests = _number(expected.requests)
         isl, osl = _number(expected.isl_tokens), _number(expected.osl_tokens)
         if requests == 0:
-            step = Step("demand", current, Targets(), "no requests are expected: no demand")
-            allowed, bounds = within_limits(Targets(), limits, current)
+            step = DecisionStep("demand", current, PoolSizes(), "no requests are expected: no demand")
+            allowed, bounds = within_limits(PoolSizes(), limits, current)
             return Sizing(allowed, (step, *bounds))
         if requests is None or isl is None or osl is None or isl + osl <= 0:
             why = "no data: change nothing, because no requests or lengths could be forecast"
-            return Sizing(current, (Step("demand", current, current, why),))
+            return Sizing(current, (DecisionStep("demand", current, current, why),))
         load = _MeanLoad(requests / interval_s, isl, osl, targets, corrections)
         prefill, why_prefill = (0, "") if not current.prefill else self._prefill_workers(load, limits)
         decode, why_decode = (
@@ -263,10 +263,10 @@ class Formula:
         if prefill is None or decode is None:
             reasons = "; ".join(filter(None, (why_prefill, why_decode)))
             why = f"the profile promises nothing here: change nothing ({reasons})"
-            return Sizing(current, (Step("profile", current, current, why),))
-        between, wanted = Targets(prefill, current.decode), Targets(prefill, decode)
-        steps = [Step("prefill", current, between, why_prefill)] if current.prefill else []
-        steps.append(Step("decode", between, wanted, why_decode))
+            return Sizing(current, (DecisionStep("profile", current, current, why),))
+        between, wanted = PoolSizes(prefill, current.decode), PoolSizes(prefill, decode)
+        steps = [DecisionStep("prefill", current, between, why_prefill)] if current.prefill else []
+        steps.append(DecisionStep("decode", between, wanted, why_decode))
         allowed, bounds = within_limits(wanted, limits, current)
         return Sizing(allowed, (*steps, *bounds))
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
-from dynaplan.planner.model import Step, WorkerLimits
+from dynaplan.planner.model import DecisionStep, WorkerLimits
 
 MAX_WORKERS = 4096
 """Workers at which the search gives up and returns this number; the GPU budget cuts it down afterwards."""
@@ -49,7 +49,7 @@ UNBOUNDED_GPUS = 10**9
 """GPUs of a budget that bounds nothing: asks what a demand needs before asking whether it fits."""
 
 
-def fit_budget(wanted: Targets, limits: WorkerLimits) -> Targets | None:
+def fit_budget(wanted: PoolSizes, limits: WorkerLimits) -> PoolSizes | None:
     """Return the fairest part of ``wanted`` that the budget allows, within the minimums and maximums.
 
     None when not even the minimums fit the budget.
@@ -72,12 +72,14 @@ def fit_budget(wanted: Targets, limits: WorkerLimits) -> Targets | None:
         fitted = affordable[0]
 
 
-def raise_to(wanted: Targets, least: Targets) -> Targets:
+def raise_to(wanted: PoolSizes, least: PoolSizes) -> PoolSizes:
     """Return the larger number for each role."""
-    return Targets(max(wanted.prefill, least.prefill), max(wanted.decode, least.decode))
+    return PoolSizes(max(wanted.prefill, least.prefill), max(wanted.decode, least.decode))
 
 
-def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Targets, list[Step]]:
+def within_limits(
+    wanted: PoolSizes, limits: WorkerLimits, current: PoolSizes
+) -> tuple[PoolSizes, list[DecisionStep]]:
     """Return what is allowed of ``wanted``, with the steps of the decision's trail.
 
     That is ``current`` when minimums and budget exclude each other: nothing is changed then.
@@ -85,11 +87,11 @@ def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tu
     bounded = raise_to(wanted, limits.least)
     steps = []
     if bounded != wanted:
-        steps.append(Step("minimum", wanted, bounded, f"at least {limits.least}"))
+        steps.append(DecisionStep("minimum", wanted, bounded, f"at least {limits.least}"))
     if limits.cap(bounded) != bounded:
         capped = limits.cap(bounded)
         steps.append(
-            Step(
+            DecisionStep(
                 "maximum", bounded, capped, f"held to {capped}: the rest of the budget is for the other role"
             )
         )
@@ -98,11 +100,11 @@ def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tu
     if allowed is None:
         needed = limits.gpus(limits.cap(limits.least))
         why = f"the minimums need {needed} GPUs, the budget has {limits.max_gpus}: change nothing"
-        return current, [*steps, Step("budget", bounded, current, why)]
+        return current, [*steps, DecisionStep("budget", bounded, current, why)]
     if limits.max_gpus >= UNBOUNDED_GPUS:
         return allowed, steps
     if allowed == bounded:
         why = f"{gpus} GPUs are within the budget of {limits.max_gpus}"
     else:
         why = f"{gpus} GPUs are over the budget of {limits.max_gpus}: {limits.gpus(allowed)} can be used"
-    return allowed, [*steps, Step("budget", bounded, allowed, why)]
+    return allowed, [*steps, DecisionStep("budget", bounded, allowed, why)]

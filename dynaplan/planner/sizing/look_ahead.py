@@ -42,10 +42,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model import Demand, Observation, Sizing, Step, WorkerLimits
+from dynaplan.fleet.counts import PoolSizes
+from dynaplan.planner.model import DecisionStep, Demand, Observation, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import UNBOUNDED_GPUS, within_limits
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ def lookahead(startup_s: float, interval_s: float) -> Lookahead:
     return Lookahead(max(0.0, startup_s), until_s, math.ceil(until_s / interval_s))
 
 
-def size_for_all(size: Sizer, demands: Sequence[Demand], current: Targets, limits: WorkerLimits) -> Sizing:
+def size_for_all(size: Sizer, demands: Sequence[Demand], current: PoolSizes, limits: WorkerLimits) -> Sizing:
     """Return the workers for all of these demands, which reach until ``until_s``."""
     if not demands:
         why = "no data: change nothing, because no demand is known"
-        return Sizing(current, (Step("demand", current, current, why),))
+        return Sizing(current, (DecisionStep("demand", current, current, why),))
     sizes = [size(demand, replace(limits, max_gpus=UNBOUNDED_GPUS)) for demand in demands]
     wanted = _largest(sizes, limits)
-    if limits.gpus(limits.cap(wanted.targets)) <= limits.max_gpus:
-        _, bounds = within_limits(wanted.targets, limits, current)
+    if limits.gpus(limits.cap(wanted.workers)) <= limits.max_gpus:
+        _, bounds = within_limits(wanted.workers, limits, current)
         return replace(wanted, steps=(*wanted.steps, *bounds))
-    largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].targets))
+    largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].workers))
     return size(demands[largest], limits)
 
 
@@ -87,18 +87,20 @@ Sizer = Callable[[Demand, WorkerLimits], Sizing]
 
 def _largest(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
     """Return the largest number of each role, with the trail of the demand that needs most GPUs."""
-    chosen = max(sizings, key=lambda sizing: limits.gpus(sizing.targets))
-    most = Targets(
-        max(sizing.targets.prefill for sizing in sizings), max(sizing.targets.decode for sizing in sizings)
+    chosen = max(sizings, key=lambda sizing: limits.gpus(sizing.workers))
+    most = PoolSizes(
+        max(sizing.workers.prefill for sizing in sizings), max(sizing.workers.decode for sizing in sizings)
     )
-    if most == chosen.targets:
+    if most == chosen.workers:
         return chosen
-    step = Step("together", chosen.targets, most, f"another of the {len(sizings)} demands needs more workers")
+    step = DecisionStep(
+        "together", chosen.workers, most, f"another of the {len(sizings)} demands needs more workers"
+    )
     return Sizing(most, (*chosen.steps, step))
 
 
 def backlog_demand(
-    service: ServiceModel,
+    service: QueueingModel,
     demands: Sequence[Demand],
     observation: Observation,
     interval_s: float,
@@ -124,7 +126,7 @@ def backlog_demand(
     return replace(largest, requests_per_s=largest.requests_per_s + backlog / ahead_s.until_s)
 
 
-def _waiting(service: ServiceModel, observation: Observation) -> float:
+def _waiting(service: QueueingModel, observation: Observation) -> float:
     """Return the prompts in the queue that no prefill worker holds."""
     load = observation.load
     if service.prefill is None or load.prefill_queue_last is None:

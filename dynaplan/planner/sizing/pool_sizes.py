@@ -1,7 +1,7 @@
 """The number of workers that a demand needs, by the queueing model (``sizing: queueing``).
 
 **Criterion.** The smallest numbers with which both targets hold: chance(ITL > target) and chance(TTFT >
-target) are at most the allowed parts, 1 - percentile / 100 + what the error budget spares.
+target) are at most the allowed parts, 1 - percentile / 100.
 
 1. *Decode workers first*: the smallest number that is not overloaded, keeps the ITL, and would keep the
    TTFT if no prompt waited for a prefill worker: only then can prefill workers do the rest.
@@ -25,10 +25,10 @@ import math
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
-from dynaplan.planner.model import Demand, Prediction, Sizing, Step, WorkerLimits
+from dynaplan.fleet.counts import PoolSizes
+from dynaplan.planner.model import DecisionStep, Demand, Prediction, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import find_smallest, raise_to, within_limits
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 
 DEMAND_BISECTIONS = 6
 """Halvings of the demand, until the part of it that the budget can carry is known to 1.6 %."""
@@ -38,7 +38,7 @@ UNLOADED_MARGIN = 1.1
 
 
 def size_pools(
-    service: ServiceModel, demand: Demand, targets: SlaTargets, limits: WorkerLimits, current: Targets
+    service: QueueingModel, demand: Demand, targets: SlaTargets, limits: WorkerLimits, current: PoolSizes
 ) -> Sizing:
     """Return the workers that the demand needs within the limits, and why.
 
@@ -47,42 +47,42 @@ def size_pools(
     unknown = _unknown(demand)
     if unknown:
         why = f"no data: change nothing, because {unknown}"
-        return Sizing(current, (Step("demand", current, current, why),))
+        return Sizing(current, (DecisionStep("demand", current, current, why),))
     if demand.requests_per_s == 0:
-        steps = [Step("demand", current, Targets(), "no requests are expected: no demand")]
-        allowed, bounds = within_limits(Targets(), limits, current)
+        steps = [DecisionStep("demand", current, PoolSizes(), "no requests are expected: no demand")]
+        allowed, bounds = within_limits(PoolSizes(), limits, current)
         return Sizing(allowed, (*steps, *bounds))
     return _size(SteadyState(service, demand), targets, limits, current)
 
 
-def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current: Targets) -> Sizing:
+def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current: PoolSizes) -> Sizing:
     reachable, notes = _reachable(state, targets)
-    steps = [Step("demand", current, current, _describe(state))]
-    steps += [Step("targets", current, current, note) for note in notes]
+    steps = [DecisionStep("demand", current, current, _describe(state))]
+    steps += [DecisionStep("targets", current, current, note) for note in notes]
     wanted = _workers(state, reachable)
     after = replace(current, prefill=0 if state.is_aggregated else current.prefill, decode=wanted.decode)
-    steps.append(Step("decode", current, after, _why_decode(state, reachable, wanted.decode)))
+    steps.append(DecisionStep("decode", current, after, _why_decode(state, reachable, wanted.decode)))
     if not state.is_aggregated:
-        steps.append(Step("prefill", after, wanted, _why_prefill(state, reachable, wanted)))
+        steps.append(DecisionStep("prefill", after, wanted, _why_prefill(state, reachable, wanted)))
     if _is_scarce(wanted, limits):
         limits, note = _largest_share_minimums(state, reachable, limits)
-        steps.append(Step("scarcity", wanted, wanted, note))
+        steps.append(DecisionStep("scarcity", wanted, wanted, note))
     allowed, bounds = within_limits(wanted, limits, current)
     return Sizing(allowed, (*steps, *bounds), _prediction(state, targets, allowed))
 
 
-def _workers(state: SteadyState, targets: SlaTargets) -> Targets:
+def _workers(state: SteadyState, targets: SlaTargets) -> PoolSizes:
     """Return the fewest workers with which both targets hold."""
     decode = find_smallest(lambda workers: _decode_meets(state, targets, workers), 1)
     if state.is_aggregated:
-        return Targets(0, decode)
+        return PoolSizes(0, decode)
     prefill = find_smallest(
         lambda workers: (
-            state.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
+            state.chance_of_ttft_over(targets.ttft_ms, PoolSizes(workers, decode)) <= targets.ttft_rest
         ),
         _min_prefill(state),
     )
-    return Targets(prefill, decode)
+    return PoolSizes(prefill, decode)
 
 
 def _min_prefill(state: SteadyState) -> int:
@@ -93,7 +93,7 @@ def _min_prefill(state: SteadyState) -> int:
 # -- more than there is -----------------------------------------------------------------------------------
 
 
-def _is_scarce(wanted: Targets, limits: WorkerLimits) -> bool:
+def _is_scarce(wanted: PoolSizes, limits: WorkerLimits) -> bool:
     """Tell whether the wanted workers exceed the budget while the minimums do not."""
     enough = limits.cap(raise_to(wanted, limits.least))
     return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.cap(limits.least))
@@ -127,7 +127,7 @@ def _decode_meets(state: SteadyState, targets: SlaTargets, workers: int) -> bool
 
 def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
     """Return the targets, with those replaced that no number of workers meets, and a note on each."""
-    idle, one = state.idle(), Targets(1, 1)
+    idle, one = state.idle(), PoolSizes(1, 1)
     is_ttft = idle.chance_of_ttft_over(targets.ttft_ms, one) <= targets.ttft_rest
     is_itl = idle.decode_batch(1).chance_of_itl_over(targets.itl_ms) <= targets.itl_rest
     if is_ttft and is_itl:
@@ -142,7 +142,7 @@ def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, lis
     return targets, notes
 
 
-def _prediction(state: SteadyState, targets: SlaTargets, workers: Targets) -> Prediction | None:
+def _prediction(state: SteadyState, targets: SlaTargets, workers: PoolSizes) -> Prediction | None:
     """Return what is expected of these workers; None where a role has none."""
     is_served = workers.decode > 0 and (state.is_aggregated or workers.prefill > 0)
     return state.predict(workers, targets) if is_served else None
@@ -199,7 +199,7 @@ def _describe_decode(state: SteadyState, targets: SlaTargets, workers: int) -> s
     return words
 
 
-def _why_prefill(state: SteadyState, targets: SlaTargets, workers: Targets) -> str:
+def _why_prefill(state: SteadyState, targets: SlaTargets, workers: PoolSizes) -> str:
     least = _min_prefill(state)
 
     def in_words(prefill: int) -> str:

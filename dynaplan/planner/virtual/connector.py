@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from dynaplan.fleet.counts import FleetCounts, Targets
+from dynaplan.fleet.counts import FleetCounts, PoolSizes
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.store_keys import (
     DesiredCounts,
@@ -137,7 +137,7 @@ class VirtualConnector:
 def refuse_when_changed(decision: Decision, now: DesiredCounts, holds: RoleHolds) -> None:
     """Raise TemporaryError when the desired counts, or the holds, have changed since the decision began."""
     current = decision.current
-    asked = Targets(
+    asked = PoolSizes(
         now.num_prefill_workers if now.num_prefill_workers >= 0 else current.prefill,
         now.num_decode_workers if now.num_decode_workers >= 0 else current.decode,
     )

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from dynaplan.models.model import Action, Device, Load, ModelState, Plan, Sleep, Unload, Wake
-from dynaplan.models.rules.eviction import Placement, choose
+from dynaplan.models.rules.eviction import EvictionChoice, choose
 from dynaplan.models.rules.memory import Holding, Holdings, Need, holding, need, promise
 from dynaplan.models.rules.planning import plan
 from dynaplan.simulation.many_models.box import Box, Policy, SimulatedModel
@@ -131,7 +131,7 @@ class LlamaSwap:
             taken[name] = promise(_need(box, name), choice.devices)
         return next_s
 
-    def _choose(self, box: Box, name: str, taken: Holdings) -> Placement | None:
+    def _choose(self, box: Box, name: str, taken: Holdings) -> EvictionChoice | None:
         return choose(_need(box, name), box.devices, taken, _loaded(box))
 
     def _may_stop(self, box: Box, name: str) -> bool:

@@ -154,7 +154,7 @@ def _is_dynamo(first_line: str) -> bool:
 
 
 def _dynamo_record(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the record of a line, which some sinks wrap in an ``event``; None when it is none."""
+    """Return the Dynamo record in a line, which some sinks wrap in an ``event``; None without one."""
     for record in (document, document.get("event")):
         if isinstance(record, dict) and record.get("schema") == DYNAMO_SCHEMA:
             return record

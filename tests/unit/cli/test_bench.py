@@ -15,7 +15,7 @@ from dynaplan.cli.bench import notes, predict, table
 from dynaplan.cli.bench_measurement import Measurement, RequestCounters
 from dynaplan.cli.simulate import text_table
 from dynaplan.fleet import deployments
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, RequestFailed
@@ -134,7 +134,7 @@ def test_the_simulation_has_the_deployments_workers_policy_gpus_and_options(tmp_
     )
     predicted = predict(found, GIVEN)
     options = predicted.options
-    assert (options.policies, options.first, options.gpus) == (("both",), Targets(1, 2), 4)
+    assert (options.policies, options.first, options.gpus) == (("both",), PoolSizes(1, 2), 4)
     assert options.is_disaggregated
     assert options.slo.ttft_ms == 321
     assert options.engine["max-num-seqs"] == 7

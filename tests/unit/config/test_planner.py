@@ -14,7 +14,7 @@ from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.model import PlannerState
 from dynaplan.planner.rules.decision import decide
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.util.errors import ConfigError
 from tests.unit.planner.rules.situations import interval
@@ -37,7 +37,7 @@ def served(monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None = Non
 
 
 def planned_decode_workers(settings: PlannerSettings) -> int:
-    model: SlaModel = build_sla_model(settings)
+    model: PerformanceModel = build_sla_model(settings)
     load = {"traffic": traffic(12.0), "foresight": foreseen([12.0] * 4)}
     now = replace(interval(prefill=2, decode=2), **load)  # type: ignore[arg-type]  # told by their names
     _, decision = decide(settings, PlannerState(), now, model)

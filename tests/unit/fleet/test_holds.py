@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.holds import (
     MAX_HELD_WORKERS,
     MAX_HOLD_S,
@@ -92,14 +92,14 @@ def test_a_hold_moves_numbers_outside_to_its_nearest_bound(
 
 
 def test_only_the_held_role_is_bounded() -> None:
-    assert RoleHolds(decode=Hold(3, 3)).bounded(Targets(5, 1)) == Targets(5, 3)
-    assert RoleHolds(prefill=Hold(at_most=2)).bounded(Targets(5, 1)) == Targets(2, 1)
+    assert RoleHolds(decode=Hold(3, 3)).bounded(PoolSizes(5, 1)) == PoolSizes(5, 3)
+    assert RoleHolds(prefill=Hold(at_most=2)).bounded(PoolSizes(5, 1)) == PoolSizes(2, 1)
 
 
 def test_a_hold_of_prefill_does_not_apply_where_there_are_none() -> None:
     holds = RoleHolds(Hold(2), Hold(3))
-    assert holds.beside(Targets(1, 1)) == holds
-    assert holds.beside(Targets(0, 1)) == RoleHolds(decode=Hold(3))
+    assert holds.beside(PoolSizes(1, 1)) == holds
+    assert holds.beside(PoolSizes(0, 1)) == RoleHolds(decode=Hold(3))
 
 
 def test_a_hold_is_over_at_its_deadline_by_the_wall_clock_and_never_without_one() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.assembly import (
     make_planner,
@@ -231,7 +231,9 @@ def seen_traffic(minutes_ago: float, settings: PlannerSettings = SETTINGS) -> di
 def asks_after(documents: list[dict[str, Any]]) -> bool:
     """Whether a planner that starts has evidence enough for a backtest in its first interval."""
     schedule = restore_evidence(documents, SETTINGS, AT)
-    return schedule.question(planned_interval(1, 1, [10.0]), KNOWN, WorkerLimits(), Targets(1, 1)) is not None
+    return (
+        schedule.question(planned_interval(1, 1, [10.0]), KNOWN, WorkerLimits(), PoolSizes(1, 1)) is not None
+    )
 
 
 def test_a_restart_goes_on_with_the_traffic_of_the_last_window():

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
     Backtest,
     Corrections,
     Decision,
+    DecisionStep,
     Demand,
     ErrorBudget,
     Expected,
-    Foresight,
     Observation,
     PlannerState,
     SplitTrial,
-    Step,
+    TrafficForecast,
 )
 
 STATE = PlannerState(2, 3, 4.0, Corrections(1.2, 0.9), ErrorBudget(5.0, -6.0))
@@ -37,14 +37,14 @@ def test_a_state_of_a_version_that_remembered_bursts_is_read_without_them() -> N
 
 
 def test_a_forecast_of_a_version_that_knew_surprises_is_read() -> None:
-    document = json.loads(json.dumps(asdict(Foresight(30.0, (Expected(5.0, why="constant"),)))))
+    document = json.loads(json.dumps(asdict(TrafficForecast(30.0, (Expected(5.0, why="constant"),)))))
     document["expected"][0]["surprise"] = 3.0
-    assert Foresight.from_json(document) == Foresight(30.0, (Expected(5.0, why="constant"),))
+    assert TrafficForecast.from_json(document) == TrafficForecast(30.0, (Expected(5.0, why="constant"),))
 
 
 def test_a_backtest_is_read_as_it_was_written() -> None:
-    tried = (SplitTrial(Targets(3, 1), 4, 0.97), SplitTrial(Targets(2, 1), 3, 0.91, is_at_most=True))
-    backtest = Backtest(Targets(3, 1), "late", 500, 3600.0, tried, is_new=True, change="above")
+    tried = (SplitTrial(PoolSizes(3, 1), 4, 0.97), SplitTrial(PoolSizes(2, 1), 3, 0.91, is_at_most=True))
+    backtest = Backtest(PoolSizes(3, 1), "late", 500, 3600.0, tried, is_new=True, change="above")
     for each in (None, Backtest(missing="first start"), backtest):
         seen = Observation(0.0, backtest=each)
         assert Observation.from_json(json.loads(json.dumps(seen.to_json()))) == seen
@@ -133,20 +133,38 @@ def test_counted_misses_are_read_back_and_are_not_known_of_older_records() -> No
     assert Traffic.from_json(document).over_ttft == ()
 
 
-ONE_EACH, MORE = Targets(1, 1), Targets(2, 1)
+ONE_EACH, MORE = PoolSizes(1, 1), PoolSizes(2, 1)
 
 
 @pytest.mark.parametrize(
     ("steps", "is_withheld"),
     [
-        ((Step("demand", ONE_EACH, MORE, "a load"), Step("budget", MORE, ONE_EACH, "too few GPUs")), True),
-        ((Step("known", ONE_EACH, ONE_EACH, "all is"), Step("pending", ONE_EACH, ONE_EACH, "waits")), True),
-        ((Step("pending", ONE_EACH, ONE_EACH, "none"), Step("demand", ONE_EACH, ONE_EACH, "a load")), False),
+        (
+            (
+                DecisionStep("demand", ONE_EACH, MORE, "a load"),
+                DecisionStep("budget", MORE, ONE_EACH, "too few GPUs"),
+            ),
+            True,
+        ),
+        (
+            (
+                DecisionStep("known", ONE_EACH, ONE_EACH, "all is"),
+                DecisionStep("pending", ONE_EACH, ONE_EACH, "waits"),
+            ),
+            True,
+        ),
+        (
+            (
+                DecisionStep("pending", ONE_EACH, ONE_EACH, "none"),
+                DecisionStep("demand", ONE_EACH, ONE_EACH, "a load"),
+            ),
+            False,
+        ),
     ],
     ids=["budget", "pending", "nothing is needed"],
 )
 def test_scaling_is_withheld_where_more_is_needed_or_a_decision_is_waited_for(
-    steps: tuple[Step, ...], is_withheld: bool
+    steps: tuple[DecisionStep, ...], is_withheld: bool
 ) -> None:
     assert Decision(ONE_EACH, ONE_EACH, steps).is_withheld is is_withheld
     assert not Decision(ONE_EACH, MORE, steps).is_withheld

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.model_keys import MODEL_WORKERS, ModelReport
 from dynaplan.fleet.store_keys import fleet_key, scaling_key
 from dynaplan.planner.model import Decision
@@ -41,7 +41,7 @@ class Box:
 
 
 def asks(workers: int) -> Decision:
-    return Decision(Targets(0, 1), Targets(0, workers))
+    return Decision(PoolSizes(0, 1), PoolSizes(0, workers))
 
 
 async def test_the_fleet_of_a_model_is_its_own_workers_on_the_gpus_of_the_box() -> None:

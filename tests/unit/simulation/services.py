@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Distribution, Slo
@@ -44,9 +44,9 @@ def mean(spread: Distribution) -> float:
     return spread.total / spread.count
 
 
-def workers(prefill: int = 0, decode: int = 1) -> Targets:
+def workers(prefill: int = 0, decode: int = 1) -> PoolSizes:
     """How many workers of each role."""
-    return Targets(prefill, decode)
+    return PoolSizes(prefill, decode)
 
 
 def at_once(requests: Iterable[tuple[int, int]]) -> list[TracedRequest]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from dynaplan.config.planner import settings_of
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
@@ -48,7 +48,7 @@ def noisy(requests_per_s: float) -> Iterator[TracedRequest]:
             yield TracedRequest(second + (number + 0.5) / arriving, 3000, 150)
 
 
-def changes(policy: str, requests_per_s: float, first: Targets) -> list[str]:
+def changes(policy: str, requests_per_s: float, first: PoolSizes) -> list[str]:
     """Every decision for another number of workers, after settling."""
     late: list[str] = []
 
@@ -116,13 +116,13 @@ def test_what_chance_makes_of_a_constant_load_lets_no_worker_of_two_gpus_come_an
     options = SimulateOptions("", gpus=GPUS, startup_time_s=60.0, slo=LARGE_SLO, engine=LARGE)
     model = build_sla_model(settings, LARGE)
     planner = PlannerPolicy("sla", settings, model, on_decision=decided)
-    simulate(independent(seed), service_settings(options), Targets(1, 1), planner)
+    simulate(independent(seed), service_settings(options), PoolSizes(1, 1), planner)
     assert len(late) <= 1, late
 
 
-@pytest.mark.parametrize("first", [Targets(0, 1), Targets(1, 1)], ids=["aggregated", "disaggregated"])
+@pytest.mark.parametrize("first", [PoolSizes(0, 1), PoolSizes(1, 1)], ids=["aggregated", "disaggregated"])
 @pytest.mark.parametrize(
     "workers", [1, 2, 5, 8, *(pytest.param(each, marks=in_torture) for each in (3, 4, 6, 7))]
 )
-def test_a_constant_load_with_noise_changes_nothing_after_settling(workers: int, first: Targets) -> None:
+def test_a_constant_load_with_noise_changes_nothing_after_settling(workers: int, first: PoolSizes) -> None:
     assert changes("sla", workers * WORTH_OF_A_WORKER, first) == []

@@ -10,7 +10,7 @@ import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
@@ -81,7 +81,7 @@ def test_a_worker_that_left_is_not_expected_to_hold_anything():
     simulated.arrive(prompt(0.0, 100))
     simulated.run_until(2.0)
     simulated.advance_decoders(2.0)
-    simulated.scale(Targets(0, 1))
+    simulated.scale(PoolSizes(0, 1))
     simulated.run_until(3.0)
     for first in (0, 100):
         simulated.arrive(prompt(3.0, first))

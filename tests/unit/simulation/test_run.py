@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.planner import settings_of
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
@@ -27,14 +27,14 @@ OPTIONS = SimulateOptions("", policies=("static:1",), is_disaggregated=False, st
 
 
 def test_as_many_requests_are_open_as_there_are_clients() -> None:
-    result = ClosedLoop(3, 1000, 50, 20.0).run(service_settings(OPTIONS), Targets(0, 1), StaticPolicy())
+    result = ClosedLoop(3, 1000, 50, 20.0).run(service_settings(OPTIONS), PoolSizes(0, 1), StaticPolicy())
     assert {moment.in_service for moment in result.moments if 0 < moment.at_s < 20} == {3}
     assert result.outcome.lost == 0
 
 
 def test_one_client_meets_what_single_requests_of_a_trace_meet() -> None:
     settings = service_settings(OPTIONS)
-    alone = simulate([TracedRequest(0.0, 1000, 50)], settings, Targets(0, 1), StaticPolicy()).outcome
+    alone = simulate([TracedRequest(0.0, 1000, 50)], settings, PoolSizes(0, 1), StaticPolicy()).outcome
     (result,) = run_load(OPTIONS, ClosedLoop(1, 1000, 50, 10.0))
     both = [result.outcome, alone]
     assert len({round(each.ttft_ms.percentile(50), 3) for each in both}) == 1

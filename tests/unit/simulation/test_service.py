@@ -14,7 +14,7 @@ import pytest
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.engines.timing_model.timing import hand_off_s
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.router import SimulatedRouting
@@ -208,7 +208,7 @@ def test_gpu_hours_count_until_the_last_arrival():
 def test_a_change_that_is_soon_taken_back_is_a_flap():
     class UpAndDown(StaticPolicy):
         def evaluate(self, simulated: SimulatedService) -> None:
-            simulated.scale(Targets(0, 2 if simulated.now_s == 5.0 else 1))
+            simulated.scale(PoolSizes(0, 2 if simulated.now_s == 5.0 else 1))
 
     result = simulate(every(1.0, 20), service(), workers(0, 1), UpAndDown())
 

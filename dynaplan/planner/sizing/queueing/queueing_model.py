@@ -55,7 +55,7 @@ from typing import NamedTuple
 
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.engines.timing_model.timing import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.forecasting.arrivals import dispersions_of
 from dynaplan.planner.model import Demand, Prediction
@@ -77,7 +77,7 @@ PRECISION = 5e-3
 
 
 @dataclass(frozen=True)
-class ServiceModel:
+class QueueingModel:
     """The workers of a service; without a ``prefill`` kind it is aggregated.
 
     ``is_evenly_routed``: decode workers take turns (round-robin); else each request draws one at random. A
@@ -91,7 +91,7 @@ class ServiceModel:
     transfer_ms: float = 1000 * HAND_OFF_BASE_S
     transfer_ms_per_token: float = 1000 * HAND_OFF_S_PER_TOKEN
 
-    def slowed(self, prefill_factor: float, decode_factor: float) -> ServiceModel:
+    def slowed(self, prefill_factor: float, decode_factor: float) -> QueueingModel:
         """Return the service whose steps take so many times as long; aggregated ones ``decode_factor``."""
         return replace(
             self,
@@ -114,7 +114,7 @@ class SteadyState:
     Numbers of workers are at least 1 of each role that the service has. Each pool is computed once.
     """
 
-    def __init__(self, service: ServiceModel, demand: Demand) -> None:
+    def __init__(self, service: QueueingModel, demand: Demand) -> None:
         self.service = service
         self.demand = demand
         self._rate_per_ms = max(demand.requests_per_s / 1000, MIN_PER_MS)
@@ -164,7 +164,7 @@ class SteadyState:
             )
         return self._decode_workers[workers]
 
-    def chance_of_ttft_over(self, limit_ms: float, workers: Targets) -> float:
+    def chance_of_ttft_over(self, limit_ms: float, workers: PoolSizes) -> float:
         """Return the part of the requests whose TTFT exceeds ``limit_ms``, 0 to 1."""
         decoding = self.decode_batch(workers.decode)
         if self.is_aggregated:
@@ -189,7 +189,7 @@ class SteadyState:
     def _without_waiting(self) -> PrefillWaiting:
         return PrefillWaiting(self.prompts, self._prefill_kind, 1, 0.0, 1.0)
 
-    def mean_times(self, workers: Targets) -> MeanTimes | None:
+    def mean_times(self, workers: PoolSizes) -> MeanTimes | None:
         """Return the mean times with that many workers; None when they are overloaded."""
         decoding = self.decode_batch(workers.decode)
         if decoding.overload:
@@ -203,7 +203,7 @@ class SteadyState:
         ttft_ms = prefill.mean_ms + self._hand_off_ms(decoding) + transfer_ms
         return MeanTimes(ttft_ms, decoding.step_ms, prefill.utilisation)
 
-    def predict(self, workers: Targets, targets: SlaTargets) -> Prediction:
+    def predict(self, workers: PoolSizes, targets: SlaTargets) -> Prediction:
         """Return times at the targets' percentiles, means and utilisation with that many workers."""
         decoding, means = self.decode_batch(workers.decode), self.mean_times(workers)
         if means is None:
@@ -274,7 +274,7 @@ def measured_demand(traffic: Traffic) -> Demand | None:
     return Demand(traffic.requests / traffic.interval_s, isl, osl, hits, burstiness, scales)
 
 
-def measured_steady_state(service: ServiceModel, traffic: Traffic, serving: Targets) -> SteadyState | None:
+def measured_steady_state(service: QueueingModel, traffic: Traffic, serving: PoolSizes) -> SteadyState | None:
     """Return the queueing model's view of a finished interval: its measured demand on that service.
 
     None if demand or lengths are not known, or if a role had no worker (``serving``).

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynaplan.fleet.counts import Sample, Targets
+from dynaplan.fleet.counts import PoolSizes, Sample
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.service import SimulatedService
@@ -78,7 +78,7 @@ def test_kpa_halves_its_workers_at_most_when_the_load_is_gone():
 def test_both_pools_give_way_when_together_they_want_more_gpus_than_there_are():
     simulated = SimulatedService(service(is_disaggregated=True, gpus=4), workers(1, 1))
 
-    assert fit_gpus(simulated, {Role.PREFILL: 2, Role.DECODE: 5}) == Targets(2, 2)
+    assert fit_gpus(simulated, {Role.PREFILL: 2, Role.DECODE: 5}) == PoolSizes(2, 2)
 
 
 def test_a_rival_says_what_it_saw_and_when_the_gpus_did_not_suffice():

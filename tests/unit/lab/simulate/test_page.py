@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.page import page, panels_of
 from dynaplan.lab.simulate.simulation import run_simulations
@@ -165,7 +165,7 @@ def test_the_page_needs_no_other_file_and_no_network():
 
 def test_no_text_of_the_user_can_become_a_tag():
     evil = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
-    event = ScaleEvent(1.0, Targets(1, 1), Targets(1, 2), evil)
+    event = ScaleEvent(1.0, PoolSizes(1, 1), PoolSizes(1, 2), evil)
     named = [replace(results()[0], policy=evil, events=(event,))]
     text = page(replace(OPTIONS, trace=evil, planner={"a": evil}), named)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
@@ -24,7 +24,7 @@ def test_a_simulated_deployment_that_waits_is_an_error(
     monkeypatch,
 ) -> None:
     policy = PlannerPolicy("load", PlannerSettings())
-    service = SimulatedService(service_settings(SimulateOptions("")), Targets(1, 1))
+    service = SimulatedService(service_settings(SimulateOptions("")), PoolSizes(1, 1))
     policy.begin(service)
     policy.evaluate(service)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Windows
 from dynaplan.simulation.run import Result, StaticPolicy, ThinnedSeries, simulate
@@ -22,7 +22,7 @@ class Scheduled:
 
     name, interval_s = "scheduled", 1.0
 
-    def __init__(self, **wanted: Targets) -> None:
+    def __init__(self, **wanted: PoolSizes) -> None:
         self.why = ""
         self._wanted = {float(at.removeprefix("at_")): targets for at, targets in wanted.items()}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import MAX_CPU_SHARE, BacktestSchedule, Question
 from dynaplan.planner.model import LOAD_ABOVE, Backtest, ErrorBudget, Observation, PlannerState, WorkerLimits
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval, traffic
 
-LIMITS, PRESENT = WorkerLimits(8), Targets(2, 1)
+LIMITS, PRESENT = WorkerLimits(8), PoolSizes(2, 1)
 STATE = PlannerState()
 T = SETTINGS.adjustment_interval_s
 EVERY_S = 300.0
@@ -40,7 +40,7 @@ def answered(intervals: int = 60, took_s: float = 1.0) -> tuple[BacktestSchedule
     schedule, observation = schedule_after(intervals)
     question = asked(schedule, observation)
     assert question
-    schedule.note(question, Backtest(Targets(1, 1)), observation.at_s, took_s)
+    schedule.note(question, Backtest(PoolSizes(1, 1)), observation.at_s, took_s)
     return schedule, observation
 
 
@@ -66,7 +66,7 @@ def test_a_full_window_without_requests_is_evidence_that_the_minimum_will_do() -
     schedule, observation = schedule_after(370, 0.0)
     question = asked(schedule, observation)
     assert question
-    assert backtest(model(), SETTINGS, question).workers == Targets(1, 1)
+    assert backtest(model(), SETTINGS, question).workers == PoolSizes(1, 1)
 
 
 def test_a_short_window_needs_no_more_than_itself_and_is_backtested_as_often() -> None:
@@ -76,7 +76,7 @@ def test_a_short_window_needs_no_more_than_itself_and_is_backtested_as_often() -
         schedule.add(seen(number))
     question = asked(schedule, seen(2))
     assert question
-    schedule.note(question, Backtest(Targets(1, 1)), seen(2).at_s, 0.1)
+    schedule.note(question, Backtest(PoolSizes(1, 1)), seen(2).at_s, 0.1)
     assert asked(schedule, seen(3))
 
 
@@ -101,7 +101,7 @@ def test_an_answer_is_new_once() -> None:
     schedule, observation = answered()
     assert schedule.answer(observation).is_new
     later = schedule.answer(seen(61))
-    assert later.workers == Targets(1, 1)
+    assert later.workers == PoolSizes(1, 1)
     assert not later.is_new
 
 
@@ -112,7 +112,7 @@ def test_the_next_one_comes_after_five_minutes_and_later_where_one_takes_long() 
         assert asked(schedule, replace(observation, at_s=at_s - 1)) is None
         question = asked(schedule, replace(observation, at_s=at_s))
         assert question
-        assert question.begin == Targets(1, 1)
+        assert question.begin == PoolSizes(1, 1)
 
 
 def test_one_that_fails_leaves_the_last_answer_and_says_so_until_the_next_one() -> None:
@@ -120,10 +120,10 @@ def test_one_that_fails_leaves_the_last_answer_and_says_so_until_the_next_one() 
     schedule.answer(observation)
     schedule.fail("it was killed", observation.at_s)
     held = schedule.answer(seen(61))
-    assert (held.workers, held.missing, held.is_new) == (Targets(1, 1), "it was killed", False)
+    assert (held.workers, held.missing, held.is_new) == (PoolSizes(1, 1), "it was killed", False)
     question = asked(schedule, replace(observation, at_s=observation.at_s + EVERY_S))
     assert question
-    schedule.note(question, Backtest(Targets(2, 1)), 0.0, 1.0)
+    schedule.note(question, Backtest(PoolSizes(2, 1)), 0.0, 1.0)
     assert schedule.answer(observation).missing == ""
 
 
@@ -152,9 +152,9 @@ def test_the_answer_compares_the_split_with_cheaper_ones() -> None:
     schedule, observation = schedule_after(60)
     question = asked(schedule, observation)
     assert question
-    answer = backtest(model(), SETTINGS, replace(question, begin=Targets(2, 1)))
-    assert answer.workers == Targets(1, 1)
-    assert answer.tried[0].workers == Targets(1, 1)
+    answer = backtest(model(), SETTINGS, replace(question, begin=PoolSizes(2, 1)))
+    assert answer.workers == PoolSizes(1, 1)
+    assert answer.tried[0].workers == PoolSizes(1, 1)
     assert (answer.requests, answer.window_s) == (3000, 600.0)
     assert answer.missing == ""
 
@@ -169,7 +169,7 @@ def test_intervals_that_come_while_a_backtest_is_computed_are_not_what_it_saw() 
     assert question
     for number in range(60, 63):
         schedule.add(seen(number, 15.0))
-    schedule.note(question, Backtest(Targets(1, 1)), seen(63).at_s, 1.0)
+    schedule.note(question, Backtest(PoolSizes(1, 1)), seen(63).at_s, 1.0)
     answer = schedule.answer(seen(63, 15.0))
     assert answer.is_new
     assert answer.change == LOAD_ABOVE

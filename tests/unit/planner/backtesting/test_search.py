@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.backtesting import search
 from dynaplan.planner.backtesting.backtest import simulated_service
@@ -14,17 +14,17 @@ from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest, mi
 from dynaplan.planner.model import WorkerLimits
 from tests.unit.planner.rules.targets import SETTINGS, model
 
-LIMITS = WorkerLimits(8, least=Targets(1, 1))
+LIMITS = WorkerLimits(8, least=PoolSizes(1, 1))
 
 
-ONE_EACH = Targets(1, 1)
+ONE_EACH = PoolSizes(1, 1)
 
 
 def window(
     requests_per_s: float = 1.0,
     seconds: int = 60,
     limits: WorkerLimits = LIMITS,
-    present: Targets = ONE_EACH,
+    present: PoolSizes = ONE_EACH,
 ) -> Search:
     requests = [TracedRequest(n / requests_per_s, 3000, 150) for n in range(round(requests_per_s * seconds))]
     service = simulated_service(model().service_for(ONE_EACH), SETTINGS, limits)
@@ -33,14 +33,14 @@ def window(
 
 def found(
     monkeypatch: pytest.MonkeyPatch,
-    in_time: Callable[[Targets], float],
-    begin: Targets,
-    present: Targets = ONE_EACH,
+    in_time: Callable[[PoolSizes], float],
+    begin: PoolSizes,
+    present: PoolSizes = ONE_EACH,
     limits: WorkerLimits = LIMITS,
-) -> tuple[Targets, int]:
+) -> tuple[PoolSizes, int]:
     """The answer, and the number of splits simulated, where so many would have been in time with each."""
 
-    def run(search: Search, workers: Targets, *, is_whole: bool = False) -> Trial:
+    def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
         part = in_time(workers)
         is_kept = part >= 0.95
         progress = 1.0 if is_kept or is_whole else part
@@ -51,54 +51,54 @@ def found(
     return best.workers, len(trials)
 
 
-def needs(prefill: int, decode: int) -> Callable[[Targets], float]:
-    def in_time(workers: Targets) -> float:
+def needs(prefill: int, decode: int) -> Callable[[PoolSizes], float]:
+    def in_time(workers: PoolSizes) -> float:
         return min(1.0, workers.prefill / prefill) * min(1.0, workers.decode / decode)
 
     return in_time
 
 
-@pytest.mark.parametrize("begin", [Targets(3, 2), Targets(4, 3), Targets(2, 2), Targets(1, 1)])
+@pytest.mark.parametrize("begin", [PoolSizes(3, 2), PoolSizes(4, 3), PoolSizes(2, 2), PoolSizes(1, 1)])
 def test_the_cheapest_split_that_keeps_the_promise_is_found_from_anywhere(
-    monkeypatch: pytest.MonkeyPatch, begin: Targets
+    monkeypatch: pytest.MonkeyPatch, begin: PoolSizes
 ) -> None:
-    assert found(monkeypatch, needs(3, 2), begin)[0] == Targets(3, 2)
+    assert found(monkeypatch, needs(3, 2), begin)[0] == PoolSizes(3, 2)
 
 
 def test_an_answer_that_still_holds_takes_three_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(monkeypatch, needs(3, 2), Targets(3, 2)) == (Targets(3, 2), 3)
+    assert found(monkeypatch, needs(3, 2), PoolSizes(3, 2)) == (PoolSizes(3, 2), 3)
 
 
 def test_who_is_there_is_tried_before_workers_are_added_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, runs = found(monkeypatch, needs(5, 2), Targets(1, 1), Targets(5, 3))
-    assert workers == Targets(5, 2)
+    workers, runs = found(monkeypatch, needs(5, 2), PoolSizes(1, 1), PoolSizes(5, 3))
+    assert workers == PoolSizes(5, 2)
     assert runs <= 5
 
 
 def test_where_all_gpus_are_too_few_the_role_that_lacks_them_gets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workers, _ = found(monkeypatch, needs(12, 2), Targets(4, 4))
-    assert workers == Targets(6, 2)
+    workers, _ = found(monkeypatch, needs(12, 2), PoolSizes(4, 4))
+    assert workers == PoolSizes(6, 2)
 
 
 def test_minimums_and_maximums_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = WorkerLimits(8, least=Targets(2, 2), most=Targets(3, 9))
-    assert found(monkeypatch, needs(1, 1), Targets(1, 1), limits=limits)[0] == Targets(2, 2)
-    assert found(monkeypatch, needs(8, 2), Targets(1, 1), limits=limits)[0].prefill == 3
+    limits = WorkerLimits(8, least=PoolSizes(2, 2), most=PoolSizes(3, 9))
+    assert found(monkeypatch, needs(1, 1), PoolSizes(1, 1), limits=limits)[0] == PoolSizes(2, 2)
+    assert found(monkeypatch, needs(8, 2), PoolSizes(1, 1), limits=limits)[0].prefill == 3
 
 
 def test_a_run_ends_early_where_too_many_have_missed() -> None:
     overloaded = window(60.0)
-    trial = search.run(overloaded, Targets(1, 1))
+    trial = search.run(overloaded, PoolSizes(1, 1))
     assert not trial.is_kept
     assert trial.progress < 0.9
-    assert search.run(overloaded, Targets(1, 1), is_whole=True).progress == 1.0
+    assert search.run(overloaded, PoolSizes(1, 1), is_whole=True).progress == 1.0
 
 
 def test_a_load_that_one_worker_of_each_bears_needs_no_more() -> None:
-    best, _ = find_cheapest(window(5.0), Targets(2, 2))
-    assert best.workers == Targets(1, 1)
+    best, _ = find_cheapest(window(5.0), PoolSizes(2, 2))
+    assert best.workers == PoolSizes(1, 1)
     assert best.in_time == 1.0
 
 
@@ -110,7 +110,7 @@ def test_a_removal_needs_more_requests_in_time_than_a_split_that_is_there() -> N
         TracedRequest(19.0, 3000, 1_000_000),
     ]  # longer than any context: it is lost
     there = Search(few.service, requests, 0.05, ONE_EACH, LIMITS)
-    fewer = Search(few.service, requests, 0.05, Targets(2, 1), LIMITS)
+    fewer = Search(few.service, requests, 0.05, PoolSizes(2, 1), LIMITS)
     assert search.run(there, ONE_EACH).in_time == pytest.approx(0.95)
     assert search.run(there, ONE_EACH).is_kept
     assert not search.run(fewer, ONE_EACH).is_kept
@@ -122,4 +122,4 @@ def test_so_many_requests_are_needed_to_say_that_so_few_miss() -> None:
 
 
 def test_no_requests_keep_every_promise() -> None:
-    assert find_cheapest(window(1.0, 0), Targets(3, 3))[0].workers == Targets(1, 1)
+    assert find_cheapest(window(1.0, 0), PoolSizes(3, 3))[0].workers == PoolSizes(1, 1)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dynaplan.fleet.counts import Targets, WorkerCounts
+from dynaplan.fleet.counts import PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.planner.assembly import restore_evidence
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
@@ -17,7 +17,7 @@ from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.timing import BACKTEST_DEADLINE_S
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
 
-PRESENT, ENOUGH = Targets(3, 2), Targets(1, 1)
+PRESENT, ENOUGH = PoolSizes(3, 2), PoolSizes(1, 1)
 QUIET_PER_S, BUSY_PER_S = 0.5, 60.0
 T = SETTINGS.adjustment_interval_s
 
@@ -119,7 +119,7 @@ CASES: dict[str, Callable[[float], Observation]] = {
 }
 
 
-def decided(observation: Observation) -> Targets:
+def decided(observation: Observation) -> PoolSizes:
     return decide(SETTINGS, PlannerState(), observation, model())[1].desired
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
@@ -80,7 +80,7 @@ async def cluster():
 
 
 def to(prefill: int, decode: int, before: tuple[int, int] = (1, 1)) -> Decision:
-    return Decision(Targets(*before), Targets(prefill, decode))
+    return Decision(PoolSizes(*before), PoolSizes(prefill, decode))
 
 
 async def test_a_decision_is_carried_out_and_acknowledged_when_the_pods_are_ready(cluster):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cluster.manifests import NONE, manifests
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import DuplicateSubComponentError, SubComponentNotFoundError
 from dynaplan.planner.kubernetes.connector import KubernetesConnector
@@ -235,7 +235,7 @@ async def test_the_planner_scales_the_exported_deployments_with_the_exported_rig
         ]
         asked = await connector.desired()
         assert (asked.num_prefill_workers, asked.num_decode_workers) == (1, 2)
-        await connector.apply(Decision(Targets(1, 2), Targets(2, 3)))
+        await connector.apply(Decision(PoolSizes(1, 2), PoolSizes(2, 3)))
 
         def replicas(name: str) -> int:
             return int(api.objects["/apis/apps/v1", "deployments", name]["spec"]["replicas"])

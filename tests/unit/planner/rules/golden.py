@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynaplan.config.planner import settings_of
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import OnDecision, PlannerPolicy
 from dynaplan.lab.simulate.simulation import service_settings
@@ -31,7 +31,7 @@ LONG = "isl=12000,osl=300"
 STEP = f"step:low=0.5,high=4,at=60,duration=200,{LONG}"
 WAVE = f"sinusoid:low=0.5,high=5,period=160,duration=240,{LONG}"
 PULSE = f"onoff:low=0.5,high=4,on=60,off=100,duration=240,{LONG}"
-ONE_EACH = Targets(1, 1)
+ONE_EACH = PoolSizes(1, 1)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Scenario:
     load: str
     planner: Mapping[str, object] = field(default_factory=dict)
     gpus: int = 8
-    first: Targets = ONE_EACH
+    first: PoolSizes = ONE_EACH
 
 
 SCENARIOS = {
@@ -50,7 +50,7 @@ SCENARIOS = {
     "sla-step": Scenario("sla", STEP),
     "sla-sinusoid": Scenario("sla", WAVE, {"no-correction": True}),
     "sla-tight-budget": Scenario("sla", WAVE, {"load-predictor": "constant"}, gpus=3),
-    "sla-aggregated": Scenario("sla", PULSE, first=Targets(0, 2)),
+    "sla-aggregated": Scenario("sla", PULSE, first=PoolSizes(0, 2)),
     "both-pulse": Scenario("both", PULSE, {"load-predictor": "constant"}),
 }
 """By the name of their fixture."""

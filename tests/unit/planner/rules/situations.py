@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model import Decision, Observation, PlannerState
 from dynaplan.planner.rules.decision import decide
@@ -42,7 +42,7 @@ def interval(
 
 def outcome(
     settings: PlannerSettings, observation: Observation, state: PlannerState | None = None
-) -> Targets:
+) -> PoolSizes:
     """What is desired after that interval."""
     return decide(settings, state or PlannerState(), observation)[1].desired
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
-from dynaplan.planner.model import Expected, Foresight, Observation
-from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.model import Expected, Observation, TrafficForecast
+from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sla_model import build_sla_model
 from tests.unit.planner.rules.situations import interval
 
@@ -18,7 +18,7 @@ SETTINGS = PlannerSettings(
 )
 
 
-def model(settings: PlannerSettings = SETTINGS) -> SlaModel:
+def model(settings: PlannerSettings = SETTINGS) -> PerformanceModel:
     return build_sla_model(settings)
 
 
@@ -51,12 +51,12 @@ def traffic(
 
 def foreseen(
     requests_per_s: Sequence[float], isl: float = 3000, osl: float = 150, interval_s: float = 10.0
-) -> Foresight:
+) -> TrafficForecast:
     expected = tuple(
         Expected(rate * interval_s, isl, osl, ahead=ahead, why="told by the test")
         for ahead, rate in enumerate(requests_per_s, 1)
     )
-    return Foresight(interval_s, expected, lengths(isl, INPUT_TOKENS), lengths(osl, OUTPUT_TOKENS), 1.0)
+    return TrafficForecast(interval_s, expected, lengths(isl, INPUT_TOKENS), lengths(osl, OUTPUT_TOKENS), 1.0)
 
 
 def planned_interval(

@@ -14,7 +14,7 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
-from dynaplan.fleet.counts import FleetCounts, Sample, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.traffic import Traffic
@@ -58,7 +58,7 @@ ORIGINAL = {
 
 @pytest.mark.parametrize(("settings", "current", "kv", "queue", "desired"), ORIGINAL.values(), ids=ORIGINAL)
 def test_the_original_s_rule(settings, current, kv, queue, desired):
-    assert outcome(settings, interval(*current, kv, queue)) == Targets(*desired)
+    assert outcome(settings, interval(*current, kv, queue)) == PoolSizes(*desired)
 
 
 def played(usages: list[float]) -> list[int]:
@@ -80,12 +80,12 @@ def test_every_added_decode_worker_starts_the_grace_anew():
 
 
 def test_the_queue_threshold_is_per_prefill_worker():
-    assert outcome(SEEDS, interval(2, 1, 0.7, (9, 9))) == Targets(2, 1)
-    assert outcome(SEEDS, interval(2, 1, 0.7, (11, 11))) == Targets(3, 1)
+    assert outcome(SEEDS, interval(2, 1, 0.7, (9, 9))) == PoolSizes(2, 1)
+    assert outcome(SEEDS, interval(2, 1, 0.7, (11, 11))) == PoolSizes(3, 1)
 
 
 def test_the_defaults_are_those_of_the_documentation():
-    assert outcome(PlannerSettings(), interval(1, 1, 0.7, (1, 1))) == Targets(2, 1)
+    assert outcome(PlannerSettings(), interval(1, 1, 0.7, (1, 1))) == PoolSizes(2, 1)
 
 
 def test_every_stage_says_why_it_changed_nothing():
@@ -109,37 +109,37 @@ def test_aggregated_has_no_prefill_stages():
 
 
 def test_aggregated_scales_by_kv_usage():
-    assert outcome(SEEDS, interval(0, 1, 0.95)) == Targets(0, 2)
+    assert outcome(SEEDS, interval(0, 1, 0.95)) == PoolSizes(0, 2)
 
 
 def test_no_data_is_a_reason_to_change_nothing():
     observation = interval(1, 2, None)
-    assert outcome(SEEDS, observation) == Targets(1, 2)
+    assert outcome(SEEDS, observation) == PoolSizes(1, 2)
     assert "no data: change nothing, because no decode worker answered" in told(SEEDS, observation)
     assert "no data: change nothing, because the prefill queue did not answer" in told(SEEDS, observation)
 
 
 def test_an_unknown_fleet_is_a_reason_to_change_nothing():
     observation = replace(interval(1, 1, 0.95), unknown="the key-value store did not answer")
-    assert outcome(SEEDS, observation) == Targets(1, 1)
+    assert outcome(SEEDS, observation) == PoolSizes(1, 1)
     assert "because the key-value store did not answer" in told(SEEDS, observation)
 
 
 def test_no_worker_is_removed_when_the_rest_would_be_over_the_scale_up_threshold():
-    assert outcome(GUARDED, interval(1, 2, 0.49, (1,))) == Targets(1, 2)
+    assert outcome(GUARDED, interval(1, 2, 0.49, (1,))) == PoolSizes(1, 2)
     assert "the other 1 would then be at 0.98" in told(GUARDED, interval(1, 2, 0.49, (1,)))
-    assert outcome(GUARDED, interval(1, 2, 0.44, (1,))) == Targets(1, 1)
+    assert outcome(GUARDED, interval(1, 2, 0.44, (1,))) == PoolSizes(1, 1)
 
 
 def test_the_same_holds_for_prefill_workers():
     settings = replace(GUARDED, prefill_queue_scale_down_threshold=4.0)
-    assert outcome(settings, interval(2, 1, 0.7, (6, 6))) == Targets(2, 1)
-    assert outcome(settings, interval(2, 1, 0.7, (4, 4))) == Targets(1, 1)
+    assert outcome(settings, interval(2, 1, 0.7, (6, 6))) == PoolSizes(2, 1)
+    assert outcome(settings, interval(2, 1, 0.7, (4, 4))) == PoolSizes(1, 1)
 
 
 def test_a_decision_that_is_being_carried_out_blocks_the_next():
     observation = replace(interval(1, 1, 0.95), desired=PENDING)
-    assert outcome(SEEDS, observation) == Targets(1, 1)
+    assert outcome(SEEDS, observation) == PoolSizes(1, 1)
     assert "decision 5 is still being carried out" in told(SEEDS, observation)
 
 
@@ -147,9 +147,9 @@ def test_a_decision_that_nobody_acknowledges_blocks_until_the_scaling_timeout():
     first = replace(interval(1, 1, 0.95), desired=PENDING, at_s=100.0)
     state, _ = decide(SEEDS, PlannerState(), first)
     before = replace(first, at_s=100.0 + SEEDS.scaling_timeout_s - 1)
-    assert outcome(SEEDS, before, state) == Targets(1, 1)
+    assert outcome(SEEDS, before, state) == PoolSizes(1, 1)
     after = replace(first, at_s=100.0 + SEEDS.scaling_timeout_s)
-    assert outcome(SEEDS, after, state) == Targets(1, 2)
+    assert outcome(SEEDS, after, state) == PoolSizes(1, 2)
 
 
 def test_an_interval_in_which_workers_changed_changes_nothing_and_counts_for_the_grace():
@@ -172,25 +172,25 @@ def test_a_decision_that_was_not_carried_out_gives_no_grace():
 
 def test_counts_set_by_hand_are_the_new_base():
     by_hand = replace(interval(1, 3, 0.95), desired=DesiredCounts(1, 3, 9, 9))
-    assert outcome(SEEDS, by_hand) == Targets(1, 4)
+    assert outcome(SEEDS, by_hand) == PoolSizes(1, 4)
 
 
 def test_without_desired_counts_the_base_are_the_workers_there_are():
     observation = replace(interval(1, 2, 0.95), desired=DesiredCounts())
-    assert outcome(SEEDS, observation) == Targets(1, 3)
+    assert outcome(SEEDS, observation) == PoolSizes(1, 3)
 
 
 def test_a_failed_worker_counts_as_present():
     fleet = FleetCounts(decode=WorkerCounts(ready=1, failed=1))
     observation = replace(with_fleet(interval(0, 1, 0.95), fleet), desired=DesiredCounts())
-    assert outcome(SEEDS, observation) == Targets(0, 3)
+    assert outcome(SEEDS, observation) == PoolSizes(0, 3)
 
 
 def test_draining_workers_hold_their_gpus():
     settings = replace(SEEDS, max_gpu_budget=3)
     fleet = FleetCounts(WorkerCounts(ready=1), WorkerCounts(ready=1, draining=1))
     observation = with_fleet(interval(1, 1, 0.95, (1,)), fleet)
-    assert outcome(settings, observation) == Targets(1, 1)
+    assert outcome(settings, observation) == PoolSizes(1, 1)
     assert "4 GPUs would be over the budget of 3" in told(settings, observation)
 
 
@@ -202,8 +202,8 @@ def test_a_worker_that_is_needed_and_not_allowed_is_a_step_forth_and_one_back():
     ):
         _, decision = decide(settings, PlannerState(), observation)
         more, back = decision.steps[-2:]
-        assert (more.stage, more.after) == ("decode scale up", Targets(1, 3))
-        assert (back.stage, back.before, back.after) == (stage, Targets(1, 3), Targets(1, 2))
+        assert (more.stage, more.after) == ("decode scale up", PoolSizes(1, 3))
+        assert (back.stage, back.before, back.after) == (stage, PoolSizes(1, 3), PoolSizes(1, 2))
         assert decision.is_withheld
     _, enough = decide(SEEDS, PlannerState(), interval(1, 2, kv=0.7))
     assert not enough.is_withheld
@@ -212,27 +212,27 @@ def test_a_worker_that_is_needed_and_not_allowed_is_a_step_forth_and_one_back():
 def test_a_fleet_over_the_budget_does_not_grow_and_the_story_says_so():
     settings = replace(SEEDS, max_gpu_budget=2)
     observation = interval(1, 2, 0.95, (1,))
-    assert outcome(settings, observation) == Targets(1, 2)
+    assert outcome(settings, observation) == PoolSizes(1, 2)
     assert "3 GPUs are in use already, over the budget of 2" in told(settings, observation)
 
 
 def test_the_budget_counts_the_gpus_that_the_supervisor_names():
     settings = replace(SEEDS, max_gpu_budget=4)
     fleet = FleetCounts(decode=WorkerCounts(ready=2, gpus=2))
-    assert outcome(settings, with_fleet(interval(0, 2, 0.95), fleet)) == Targets(0, 2)
+    assert outcome(settings, with_fleet(interval(0, 2, 0.95), fleet)) == PoolSizes(0, 2)
 
 
 def test_the_box_bounds_the_budget():
     fleet = FleetCounts(decode=WorkerCounts(ready=2, gpus=1), gpus_total=2)
     observation = with_fleet(interval(0, 2, 0.95), fleet)
-    assert outcome(SEEDS, observation) == Targets(0, 2)
+    assert outcome(SEEDS, observation) == PoolSizes(0, 2)
     assert "the box has 2 GPUs" in told(SEEDS, observation)
 
 
 def test_the_minimum_in_gpus_is_rounded_up_to_workers():
     settings = replace(SEEDS, min_gpu_budget=3, decode_engine_num_gpu=2)
-    assert outcome(settings, interval(0, 2, 0.1)) == Targets(0, 2)
-    assert outcome(settings, interval(0, 3, 0.1)) == Targets(0, 2)
+    assert outcome(settings, interval(0, 2, 0.1)) == PoolSizes(0, 2)
+    assert outcome(settings, interval(0, 3, 0.1)) == PoolSizes(0, 2)
 
 
 def test_the_last_worker_that_serves_is_not_removed():
@@ -261,7 +261,7 @@ def test_an_observation_reads_back_as_it_was_written():
 
 
 def test_no_worker_is_added_to_a_role_of_which_several_have_failed():
-    for failed, desired in ((1, Targets(0, 4)), (2, Targets(0, 3))):
+    for failed, desired in ((1, PoolSizes(0, 4)), (2, PoolSizes(0, 3))):
         fleet = FleetCounts(decode=WorkerCounts(ready=3 - failed, failed=failed, gpus=1), gpus_total=8)
         observation = with_fleet(interval(0, 3, 0.95), fleet)
         assert outcome(SEEDS, observation) == desired
@@ -283,37 +283,37 @@ def recorded(observation: Observation, state: PlannerState | None = None) -> Dec
 
 
 def test_an_idle_worker_that_was_added_by_hand_would_be_removed() -> None:
-    decision = preview_decision(recorded(interval(1, 1, kv=0.0)), Targets(1, 2), RoleHolds(), None)
-    assert (decision.current, decision.desired) == (Targets(1, 2), Targets(1, 1))
+    decision = preview_decision(recorded(interval(1, 1, kv=0.0)), PoolSizes(1, 2), RoleHolds(), None)
+    assert (decision.current, decision.desired) == (PoolSizes(1, 2), PoolSizes(1, 1))
 
 
 def test_the_load_that_was_seen_is_spread_over_the_new_number() -> None:
     busy = recorded(interval(1, 1, kv=0.8))
-    assert preview_decision(busy, Targets(1, 1), RoleHolds(), None).desired == Targets(1, 1)
-    many = preview_decision(busy, Targets(1, 4), RoleHolds(), None)
-    assert many.desired == Targets(1, 3)
+    assert preview_decision(busy, PoolSizes(1, 1), RoleHolds(), None).desired == PoolSizes(1, 1)
+    many = preview_decision(busy, PoolSizes(1, 4), RoleHolds(), None)
+    assert many.desired == PoolSizes(1, 3)
     assert "0.2 is below 0.5" in many.reason
-    fewer = preview_decision(recorded(interval(1, 4, kv=0.6)), Targets(1, 2), RoleHolds(), None)
-    assert fewer.desired == Targets(1, 3)
+    fewer = preview_decision(recorded(interval(1, 4, kv=0.6)), PoolSizes(1, 2), RoleHolds(), None)
+    assert fewer.desired == PoolSizes(1, 3)
 
 
 def test_a_decision_that_was_still_carried_out_and_changes_in_the_interval_do_not_count() -> None:
     seen = interval(1, 1, kv=0.0)
     seen = replace(seen, desired=replace(seen.desired, decision_id=9), load=replace(seen.load, changed="yes"))
-    assert preview_decision(recorded(seen), Targets(1, 2), RoleHolds(), None).desired == Targets(1, 1)
+    assert preview_decision(recorded(seen), PoolSizes(1, 2), RoleHolds(), None).desired == PoolSizes(1, 1)
 
 
 def test_what_is_held_stays() -> None:
     holds = RoleHolds(decode=Hold(2, 2))
-    assert not preview_decision(recorded(interval(1, 1, kv=0.0)), Targets(1, 2), holds, None).is_change
+    assert not preview_decision(recorded(interval(1, 1, kv=0.0)), PoolSizes(1, 2), holds, None).is_change
 
 
 def test_without_data_or_workers_nothing_is_foretold() -> None:
     last = recorded(interval(1, 1, kv=None))
-    assert not preview_decision(last, Targets(1, 2), RoleHolds(), None).is_change
-    assert preview_decision(recorded(interval(1, 1)), Targets(1, 0), RoleHolds(), None).current == Targets(
-        1, 0
-    )
+    assert not preview_decision(last, PoolSizes(1, 2), RoleHolds(), None).is_change
+    assert preview_decision(
+        recorded(interval(1, 1)), PoolSizes(1, 0), RoleHolds(), None
+    ).current == PoolSizes(1, 0)
     assert has_data(last.observation)
     assert not has_data(replace(last.observation, unknown="the store is away"))
     assert not has_data(replace(last.observation, traffic=Traffic(30.0, missing="no frontend answered")))
@@ -325,7 +325,7 @@ BY_ALICE = Hold(2, 2, by="alice", until_s=1795356000.0, until="2026-11-22 14:00 
 
 def decided(
     observation: Observation, holds: RoleHolds, settings: PlannerSettings = SETTINGS
-) -> tuple[Targets, Decision]:
+) -> tuple[PoolSizes, Decision]:
     model = targets.model() if settings.is_by_targets else None
     _, decision = decide(settings, PlannerState(), replace(observation, holds=holds), model)
     return decision.desired, decision
@@ -334,12 +334,12 @@ def decided(
 def test_without_a_hold_the_trail_has_no_step_of_it() -> None:
     _, decision = decided(interval(1, 2, kv=QUIET), RoleHolds())
     assert "held" not in [step.stage for step in decision.steps]
-    assert decision.desired == Targets(1, 1)
+    assert decision.desired == PoolSizes(1, 1)
 
 
 def test_a_held_number_is_kept_and_the_trail_says_by_whom_and_until_when() -> None:
     desired, decision = decided(interval(1, 2, kv=QUIET), RoleHolds(decode=BY_ALICE))
-    assert desired == Targets(1, 2)
+    assert desired == PoolSizes(1, 2)
     assert not decision.is_change
     why = "decode is held at 2 by alice until 2026-11-22 14:00 UTC, instead of 1"
     assert decision.steps[-1].why == why
@@ -348,50 +348,50 @@ def test_a_held_number_is_kept_and_the_trail_says_by_whom_and_until_when() -> No
 
 def test_a_hold_that_changes_nothing_is_said_too() -> None:
     desired, decision = decided(interval(1, 2), RoleHolds(decode=BY_ALICE))
-    assert desired == Targets(1, 2)
+    assert desired == PoolSizes(1, 2)
     assert decision.steps[-1].why == "decode is held at 2 by alice until 2026-11-22 14:00 UTC"
 
 
 def test_a_worker_beyond_an_upper_bound_is_not_added() -> None:
     desired, decision = decided(interval(1, 2, kv=BUSY), RoleHolds(decode=Hold(at_most=2)))
-    assert desired == Targets(1, 2)
+    assert desired == PoolSizes(1, 2)
     assert "held at 2 or fewer until `dynaplan release`, instead of 3" in story(decision)
 
 
 def test_within_the_bounds_the_planner_scales() -> None:
     holds = RoleHolds(decode=Hold(1, 4))
-    assert decided(interval(1, 2, kv=BUSY), holds)[0] == Targets(1, 3)
-    assert decided(interval(1, 2, kv=QUIET), holds)[0] == Targets(1, 1)
+    assert decided(interval(1, 2, kv=BUSY), holds)[0] == PoolSizes(1, 3)
+    assert decided(interval(1, 2, kv=QUIET), holds)[0] == PoolSizes(1, 1)
 
 
 def test_numbers_that_somebody_else_moved_outside_come_back_at_once() -> None:
-    assert decided(interval(1, 1), RoleHolds(decode=Hold(4)))[0] == Targets(1, 4)
-    assert decided(interval(1, 6), RoleHolds(decode=Hold(2, 3)))[0] == Targets(1, 3)
+    assert decided(interval(1, 1), RoleHolds(decode=Hold(4)))[0] == PoolSizes(1, 4)
+    assert decided(interval(1, 6), RoleHolds(decode=Hold(2, 3)))[0] == PoolSizes(1, 3)
 
 
 def test_a_hold_takes_room_in_the_budget_from_the_other_role() -> None:
     settings = replace(SETTINGS, max_gpu_budget=3)
     busy_queue = interval(1, 2, kv=QUIET, queue=(9.0, 9.0))
-    assert decided(busy_queue, RoleHolds(), settings)[0] == Targets(2, 1)
+    assert decided(busy_queue, RoleHolds(), settings)[0] == PoolSizes(2, 1)
     desired, decision = decided(busy_queue, RoleHolds(decode=Hold(2)), settings)
-    assert desired == Targets(1, 2)
+    assert desired == PoolSizes(1, 2)
     assert "the GPU budget then has room for prefill 1, instead of 2" in story(decision)
 
 
 def test_a_hold_above_the_budget_is_kept() -> None:
     settings = replace(SETTINGS, max_gpu_budget=3)
-    assert decided(interval(2, 3), RoleHolds(decode=Hold(5, 5)), settings)[0] == Targets(1, 5)
+    assert decided(interval(2, 3), RoleHolds(decode=Hold(5, 5)), settings)[0] == PoolSizes(1, 5)
 
 
 def test_minimums_give_way_to_a_hold() -> None:
     settings = replace(SETTINGS, min_endpoint=2)
-    assert decided(interval(2, 2), RoleHolds(decode=Hold(at_most=1)), settings)[0] == Targets(2, 1)
-    assert decided(interval(2, 2), RoleHolds(decode=Hold(at_most=0)), settings)[0] == Targets(2, 0)
+    assert decided(interval(2, 2), RoleHolds(decode=Hold(at_most=1)), settings)[0] == PoolSizes(2, 1)
+    assert decided(interval(2, 2), RoleHolds(decode=Hold(at_most=0)), settings)[0] == PoolSizes(2, 0)
 
 
 def test_an_aggregated_deployment_is_not_asked_for_prefill_workers_by_a_hold() -> None:
     _, decision = decided(interval(0, 2), RoleHolds(prefill=Hold(2)))
-    assert decision.desired == Targets(0, 2)
+    assert decision.desired == PoolSizes(0, 2)
     assert "held" not in [step.stage for step in decision.steps]
 
 
@@ -402,9 +402,9 @@ def test_targets_are_held_too(policy: str) -> None:
     free = decided(rising, RoleHolds(), settings)[0]
     held, decision = decided(rising, RoleHolds(prefill=Hold(free.prefill + 2)), settings)
     assert free.prefill > 1
-    assert held == Targets(free.prefill + 2, free.decode)
+    assert held == PoolSizes(free.prefill + 2, free.decode)
     assert decision.prediction is None
-    assert decided(rising, RoleHolds(prefill=Hold(1, 1)), settings)[0] == Targets(1, free.decode)
+    assert decided(rising, RoleHolds(prefill=Hold(1, 1)), settings)[0] == PoolSizes(1, free.decode)
 
 
 @pytest.mark.parametrize("policy", ["sla", "both"])
@@ -424,7 +424,7 @@ def test_workers_beyond_an_upper_bound_do_not_stay_for_the_time_of_a_scale_down(
     settings = replace(targets.SETTINGS, max_gpu_budget=8)
     now = targets.planned_interval(2, 4, [200.0])
     held, _ = decided(now, RoleHolds(decode=Hold(at_most=1)), settings)
-    assert held == Targets(7, 1)
+    assert held == PoolSizes(7, 1)
 
 
 def test_while_the_fleet_is_not_known_nothing_is_held() -> None:
@@ -449,7 +449,7 @@ def test_a_record_with_holds_reads_back_and_one_without_has_no_key_for_them() ->
 def test_no_more_is_asked_for_while_workers_that_were_asked_for_have_no_memory():
     observation = replace(interval(0, 1, kv=1.2), desired=DesiredCounts(-1, 2, 4, 4))
     decision = decide(SEEDS, PlannerState(), observation)[1]
-    assert decision.desired == Targets(0, 2)
+    assert decision.desired == PoolSizes(0, 2)
     assert "of the 2 decode workers asked for there are 1" in story(decision)
     idle = replace(interval(0, 1, kv=0.1), desired=DesiredCounts(-1, 2, 4, 4))
-    assert outcome(SEEDS, idle) == Targets(0, 1)
+    assert outcome(SEEDS, idle) == PoolSizes(0, 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import Targets, WorkerCounts
+from dynaplan.fleet.counts import PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model import LOAD_BELOW, Backtest, DecisionRecord, Observation, PlannerState
@@ -22,14 +22,14 @@ BOTH = replace(SETTINGS, policy="both")
 MODEL = model()
 
 
-def desired(observation, settings=SETTINGS, state=None) -> Targets:
+def desired(observation, settings=SETTINGS, state=None) -> PoolSizes:
     return decide(settings, state or PlannerState(), observation, MODEL)[1].desired
 
 
 def test_more_traffic_gets_more_workers_in_one_jump():
     few = desired(planned_interval(1, 1, [2.0]))
     many = desired(planned_interval(1, 1, [40.0]))
-    assert few == Targets(1, 1)
+    assert few == PoolSizes(1, 1)
     assert many.prefill > few.prefill + 1
 
 
@@ -46,7 +46,7 @@ def test_with_environment_virtual_targets_wait_for_the_acknowledgement_or_its_ti
     virtual = replace(SETTINGS, environment="virtual")
     seen = replace(planned_interval(1, 1, [40.0]), desired=DesiredCounts(2, 1, 5, 4))
     state, decision = decide(virtual, PlannerState(), seen, MODEL)
-    assert decision.desired == Targets(2, 1)
+    assert decision.desired == PoolSizes(2, 1)
     assert "decision 5 is still being carried out" in decision.reason
     late = replace(seen, at_s=seen.at_s + virtual.scaling_timeout_s)
     assert decide(virtual, state, late, MODEL)[1].desired.prefill > 2
@@ -83,9 +83,9 @@ def test_sleeping_workers_are_no_capacity_and_stay_beside_the_needed_ones():
     seen = asleep(planned_interval(wanted.prefill, wanted.decode + 1, [40.0]), 1, 1)
     seen = replace(seen, backtest=Backtest(wanted, is_new=True))
     _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
-    assert decision.desired == Targets(wanted.prefill + 1, wanted.decode + 1)
+    assert decision.desired == PoolSizes(wanted.prefill + 1, wanted.decode + 1)
     first, last = decision.steps[1], next(step for step in decision.steps if step.stage == "asleep")
-    assert first.after == Targets(wanted.prefill - 1, wanted.decode)
+    assert first.after == PoolSizes(wanted.prefill - 1, wanted.decode)
     assert last.before == wanted
     assert "`dynaplan wake`" in last.why
     assert [step.before for step in decision.steps[1:]] == [step.after for step in decision.steps[:-1]]
@@ -93,31 +93,31 @@ def test_sleeping_workers_are_no_capacity_and_stay_beside_the_needed_ones():
 
 def test_an_interval_that_needs_few_removes_nobody_who_sleeps():
     seen = asleep(planned_interval(2, 3, [2.0]), 1, 2)
-    assert desired(seen) == Targets(2, 3)
+    assert desired(seen) == PoolSizes(2, 3)
 
 
 def test_where_all_of_a_role_sleep_one_of_them_counts_for_the_next_request_wakes_it():
-    assert desired(asleep(planned_interval(1, 1, [2.0]), 1, 1)) == Targets(1, 1)
+    assert desired(asleep(planned_interval(1, 1, [2.0]), 1, 1)) == PoolSizes(1, 1)
 
 
 @pytest.mark.parametrize("rate", [None])
 def test_no_data_changes_nothing(rate):
     seen = replace(planned_interval(3, 2, [5.0]), traffic=traffic(rate), foresight=foreseen([]))
     _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
-    assert decision.desired == Targets(3, 2)
+    assert decision.desired == PoolSizes(3, 2)
     assert "no frontend answered" in decision.reason
 
 
 def test_an_interval_without_data_changes_nothing_although_a_forecast_goes_on():
     seen = replace(planned_interval(1, 1, [40.0]), traffic=traffic(None))
     _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
-    assert decision.desired == Targets(1, 1)
+    assert decision.desired == PoolSizes(1, 1)
     assert "no frontend answered" in decision.reason
 
 
 def test_no_requests_need_the_minimums_only():
-    ended = Backtest(Targets(3, 2), change=LOAD_BELOW)
-    assert desired(replace(planned_interval(3, 2, [0.0]), backtest=ended)) == Targets(1, 1)
+    ended = Backtest(PoolSizes(3, 2), change=LOAD_BELOW)
+    assert desired(replace(planned_interval(3, 2, [0.0]), backtest=ended)) == PoolSizes(1, 1)
 
 
 @pytest.mark.parametrize("policy", ["load", "sla", "both"])
@@ -127,14 +127,14 @@ def test_without_a_decode_worker_there_is_the_minimum_as_far_as_gpus_and_holds_g
     seen = replace(planned_interval(1, 0, [0.0]), traffic=traffic(None), foresight=foreseen([]))
     seen = replace(seen, load=interval(1, 0, kv=None).load)
 
-    def asked(observation: Observation, **options: Any) -> Targets:
+    def asked(observation: Observation, **options: Any) -> PoolSizes:
         return decide(replace(settings, **options), PlannerState(), observation, MODEL)[1].desired
 
-    assert asked(seen) == Targets(1, 1)
-    assert asked(seen, max_gpu_budget=1) == Targets(1, 0)
-    assert asked(replace(seen, holds=RoleHolds(decode=Hold(0, 0)))) == Targets(1, 0)
+    assert asked(seen) == PoolSizes(1, 1)
+    assert asked(seen, max_gpu_budget=1) == PoolSizes(1, 0)
+    assert asked(replace(seen, holds=RoleHolds(decode=Hold(0, 0)))) == PoolSizes(1, 0)
     served = replace(seen.fleet, decode=WorkerCounts(unmanaged=1, gpus=1))
-    assert asked(replace(seen, fleet=served)) == Targets(1, 0)
+    assert asked(replace(seen, fleet=served)) == PoolSizes(1, 0)
 
 
 def test_an_unknown_fleet_changes_nothing():
@@ -173,7 +173,7 @@ def test_an_aggregated_deployment_stays_one():
 
 def test_both_keeps_what_thresholds_added_above_the_floor():
     wanted = desired(planned_interval(2, 3, [2.0], kv=0.7, queue=(0.6,)), BOTH)
-    assert wanted == Targets(2, 3)
+    assert wanted == PoolSizes(2, 3)
 
 
 def test_both_goes_no_lower_than_the_targets_need():

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model import DecisionRecord, Expected, Foresight, Observation, PlannerState
+from dynaplan.planner.model import DecisionRecord, Expected, Observation, PlannerState, TrafficForecast
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.explain import explain, is_change, summarize
 from tests.unit.planner.rules.situations import interval
@@ -81,7 +81,7 @@ def test_the_traffic_and_its_forecast_are_told():
     observation = replace(
         interval(1, 1),
         traffic=Traffic(10.0, 20.0, 3000.0, itl_ms=8.0),
-        foresight=Foresight(10.0, (Expected(30.0, ahead=2, why="trend"), Expected(None, ahead=3))),
+        foresight=TrafficForecast(10.0, (Expected(30.0, ahead=2, why="trend"), Expected(None, ahead=3))),
     )
     text = told(observation)
     assert "2 requests/s, ISL 3000, ITL 8 ms on average" in text
@@ -106,7 +106,7 @@ def test_what_caches_save_is_told():
     observation = replace(
         interval(1, 1),
         traffic=Traffic(10.0, 20.0, 3000.0, prefix_hit_rate=0.8),
-        foresight=Foresight(10.0, (Expected(30.0),), prefix_hit_rate=0.75),
+        foresight=TrafficForecast(10.0, (Expected(30.0),), prefix_hit_rate=0.75),
     )
     text = told(observation)
     assert "ISL 3000, 80% of the prompts cached on average" in text

@@ -11,22 +11,22 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
     Corrections,
     Expected,
-    Foresight,
     Observation,
     PlannerState,
     Sizing,
+    TrafficForecast,
     WorkerLimits,
 )
 from dynaplan.planner.rules.sla_policy import (
     effective_correction,
     limits_of,
-    plan_for_targets,
-    raise_limits,
+    limits_with_unmanaged,
+    size_for_slo,
     subtract_unmanaged,
     unmanaged_workers,
 )
@@ -60,8 +60,8 @@ def test_a_role_of_which_several_failed_gets_nobody_more_and_the_other_one_does(
     observation = seen(ONE_EACH, [60.0])
     failing = WorkerCounts(ready=1, failed=2, gpus=1)
     sizing = decided(replace(observation, fleet=replace(observation.fleet, prefill=failing)), ONE_EACH)[1]
-    assert sizing.targets.prefill == 1
-    assert sizing.targets.decode > 1
+    assert sizing.workers.prefill == 1
+    assert sizing.workers.decode > 1
     assert sizing.prediction is None
     assert why(sizing, "failures")
 
@@ -74,13 +74,13 @@ def test_a_role_of_which_several_failed_gets_nobody_more_and_the_other_one_does(
         (FleetCounts(gpus_total=100), ONE_EACH, 8),
         (FleetCounts(decode=WorkerCounts(ready=1, draining=2, gpus=1)), ONE_EACH, 6),
         (FleetCounts(decode=WorkerCounts(ready=4, gpus=1)), ONE_EACH, 5),
-        (FleetCounts(decode=WorkerCounts(ready=3, draining=7, gpus=1)), Targets(1, 3), 4),
-        (FleetCounts(gpus_total=2), Targets(3, 3), 2),
+        (FleetCounts(decode=WorkerCounts(ready=3, draining=7, gpus=1)), PoolSizes(1, 3), 4),
+        (FleetCounts(gpus_total=2), PoolSizes(3, 3), 2),
     ],
     ids=["budget", "box", "large box", "leaving", "nobody asked for", "asked for already", "small box"],
 )
 def test_gpus_that_others_hold_are_not_to_be_had_and_those_that_were_asked_for_are(
-    fleet: FleetCounts, current: Targets, most: int
+    fleet: FleetCounts, current: PoolSizes, most: int
 ) -> None:
     assert limits_of(SETTINGS, Observation(0.0, fleet), current).max_gpus == most
 
@@ -88,8 +88,8 @@ def test_gpus_that_others_hold_are_not_to_be_had_and_those_that_were_asked_for_a
 def test_an_aggregated_deployment_has_no_minimum_of_prefill_workers() -> None:
     settings = replace(SETTINGS, min_gpu_budget=2)
     observation = Observation(0.0, FleetCounts(decode=WorkerCounts(ready=1, gpus=1)))
-    assert limits_of(settings, observation, Targets(0, 1)).least == Targets(0, 2)
-    assert limits_of(settings, observation, ONE_EACH).least == Targets(2, 2)
+    assert limits_of(settings, observation, PoolSizes(0, 1)).least == PoolSizes(0, 2)
+    assert limits_of(settings, observation, ONE_EACH).least == PoolSizes(2, 2)
 
 
 # -- what is believed ----------------------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def test_engines_that_are_nearly_as_their_profile_says_are_taken_to_be_so(
 def test_slow_engines_get_more_workers() -> None:
     slow = PlannerState(corrections=Corrections(2.0, 1.0))
     observation = seen(ONE_EACH, [14.0])
-    assert decided(observation, ONE_EACH)[1].targets == ONE_EACH
-    assert decided(observation, ONE_EACH, slow)[1].targets.prefill > 1
+    assert decided(observation, ONE_EACH)[1].workers == ONE_EACH
+    assert decided(observation, ONE_EACH, slow)[1].workers.prefill > 1
 
 
 def test_corrections_stay_while_workers_change_and_where_they_are_not_wanted() -> None:
@@ -123,7 +123,7 @@ def test_corrections_stay_while_workers_change_and_where_they_are_not_wanted() -
 
 def test_requests_are_as_long_as_recent_ones_but_for_the_mean_that_is_expected() -> None:
     recent = Lengths((100.0, 200.0), (1.0, 1.0, 0.0), 100.0)
-    foresight = Foresight(10.0, isl=recent, osl=recent, dispersion=2.5)
+    foresight = TrafficForecast(10.0, isl=recent, osl=recent, dispersion=2.5)
     demand = demand_of(SETTINGS, foresight, Expected(50.0, isl_tokens=150.0, osl_tokens=None))
     assert (demand.requests_per_s, demand.burstiness) == (5.0, 2.5)
     assert demand.isl == Lengths((150.0, 300.0), (1.0, 1.0, 0.0), 150.0)
@@ -132,27 +132,27 @@ def test_requests_are_as_long_as_recent_ones_but_for_the_mean_that_is_expected()
 
 def test_no_mean_is_expected_to_be_more_than_twice_or_less_than_half_the_recent_one() -> None:
     recent = Lengths.fixed(100.0)
-    foresight = Foresight(10.0, isl=recent, osl=recent)
+    foresight = TrafficForecast(10.0, isl=recent, osl=recent)
     demand = demand_of(SETTINGS, foresight, Expected(50.0, isl_tokens=1000.0, osl_tokens=1.0))
     assert (demand.isl.mean_tokens, demand.osl.mean_tokens) == (200.0, 50.0)
 
 
 def test_until_requests_were_seen_they_are_as_long_as_the_options_say() -> None:
-    demand = demand_of(SETTINGS, Foresight(10.0), Expected(50.0))
+    demand = demand_of(SETTINGS, TrafficForecast(10.0), Expected(50.0))
     assert demand.isl == Lengths.fixed(SETTINGS.isl_tokens)
     assert demand.osl == Lengths.fixed(SETTINGS.osl_tokens)
-    assert demand_of(SETTINGS, Foresight(10.0), Expected(50.0, 700.0, 70.0)).isl == Lengths.fixed(700.0)
+    assert demand_of(SETTINGS, TrafficForecast(10.0), Expected(50.0, 700.0, 70.0)).isl == Lengths.fixed(700.0)
     assert demand.burstiness == 1.0
 
 
 def test_arrivals_are_never_more_even_than_those_of_independent_clients() -> None:
-    assert demand_of(SETTINGS, Foresight(10.0, dispersion=0.2), Expected(50.0)).burstiness == 1.0
+    assert demand_of(SETTINGS, TrafficForecast(10.0, dispersion=0.2), Expected(50.0)).burstiness == 1.0
 
 
 def test_an_interval_that_was_not_foretold_needs_nobody_to_be_removed() -> None:
-    unknown = Foresight(10.0, (Expected(None, 100.0, 100.0),))
+    unknown = TrafficForecast(10.0, (Expected(None, 100.0, 100.0),))
     observation = replace(seen(MANY, [2.0]), foresight=unknown, traffic=Traffic(10.0))
-    assert decided(observation, MANY)[1].targets == MANY
+    assert decided(observation, MANY)[1].workers == MANY
 
 
 # -- what is left to compute ----------------------------------------------------------------------------
@@ -162,12 +162,12 @@ def test_prefill_workers_are_sized_for_what_caches_leave_to_compute() -> None:
     observation = seen(ONE_EACH, [20.0], startup_s=0.0)
     assert observation.foresight is not None
     cached = replace(observation, foresight=replace(observation.foresight, prefix_hit_rate=0.8))
-    needed = decided(observation, ONE_EACH)[1].targets.prefill
-    assert decided(cached, ONE_EACH)[1].targets.prefill < needed
+    needed = decided(observation, ONE_EACH)[1].workers.prefill
+    assert decided(cached, ONE_EACH)[1].workers.prefill < needed
 
 
 def test_no_measured_hits_leave_everything_to_compute() -> None:
-    unknown = Foresight(10.0, (Expected(20.0),))
+    unknown = TrafficForecast(10.0, (Expected(20.0),))
     assert demand_of(SETTINGS, unknown, Expected(20.0)).prefix_hit_rate == 0.0
     known = replace(unknown, prefix_hit_rate=0.7)
     assert demand_of(SETTINGS, known, Expected(20.0)).prefix_hit_rate == 0.7
@@ -175,8 +175,8 @@ def test_no_measured_hits_leave_everything_to_compute() -> None:
 
 def test_every_decision_by_an_estimated_profile_says_that_it_is_one() -> None:
     words = "estimated, not measured: by aiconfigurator"
-    model = replace(MODEL, origin=words)
-    sizing = plan_for_targets(model, SETTINGS, PlannerState(), seen(ONE_EACH, [2.0]), ONE_EACH)[1]
+    model = replace(MODEL, profile_note=words)
+    sizing = size_for_slo(model, SETTINGS, PlannerState(), seen(ONE_EACH, [2.0]), ONE_EACH)[1]
     assert why(sizing, "profile") == words
     assert why(decided(seen(ONE_EACH, [2.0]), ONE_EACH)[1], "profile") == ""
 
@@ -196,37 +196,37 @@ def beside(observation: Observation, prefill: int = 0, decode: int = 0) -> Obser
 @pytest.mark.parametrize("requests_per_s", [20.0, 60.0])
 def test_what_unmanaged_workers_do_nobody_else_is_asked_for(requests_per_s: float) -> None:
     """The same workers in all, whether one of each is managed or not."""
-    alone = decided(seen(Targets(3, 3), [requests_per_s]), Targets(3, 3))[1]
-    shared = decided(beside(seen(Targets(2, 2), [requests_per_s]), 1, 1), Targets(2, 2))[1]
-    assert shared.targets == Targets(max(1, alone.targets.prefill - 1), max(1, alone.targets.decode - 1))
+    alone = decided(seen(PoolSizes(3, 3), [requests_per_s]), PoolSizes(3, 3))[1]
+    shared = decided(beside(seen(PoolSizes(2, 2), [requests_per_s]), 1, 1), PoolSizes(2, 2))[1]
+    assert shared.workers == PoolSizes(max(1, alone.workers.prefill - 1), max(1, alone.workers.decode - 1))
     assert shared.steps[-1].stage == "unmanaged"
     assert why(shared, "unmanaged").startswith("unmanaged workers serve too (prefill 1, decode 1): ")
-    assert shared.steps[-1].after == shared.targets
+    assert shared.steps[-1].after == shared.workers
 
 
 def test_one_of_ones_own_stays_whatever_others_do() -> None:
-    assert decided(beside(seen(ONE_EACH, [0.1]), 9, 9), ONE_EACH)[1].targets == ONE_EACH
+    assert decided(beside(seen(ONE_EACH, [0.1]), 9, 9), ONE_EACH)[1].workers == ONE_EACH
 
 
 def test_without_data_the_counts_stay_those_of_the_managed_ones() -> None:
     unknown = replace(beside(seen(MANY, [2.0]), 1, 1), foresight=None)
-    assert decided(unknown, MANY)[1].targets == MANY
+    assert decided(unknown, MANY)[1].workers == MANY
 
 
 def test_an_unmanaged_prefill_worker_makes_no_pool() -> None:
     fleet = FleetCounts(WorkerCounts(unmanaged=2), WorkerCounts(unmanaged=1))
-    assert unmanaged_workers(fleet, Targets(0, 3)) == Targets(0, 1)
-    assert unmanaged_workers(fleet, Targets(1, 3)) == Targets(2, 1)
+    assert unmanaged_workers(fleet, PoolSizes(0, 3)) == PoolSizes(0, 1)
+    assert unmanaged_workers(fleet, PoolSizes(1, 3)) == PoolSizes(2, 1)
 
 
 def test_limits_are_of_the_managed_ones_alone() -> None:
-    limits = WorkerLimits(8, 1, 2, Targets(1, 1), Targets(4, 4))
-    assert raise_limits(limits, Targets()) is limits
-    expected = WorkerLimits(13, 1, 2, Targets(2, 3), Targets(5, 6))
-    assert raise_limits(limits, Targets(1, 2)) == expected
-    sizing = Sizing(Targets(1, 1))
-    assert subtract_unmanaged(sizing, Targets()) is sizing
-    assert subtract_unmanaged(sizing, Targets(3, 0)).targets == Targets(0, 1)
+    limits = WorkerLimits(8, 1, 2, PoolSizes(1, 1), PoolSizes(4, 4))
+    assert limits_with_unmanaged(limits, PoolSizes()) is limits
+    expected = WorkerLimits(13, 1, 2, PoolSizes(2, 3), PoolSizes(5, 6))
+    assert limits_with_unmanaged(limits, PoolSizes(1, 2)) == expected
+    sizing = Sizing(PoolSizes(1, 1))
+    assert subtract_unmanaged(sizing, PoolSizes()) is sizing
+    assert subtract_unmanaged(sizing, PoolSizes(3, 0)).workers == PoolSizes(0, 1)
 
 
 BY_FORMULA = replace(SETTINGS, sizing="formula", no_correction=False)
@@ -235,7 +235,7 @@ BY_FORMULA = replace(SETTINGS, sizing="formula", no_correction=False)
 def plan(observation: Observation) -> tuple[PlannerState, str]:
     """The next state, and the trail as text."""
     sla_model = model(BY_FORMULA)
-    state, sizing = plan_for_targets(sla_model, BY_FORMULA, PlannerState(), observation, Targets(1, 1))
+    state, sizing = size_for_slo(sla_model, BY_FORMULA, PlannerState(), observation, PoolSizes(1, 1))
     return state, "\n".join(f"{step.stage}: {step.why}" for step in sizing.steps)
 
 
@@ -250,5 +250,5 @@ def test_a_forecast_of_unknown_traffic_sizes_for_what_there_is() -> None:
     observation = planned_interval(1, 1, [5.0])
     foresight = replace(observation.foresight, expected=(Expected(None, why="no data"),))
     observation = replace(observation, foresight=foresight)
-    _, sizing = plan_for_targets(model(), SETTINGS, PlannerState(), observation, Targets(1, 1))
-    assert sizing.targets == Targets(1, 1)
+    _, sizing = size_for_slo(model(), SETTINGS, PlannerState(), observation, PoolSizes(1, 1))
+    assert sizing.workers == PoolSizes(1, 1)

@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.model import Observation, PlannerState, Sizing
-from dynaplan.planner.rules.sla_policy import plan_for_targets
+from dynaplan.planner.rules.sla_policy import size_for_slo
 from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval
 
 MODEL = model()
-ONE_EACH = Targets(1, 1)
-MANY = Targets(3, 2)
+ONE_EACH = PoolSizes(1, 1)
+MANY = PoolSizes(3, 2)
 """More than a little load needs."""
 STARTUP_S = 60.0
 
 
 def decided(
     observation: Observation,
-    current: Targets,
+    current: PoolSizes,
     state: PlannerState | None = None,
     settings: PlannerSettings = SETTINGS,
 ) -> tuple[PlannerState, Sizing]:
-    return plan_for_targets(MODEL, settings, state or PlannerState(), observation, current)
+    return size_for_slo(MODEL, settings, state or PlannerState(), observation, current)
 
 
-def seen(current: Targets, requests_per_s: Sequence[float], startup_s: float = STARTUP_S) -> Observation:
+def seen(current: PoolSizes, requests_per_s: Sequence[float], startup_s: float = STARTUP_S) -> Observation:
     """Settled workers; the first of the rates was seen, all of them are forecast."""
     observation = planned_interval(current.prefill, current.decode, requests_per_s, startup_s=startup_s)
     return replace(observation, foresight=foreseen(requests_per_s))

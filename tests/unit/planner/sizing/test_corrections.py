@@ -7,22 +7,22 @@ from dataclasses import astuple, replace
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Demand
 from dynaplan.planner.sizing.corrections import GAIN, MAX_FACTOR, MIN_FACTOR, MIN_REQUESTS, update_corrections
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from tests.unit.planner.rules import targets as situations
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
-DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
-AGGREGATED = ServiceModel(kind(H200))
+DISAGGREGATED = QueueingModel(kind(H200), kind(H200))
+AGGREGATED = QueueingModel(kind(H200))
 PROMISE = SlaTargets(2000.0, 50.0)
-ONE_EACH = Targets(1, 1)
+ONE_EACH = PoolSizes(1, 1)
 EXACT = Corrections()
 
 
-def measured(requests_per_s: float, engines: ServiceModel, serving: Targets = ONE_EACH) -> Traffic:
+def measured(requests_per_s: float, engines: QueueingModel, serving: PoolSizes = ONE_EACH) -> Traffic:
     """An interval as it is where engines are like that: the means that the model has for them."""
     traffic = situations.traffic(requests_per_s)
     assert traffic.isl
@@ -38,8 +38,8 @@ def measured(requests_per_s: float, engines: ServiceModel, serving: Targets = ON
 def corrections_after(
     traffic: Traffic,
     before: Corrections = EXACT,
-    service: ServiceModel = DISAGGREGATED,
-    serving: Targets = ONE_EACH,
+    service: QueueingModel = DISAGGREGATED,
+    serving: PoolSizes = ONE_EACH,
 ) -> Corrections:
     return update_corrections(service, before, traffic, serving, PROMISE)[0]
 
@@ -47,8 +47,8 @@ def corrections_after(
 def aimed_at(
     traffic: Traffic,
     before: Corrections = EXACT,
-    service: ServiceModel = DISAGGREGATED,
-    serving: Targets = ONE_EACH,
+    service: QueueingModel = DISAGGREGATED,
+    serving: PoolSizes = ONE_EACH,
 ) -> Corrections:
     """Where many such intervals would take the corrections; a decode factor is exact in ``before``."""
     after = corrections_after(traffic, before, service, serving)
@@ -144,11 +144,13 @@ def test_in_a_backlog_the_batch_follows_from_what_was_answered_and_not_from_what
         ({"osl": None}, ONE_EACH, "there were too few requests"),
         ({"requests": None, "missing": "no frontend answered"}, ONE_EACH, "no frontend answered"),
         ({"requests": None}, ONE_EACH, "nothing was measured"),
-        ({}, Targets(0, 1), "not every role had workers"),
-        ({}, Targets(1, 0), "not every role had workers"),
+        ({}, PoolSizes(0, 1), "not every role had workers"),
+        ({}, PoolSizes(1, 0), "not every role had workers"),
     ],
 )
-def test_what_says_too_little_changes_nothing(change: dict[str, object], serving: Targets, why: str) -> None:
+def test_what_says_too_little_changes_nothing(
+    change: dict[str, object], serving: PoolSizes, why: str
+) -> None:
     before = Corrections(1.3, 0.8)
     slow = replace(measured(8.0, DISAGGREGATED.slowed(1.6, 1.4)), **change)  # type: ignore[arg-type]
     after, words = update_corrections(DISAGGREGATED, before, slow, serving, PROMISE)
@@ -176,7 +178,7 @@ def test_slow_decoding_is_not_taken_for_slow_prefill() -> None:
 
 
 def test_aggregated_workers_have_one_factor_for_all_they_do() -> None:
-    serving = Targets(0, 2)
+    serving = PoolSizes(0, 2)
     slow = measured(6.0, AGGREGATED.slowed(1.0, 1.5), serving)
     aim = aimed_at(slow, Corrections(1.1, 1.0), AGGREGATED, serving)
     assert aim.prefill == 1.1
@@ -197,7 +199,7 @@ def test_arrivals_that_come_in_bursts_are_no_evidence_that_engines_are_slow() ->
     assert aimed_at(replace(even, arrivals=(0.0,) * 10)) == aimed_at(busy)
 
 
-def full_step_ms(service: ServiceModel, traffic: Traffic, answered_per_s: float) -> float:
+def full_step_ms(service: QueueingModel, traffic: Traffic, answered_per_s: float) -> float:
     """A step of an aggregated worker that is full of prompts, at that rate of answers, by trying lengths."""
     assert traffic.isl and traffic.osl
     state = SteadyState(service, Demand(answered_per_s, traffic.isl, traffic.osl))
@@ -212,30 +214,30 @@ def full_step_ms(service: ServiceModel, traffic: Traffic, answered_per_s: float)
     return step_ms
 
 
-def backlogged(service: ServiceModel, times: float) -> Traffic:
+def backlogged(service: QueueingModel, times: float) -> Traffic:
     """An interval in which prompts waited all the time at an aggregated worker, that many times as slow."""
-    calm = measured(4.0, service, Targets(0, 1))
+    calm = measured(4.0, service, PoolSizes(0, 1))
     return replace(calm, ttft_ms=20_000.0, itl_ms=times * full_step_ms(service, calm, 4.0))
 
 
 def test_steps_that_are_full_of_waiting_prompts_are_no_evidence_that_an_aggregated_worker_is_slow() -> None:
     backlog = backlogged(AGGREGATED, 1.0)
     for before in (1.0, 1.1):
-        after = corrections_after(backlog, Corrections(1.0, before), AGGREGATED, Targets(0, 1))
+        after = corrections_after(backlog, Corrections(1.0, before), AGGREGATED, PoolSizes(0, 1))
         assert after.decode == pytest.approx(before)
     in_time = replace(backlog, ttft_ms=PROMISE.ttft_ms)
-    assert corrections_after(in_time, EXACT, AGGREGATED, Targets(0, 1)).decode > 1.1
+    assert corrections_after(in_time, EXACT, AGGREGATED, PoolSizes(0, 1)).decode > 1.1
 
 
 def test_an_aggregated_worker_that_is_slow_is_found_in_a_backlog_too() -> None:
     slow = backlogged(AGGREGATED, 2.0)
-    aim = aimed_at(slow, EXACT, AGGREGATED, Targets(0, 1))
+    aim = aimed_at(slow, EXACT, AGGREGATED, PoolSizes(0, 1))
     assert 1.5 < aim.decode < 2.5
 
 
 def test_a_rise_is_no_evidence_that_an_aggregated_worker_is_slow() -> None:
     """Its steps hold the prompts that came, and few of their answers have ended."""
-    serving = Targets(0, 1)
+    serving = PoolSizes(0, 1)
     busy = measured(10.0, AGGREGATED, serving)
     assert busy.osl
     few = replace(busy.osl, counts=tuple(0.3 * each for each in busy.osl.counts))

@@ -8,10 +8,10 @@ from dataclasses import astuple, replace
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Demand, ErrorBudget, Observation, PlannerState, Sizing
-from dynaplan.planner.rules.sla_policy import plan_for_targets
+from dynaplan.planner.rules.sla_policy import size_for_slo
 from dynaplan.planner.sizing import error_budget
 from dynaplan.planner.sizing.error_budget import (
     describe_budget,
@@ -19,12 +19,12 @@ from dynaplan.planner.sizing.error_budget import (
     missed_shares,
     update_budget,
 )
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from tests.unit.planner.rules import targets as situations
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
-DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
-AGGREGATED = ServiceModel(kind(H200))
+DISAGGREGATED = QueueingModel(kind(H200), kind(H200))
+AGGREGATED = QueueingModel(kind(H200))
 PROMISE = SlaTargets(500.0, 20.0)
 PROMISED = 0.05
 """The part of the requests that may miss a target, by that promise."""
@@ -38,7 +38,9 @@ def seen(requests_per_s: float, ttft_ms: float | None, itl_ms: float | None) -> 
     return replace(situations.traffic(requests_per_s), ttft_ms=ttft_ms, itl_ms=itl_ms)
 
 
-def expected(requests_per_s: float, serving: Targets, service: ServiceModel = DISAGGREGATED) -> SteadyState:
+def expected(
+    requests_per_s: float, serving: PoolSizes, service: QueueingModel = DISAGGREGATED
+) -> SteadyState:
     traffic = situations.traffic(requests_per_s)
     assert traffic.isl
     assert traffic.osl
@@ -48,10 +50,10 @@ def expected(requests_per_s: float, serving: Targets, service: ServiceModel = DI
 
 
 @pytest.mark.parametrize(
-    ("service", "serving"), [(DISAGGREGATED, Targets(1, 1)), (AGGREGATED, Targets(0, 2))]
+    ("service", "serving"), [(DISAGGREGATED, PoolSizes(1, 1)), (AGGREGATED, PoolSizes(0, 2))]
 )
 def test_where_the_means_are_the_expected_ones_so_is_what_was_missed(
-    service: ServiceModel, serving: Targets
+    service: QueueingModel, serving: PoolSizes
 ) -> None:
     state = expected(14.0, serving, service)
     means = state.mean_times(serving)
@@ -67,7 +69,7 @@ def test_where_the_means_are_the_expected_ones_so_is_what_was_missed(
 
 def test_the_longer_the_means_the_more_was_missed_from_nothing_to_everything() -> None:
     shares = [
-        missed_shares(DISAGGREGATED, seen(10.0, 20.0 * factor, factor), Targets(1, 1), PROMISE)
+        missed_shares(DISAGGREGATED, seen(10.0, 20.0 * factor, factor), PoolSizes(1, 1), PROMISE)
         for factor in (0.01, 1, 2, 5, 10, 20, 40, 80, 1000)
     ]
     assert shares[0] == pytest.approx(NOTHING_MISSED)
@@ -78,46 +80,46 @@ def test_the_longer_the_means_the_more_was_missed_from_nothing_to_everything() -
 
 def test_a_backlog_is_everything_missed() -> None:
     """More came than could be computed: the model knows no distribution, but the mean says it all."""
-    backlog = missed_shares(DISAGGREGATED, seen(100.0, 5000.0, 5.0), Targets(1, 1), PROMISE)
+    backlog = missed_shares(DISAGGREGATED, seen(100.0, 5000.0, 5.0), PoolSizes(1, 1), PROMISE)
     assert backlog
     assert backlog[0] == 1.0
     assert backlog[1] == pytest.approx(math.exp(-20.0 / 5.0))
 
 
 def test_more_than_fits_that_was_answered_in_time_all_the_same_counts_by_its_mean() -> None:
-    shares = missed_shares(DISAGGREGATED, seen(100.0, 100.0, 0.0), Targets(1, 1), PROMISE)
+    shares = missed_shares(DISAGGREGATED, seen(100.0, 100.0, 0.0), PoolSizes(1, 1), PROMISE)
     assert shares == pytest.approx((math.exp(-5.0), 0.0))
 
 
 @pytest.mark.parametrize(
     ("change", "serving"),
     [
-        ({"requests": None}, Targets(1, 1)),
-        ({"requests": 0.0}, Targets(1, 1)),
-        ({"isl": None}, Targets(1, 1)),
-        ({"osl": None}, Targets(1, 1)),
-        ({"ttft_ms": None}, Targets(1, 1)),
-        ({}, Targets(0, 1)),
-        ({}, Targets(1, 0)),
+        ({"requests": None}, PoolSizes(1, 1)),
+        ({"requests": 0.0}, PoolSizes(1, 1)),
+        ({"isl": None}, PoolSizes(1, 1)),
+        ({"osl": None}, PoolSizes(1, 1)),
+        ({"ttft_ms": None}, PoolSizes(1, 1)),
+        ({}, PoolSizes(0, 1)),
+        ({}, PoolSizes(1, 0)),
     ],
 )
 def test_what_was_missed_is_not_known_without_data_or_without_workers(
-    change: dict[str, float | None], serving: Targets
+    change: dict[str, float | None], serving: PoolSizes
 ) -> None:
     assert missed_shares(DISAGGREGATED, replace(situations.traffic(10.0), **change), serving, PROMISE) is None  # type: ignore[arg-type]
 
 
 def test_an_interval_in_which_nothing_was_decoded_missed_no_itl() -> None:
-    shares = missed_shares(DISAGGREGATED, seen(10.0, 100.0, None), Targets(1, 1), PROMISE)
+    shares = missed_shares(DISAGGREGATED, seen(10.0, 100.0, None), PoolSizes(1, 1), PROMISE)
     assert shares
     assert shares[1] == 0.0
 
 
 def test_what_frontends_count_is_what_was_missed_also_after_the_last_arrival() -> None:
     told = replace(seen(10.0, 5000.0, 25.0), over_ttft=((500.0, 3.0),), over_itl=((20.0, 7.0),))
-    assert missed_requests(DISAGGREGATED, told, Targets(1, 1), PROMISE) == (3.0, 7.0)
+    assert missed_requests(DISAGGREGATED, told, PoolSizes(1, 1), PROMISE) == (3.0, 7.0)
     silent = replace(told, requests=0.0)
-    assert missed_requests(DISAGGREGATED, silent, Targets(1, 1), PROMISE) == (3.0, 7.0)
+    assert missed_requests(DISAGGREGATED, silent, PoolSizes(1, 1), PROMISE) == (3.0, 7.0)
     left = update_budget(ErrorBudget(), (3.0, 7.0), silent, PROMISE, WINDOW_S)
     assert (left.ttft_requests, left.itl_requests) == (-3.0, -7.0)
 
@@ -125,7 +127,7 @@ def test_what_frontends_count_is_what_was_missed_also_after_the_last_arrival() -
 def test_counts_of_other_targets_are_not_taken_and_an_estimate_is() -> None:
     other = replace(seen(10.0, 5000.0, 500.0), over_ttft=((400.0, 3.0),), over_itl=((20.0, 7.0),))
     assert other.requests
-    assert missed_requests(DISAGGREGATED, other, Targets(1, 1), PROMISE) == pytest.approx(
+    assert missed_requests(DISAGGREGATED, other, PoolSizes(1, 1), PROMISE) == pytest.approx(
         (other.requests, other.requests)
     )
 
@@ -193,8 +195,8 @@ def decided(
 ) -> tuple[PlannerState, Sizing]:
     settings = replace(situations.SETTINGS, slo_window_s=window_s)
     fleet = observation.fleet
-    current = Targets(fleet.prefill.ready, fleet.decode.ready)
-    return plan_for_targets(MODEL, settings, PlannerState(error_budget=budget), observation, current)
+    current = PoolSizes(fleet.prefill.ready, fleet.decode.ready)
+    return size_for_slo(MODEL, settings, PlannerState(error_budget=budget), observation, current)
 
 
 def test_a_window_of_0_has_no_budget() -> None:
@@ -219,13 +221,13 @@ def test_the_budget_counts_who_was_served_by_the_workers_that_there_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not by those that are asked for: they may be starting still."""
-    asked: list[Targets] = []
+    asked: list[PoolSizes] = []
 
-    def noted(_: ServiceModel, __: Traffic, serving: Targets, ___: SlaTargets) -> tuple[float, float]:
+    def noted(_: QueueingModel, __: Traffic, serving: PoolSizes, ___: SlaTargets) -> tuple[float, float]:
         asked.append(serving)
         return NOTHING_MISSED
 
     monkeypatch.setattr(error_budget, "missed_shares", noted)
     observation = situations.planned_interval(1, 1, [EDGE])
-    plan_for_targets(MODEL, situations.SETTINGS, PlannerState(), observation, Targets(4, 4))
-    assert asked == [Targets(1, 1)]
+    size_for_slo(MODEL, situations.SETTINGS, PlannerState(), observation, PoolSizes(4, 4))
+    assert asked == [PoolSizes(1, 1)]

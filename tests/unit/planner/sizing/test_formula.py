@@ -20,7 +20,7 @@ from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS, load_profile, timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Expected, Sizing, WorkerLimits
 from dynaplan.planner.sizing.formula import (
@@ -36,7 +36,7 @@ from dynaplan.planner.sla_model import fit_tables, open_profile
 from dynaplan.util.errors import ConfigError
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals, decode_times_ms
 
-CURRENT = Targets(2, 3)
+CURRENT = PoolSizes(2, 3)
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 SEEN = Traffic(180.0, 1800.0, 3000.0, 150.0, ttft_ms=120.9174, itl_ms=20.0, duration_ms=3000.0)
 
@@ -61,7 +61,7 @@ def sized(expected: Expected, **changes: object) -> Sizing:
 
 def test_the_numbers_of_workers_are_those_of_the_seeds() -> None:
     sizing = sized(Expected(36_000, 3000, 300))
-    assert sizing.targets == Targets(
+    assert sizing.workers == PoolSizes(
         math.ceil(36_000 * 3000 / 180 / 49481.1), math.ceil(36_000 * 300 / 180 / 4555.68)
     )
     assert [step.stage for step in sizing.steps] == ["prefill", "decode", "budget"]
@@ -70,19 +70,19 @@ def test_the_numbers_of_workers_are_those_of_the_seeds() -> None:
 
 def test_a_worker_of_several_gpus_does_as_much_as_they_do_each() -> None:
     limits = WorkerLimits(max_gpus=64, prefill_gpus=4, decode_gpus=2)
-    assert sized(Expected(36_000, 3000, 300), limits=limits).targets == Targets(4, 7)
+    assert sized(Expected(36_000, 3000, 300), limits=limits).workers == PoolSizes(4, 7)
 
 
 def test_a_high_ttft_needs_no_more_prefill_workers_but_a_low_one_fewer() -> None:
     expected = Expected(36_000, 3000, 300)
-    assert sized(expected, corrections=Corrections(prefill=5.0)).targets.prefill == 13
-    assert sized(expected, corrections=Corrections(prefill=0.5)).targets.prefill == 7
+    assert sized(expected, corrections=Corrections(prefill=5.0)).workers.prefill == 13
+    assert sized(expected, corrections=Corrections(prefill=0.5)).workers.prefill == 7
 
 
 def test_a_high_itl_tightens_the_target_and_none_leaves_it() -> None:
     expected = Expected(36_000, 3000, 300)
-    assert sized(expected, corrections=Corrections(decode=2.0)).targets.decode > 14
-    assert sized(expected, corrections=Corrections(decode=0.0)).targets.decode == 14
+    assert sized(expected, corrections=Corrections(decode=2.0)).workers.decode > 14
+    assert sized(expected, corrections=Corrections(decode=0.0)).workers.decode == 14
 
 
 def test_the_corrections_are_measured_over_expected() -> None:
@@ -125,12 +125,12 @@ def test_a_profile_that_expects_nothing_corrects_nothing() -> None:
     zero = Formula.from_tables(nothing, nothing)
     assert zero.corrections(Corrections(), SEEN, 3)[0] == Corrections()
     sizing = zero.size(Expected(1, 1, 1), 180.0, SlaTargets(), Corrections(), WorkerLimits(), CURRENT)
-    assert sizing.targets == CURRENT
+    assert sizing.workers == CURRENT
     assert "change nothing" in sizing.steps[-1].why
 
 
 def test_no_traffic_is_no_demand_whatever_its_lengths() -> None:
-    assert sized(Expected(0.0, math.nan, None)).targets == Targets(1, 1)
+    assert sized(Expected(0.0, math.nan, None)).workers == PoolSizes(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_no_traffic_is_no_demand_whatever_its_lengths() -> None:
 )
 def test_what_could_not_be_foretold_changes_nothing(expected: Expected) -> None:
     sizing = sized(expected)
-    assert sizing.targets == CURRENT
+    assert sizing.workers == CURRENT
     assert "no data: change nothing" in sizing.steps[0].why
 
 
@@ -153,15 +153,15 @@ def test_the_budget_is_not_exceeded_where_the_original_exceeds_it() -> None:
     """1 prefill worker of 2 GPUs and 4 decode workers of 4 on 16 GPUs: the original asks for 18."""
     limits = WorkerLimits(max_gpus=16, prefill_gpus=2, decode_gpus=4)
     sizing = sized(Expected(5_400, 3000, 2000), limits=limits)
-    assert sizing.steps[-1].before == Targets(1, 4)
-    assert sizing.targets == Targets(1, 3)
+    assert sizing.steps[-1].before == PoolSizes(1, 4)
+    assert sizing.workers == PoolSizes(1, 3)
     assert "18 GPUs are over the budget of 16: 14 can be used" in sizing.steps[-1].why
 
 
 # -- aggregated workers ----------------------------------------------------------------------------------
 
-AGGREGATED = Targets(0, 3)
-ONE_POOL = WorkerLimits(max_gpus=64, least=Targets(0, 1))
+AGGREGATED = PoolSizes(0, 3)
+ONE_POOL = WorkerLimits(max_gpus=64, least=PoolSizes(0, 1))
 
 
 def sized_aggregated(expected: Expected, itl_ms: float = 20.0, **changes: object) -> Sizing:
@@ -171,7 +171,7 @@ def sized_aggregated(expected: Expected, itl_ms: float = 20.0, **changes: object
 
 def test_an_aggregated_service_asks_for_no_prefill_worker_and_spends_no_gpu_on_one() -> None:
     sizing = sized_aggregated(Expected(36_000, 3000, 300), limits=replace(ONE_POOL, max_gpus=8))
-    assert sizing.targets == Targets(0, 8)
+    assert sizing.workers == PoolSizes(0, 8)
     assert [step.stage for step in sizing.steps] == ["decode", "budget"]
 
 
@@ -183,7 +183,7 @@ def test_aggregated_workers_keep_the_mean_itl_and_two_workers_fewer_do_not(
     isl: int, osl: int, rate_per_s: float, itl_ms: float
 ) -> None:
     """The workers that the formula asks for, held against engine models in virtual time."""
-    workers = sized_aggregated(Expected(180 * rate_per_s, isl, osl), itl_ms).targets.decode
+    workers = sized_aggregated(Expected(180 * rate_per_s, isl, osl), itl_ms).workers.decode
     requests = arrivals(Shape(isl, 0.01, osl, 0.01), rate_per_s, 1500)
 
     def mean_itl_ms(count: int) -> float:
@@ -196,16 +196,16 @@ def test_aggregated_workers_keep_the_mean_itl_and_two_workers_fewer_do_not(
 
 
 def test_prompts_take_a_part_of_the_time_of_aggregated_workers() -> None:
-    answers_only = sized_aggregated(Expected(7200, 1, 200)).targets.decode
-    assert sized_aggregated(Expected(7200, 3000, 200)).targets.decode > answers_only
+    answers_only = sized_aggregated(Expected(7200, 1, 200)).workers.decode
+    assert sized_aggregated(Expected(7200, 3000, 200)).workers.decode > answers_only
     assert "% of the time" in sized_aggregated(Expected(7200, 3000, 200)).steps[0].why
 
 
 def test_a_cached_prefix_makes_aggregated_workers_fewer_and_a_high_ttft_does_not_add_any() -> None:
     expected = Expected(36_000, 3000, 100)
-    usual = sized_aggregated(expected).targets.decode
-    assert sized_aggregated(expected, corrections=Corrections(prefill=0.3)).targets.decode < usual
-    assert sized_aggregated(expected, corrections=Corrections(prefill=5.0)).targets.decode == usual
+    usual = sized_aggregated(expected).workers.decode
+    assert sized_aggregated(expected, corrections=Corrections(prefill=0.3)).workers.decode < usual
+    assert sized_aggregated(expected, corrections=Corrections(prefill=5.0)).workers.decode == usual
 
 
 def test_prefill_beside_decoding_is_expected_and_no_correction() -> None:
@@ -219,7 +219,7 @@ def test_prefill_beside_decoding_is_expected_and_no_correction() -> None:
 
 def test_any_demand_of_aggregated_workers_has_a_size() -> None:
     for requests in (1e-9, 1e300):
-        assert 1 <= sized_aggregated(Expected(requests, 3000, 300)).targets.decode <= 64
+        assert 1 <= sized_aggregated(Expected(requests, 3000, 300)).workers.decode <= 64
 
 
 @pytest.mark.parametrize("table", ["prefill", "decode", "aggregated_prefill"])
@@ -229,7 +229,7 @@ def test_a_profile_without_throughput_promises_nothing_and_changes_nothing(table
         find_best_throughput_per_gpu=lambda *_: DecodePoint(0.0, 1.0, 1.0),
     )
     broken = replace(formula(), **{table: powerless})
-    current = Targets(0, 3) if table == "aggregated_prefill" else CURRENT
+    current = PoolSizes(0, 3) if table == "aggregated_prefill" else CURRENT
     sizing = broken.size(
         Expected(36_000, 3000, 300),
         180.0,
@@ -238,7 +238,7 @@ def test_a_profile_without_throughput_promises_nothing_and_changes_nothing(table
         WorkerLimits(max_gpus=64),
         current,
     )
-    assert sizing.targets == current
+    assert sizing.workers == current
     assert "promises nothing here: change nothing" in sizing.steps[0].why
 
 
@@ -246,11 +246,11 @@ def test_aggregated_workers_that_are_busy_with_prompts_alone_are_not_enough() ->
     as_fast_as_they_come: Any = SimpleNamespace(
         tokens_per_s_per_gpu=lambda *_: 36_000 * 3000 / 180, ttft_ms=lambda *_: 100.0
     )
-    expected, current = Expected(36_000, 3000, 300), Targets(0, 3)
+    expected, current = Expected(36_000, 3000, 300), PoolSizes(0, 3)
     sizing = replace(formula(), aggregated_prefill=as_fast_as_they_come).size(
         expected, 180.0, SlaTargets(500.0, 10.0), Corrections(), WorkerLimits(max_gpus=64), current
     )
-    assert sizing.targets.decode > 1
+    assert sizing.workers.decode > 1
 
 
 H100 = "h100_sxm-Llama-3.3-70B-Instruct-FP8"

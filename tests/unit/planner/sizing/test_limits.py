@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import MAX_WORKERS, find_smallest, within_limits
 
@@ -22,8 +22,8 @@ def test_without_a_number_that_is_enough_it_is_the_largest() -> None:
 def test_minimums_that_do_not_fit_change_nothing_and_the_step_names_what_they_need_within_the_maximums() -> (
     None
 ):
-    limits = WorkerLimits(max_gpus=2, least=Targets(4, 2), most=Targets(1, 8))
-    current = Targets(1, 1)
-    allowed, steps = within_limits(Targets(9, 9), limits, current)
+    limits = WorkerLimits(max_gpus=2, least=PoolSizes(4, 2), most=PoolSizes(1, 8))
+    current = PoolSizes(1, 1)
+    allowed, steps = within_limits(PoolSizes(9, 9), limits, current)
     assert allowed == current
     assert steps[-1].why == "the minimums need 3 GPUs, the budget has 2: change nothing"

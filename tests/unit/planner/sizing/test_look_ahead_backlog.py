@@ -10,10 +10,10 @@ from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand, Load, Observation
 from dynaplan.planner.sizing.look_ahead import backlog_demand
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
-DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
+DISAGGREGATED = QueueingModel(kind(H200), kind(H200))
 INTERVAL_S = 10.0
 
 

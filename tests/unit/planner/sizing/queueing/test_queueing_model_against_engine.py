@@ -10,8 +10,8 @@ from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import timing_for
 from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.fleet.counts import Targets
-from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.fleet.counts import PoolSizes
+from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from tests.unit.planner.sizing.engine_pools import (
     Shape,
@@ -49,7 +49,7 @@ def test_the_prefill_percentile_is_that_of_a_pool_of_engines(
     requests = arrivals(Shape(osl=2, osl_variation=0.0), rate_per_s, 3000)
     simulated_ms = percentile(prefill_times_ms(kind(profile), workers, requests), 95)
     queue = SteadyState(
-        ServiceModel(kind(profile), kind(profile)), demand_of(requests, rate_per_s)
+        QueueingModel(kind(profile), kind(profile)), demand_of(requests, rate_per_s)
     ).prefill_waiting(workers)
     assert queue.chance_over(LOW * simulated_ms) >= 0.05
     assert queue.chance_over(HIGH * simulated_ms) <= 0.05
@@ -64,9 +64,9 @@ def test_the_itl_percentile_is_that_of_decoding_engines(
 ) -> None:
     requests = arrivals(Shape(), rate_per_s, 2000)
     _, itls_ms = decode_times_ms(kind(profile), workers, requests, is_remote=True)
-    service = ServiceModel(kind(profile), kind(profile))
+    service = QueueingModel(kind(profile), kind(profile))
     predicted = SteadyState(service, demand_of(requests, rate_per_s)).predict(
-        Targets(PLENTY, workers), TARGETS
+        PoolSizes(PLENTY, workers), TARGETS
     )
     assert LOW <= predicted.itl_ms / percentile(itls_ms, 95) <= HIGH
 
@@ -80,8 +80,8 @@ def test_both_percentiles_are_those_of_aggregated_engines(
 ) -> None:
     requests = arrivals(Shape(), rate_per_s, 1500)
     ttfts_ms, itls_ms = decode_times_ms(kind(profile), workers, requests, is_remote=False)
-    state = SteadyState(ServiceModel(kind(profile)), demand_of(requests, rate_per_s))
-    predicted = state.predict(Targets(0, workers), TARGETS)
+    state = SteadyState(QueueingModel(kind(profile)), demand_of(requests, rate_per_s))
+    predicted = state.predict(PoolSizes(0, workers), TARGETS)
     assert LOW <= predicted.itl_ms / percentile(itls_ms, 95) <= HIGH
     # Workers that take turns wait less than those that are drawn, which is what is predicted.
     assert LOW <= predicted.ttft_ms / percentile(ttfts_ms, 95) <= 1.8
