@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    graph: str,
+    graph: str | Sequence[str],
     config_file: str | None = None,
     *,
     model: str | None = None,
@@ -40,6 +40,7 @@ def serve(
 ) -> ServedDeployment:
     """Start ``dynaplan serve`` as a child, and return its deployment when it is ready.
 
+    ``graph`` may also be a model, several models, or a file of them, which are loaded on request.
     ``options`` are options of the graph's services, ``{"VllmWorker.max-num-seqs": 8}``. With ``model`` alone
     the shipped YAML of its engine is used. ``port`` 0 lets the kernel choose. ``directory`` is where the
     graph and the file are looked up, by default the current one.
@@ -51,9 +52,9 @@ def serve(
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.preparation import log_directory
 
-    if is_model(graph):
+    if isinstance(graph, str) and is_model(graph):
         graph, model = GRAPH_OF_A_MODEL, graph
-    words = [graph, "--namespace", namespace, "--port", str(port)]
+    words = [*([graph] if isinstance(graph, str) else graph), "--namespace", namespace, "--port", str(port)]
     if file := config_file or (file_for(model) if model else None):
         words += ["-f", str(file)]
     words += ["--gpus", str(gpus)] if gpus is not None else []
@@ -127,6 +128,18 @@ class ServedDeployment:
         """
         words = [f"{role}={number}" for role, number in counts.items()]
         return self._run("scale", *words, "--wait" if wait else "--no-wait", *(["--hold"] if hold else []))
+
+    def models(self) -> dict[str, Any]:
+        """Return what ``dynaplan models --json`` has of the models that are loaded on request, by name."""
+        return dict(json.loads(self._run("models", "--json"))["models"])
+
+    def load(self, model: str, *, keep: str = "", wait: bool = True) -> str:
+        """Load a model now, and keep it for ``"2h"``; return the command's output."""
+        return self._run("load", model, *(["--for", keep] if keep else []), "--wait" if wait else "--no-wait")
+
+    def unload(self, model: str, *, wait: bool = True) -> str:
+        """Put a model away after the requests that it answers; return the command's output."""
+        return self._run("unload", model, "--wait" if wait else "--no-wait")
 
     def why(self, last: int = 3) -> str:
         return self._run("why", "--last", str(last))

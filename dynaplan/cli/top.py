@@ -30,6 +30,7 @@ from dynaplan.cli.timing import SCREEN_POLL_S
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tables import fold
+from dynaplan.webui.actions import command_arguments, run_command
 
 if TYPE_CHECKING:
     from dynaplan.cli.status_poller import StatusPoller
@@ -58,7 +59,6 @@ async def _run(poller: StatusPoller) -> None:
     """Show the deployment until `q`; the terminal is as it was afterwards."""
     from dynaplan.fleet.deployments import tail
     from dynaplan.util.screen import colours_wanted
-    from dynaplan.webui.actions import run_command
 
     try:
         window = curses.initscr()
@@ -227,17 +227,17 @@ class LiveScreen:
         role = row["role"] if row else ""
         if row is None or role not in {each.value for each in SCALED_ROLES}:
             self._message = "choose a decode or prefill worker first (up, down)"
-        elif key in "+-":
-            self._start_command(["scale", f"{role}={key}1", "--no-wait"])
-        elif key == "h" and self._document and role in self._document["holds"]:
-            self._start_command(["release", role])
-        elif key == "h":
-            self._start_command(["scale", f"{role}=+0", "--hold", "--no-wait"])
-        elif key == "d":
-            command = ["scale", f"{role}=-1", "--leaving", self._chosen, "--no-wait"]
-            self._question = f"Drain {self._chosen}, one {role} worker less? y/n", command
+            return
+        is_held = self._document is not None and role in self._document["holds"]
+        do = {"h": "release" if is_held else "hold", "d": "drain", "r": "restart"}.get(key, "scale")
+        action = {"do": do, "role": role, "worker": self._chosen, "by": -1 if key == "-" else 1}
+        arguments = command_arguments(action)
+        if key == "d":
+            self._question = f"Drain {self._chosen}, one {role} worker less? y/n", arguments
+        elif key == "r":
+            self._question = f"Restart {self._chosen}? y/n", arguments
         else:
-            self._question = f"Restart {self._chosen}? y/n", ["restart", self._chosen]
+            self._start_command(arguments)
 
     def _act_on_model(self, key: str, name: str) -> None:
         """Run the command of that key on a model that is loaded on request."""

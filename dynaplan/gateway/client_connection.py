@@ -163,6 +163,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        del self._parser  # it leads back here: work for the garbage collector
         self._server.limited.lost(self)
         self._waiting.clear()
         if self._body is not None:

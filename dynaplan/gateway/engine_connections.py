@@ -234,6 +234,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        del self._parser  # it leads back here: work for the garbage collector
         if not self._is_complete or not self._expects_answer:
             self._fail(str(exc or "the connection was closed"))
         self._keep_alive = False

@@ -434,10 +434,11 @@ class RequestProgress:
         self._deadline_s = self.path.now_s() + self.path.settings.worker_wait_s
 
     def ending(self, error_type: str) -> Ending:
-        """Return what is known of the request in its end."""
-        if self._last is None:
+        """Return what is known of the request in its end; once."""
+        last, self._last = self._last, None  # it leads back here: work for the garbage collector
+        if last is None:
             return Ending(error_type, self._prompt_tokens, blocks=self._blocks)
-        worker, usage = self._last.instance.worker, self._last.usage()
+        worker, usage = last.instance.worker, last.usage()
         return Ending(error_type, self._prompt_tokens, usage, worker, self._blocks)
 
 

@@ -40,10 +40,10 @@ def isolated_command(module: str, *words: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _RUN.format(module), root, *words]
 
 
-def runs_isolated(command_line: bytes, module: str) -> list[bytes] | None:
-    """Return the arguments of a process with that ``/proc/PID/cmdline``; None unless it runs that module."""
+def shim_arguments(command_line: bytes) -> list[bytes] | None:
+    """Return the arguments of a shim with that ``/proc/PID/cmdline``; None for any other process."""
     words = command_line.split(b"\0")
-    is_it = len(words) > 6 and words[4] == _RUN.format(module).encode()
+    is_it = len(words) > 6 and words[4] == _RUN.format("shim").encode()
     return words[6:-1] if is_it else None
 
 

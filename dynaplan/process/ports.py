@@ -1,14 +1,11 @@
-"""Ports to the box: time, processes, files and the GPUs that arbiters claim."""
+"""Ports to the processes of the box."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dynaplan.process.identity import LeaseOwner, ProcessIdentity
-
-if TYPE_CHECKING:
-    pass
 
 
 class Processes(Protocol):

@@ -38,7 +38,7 @@ from dynaplan.process.kernel import (
     is_resource_tracker,
     isolated_command,
     parents,
-    runs_isolated,
+    shim_arguments,
     signal_at_parents_end,
 )
 
@@ -65,7 +65,7 @@ def shim_command(command: Sequence[str], parent_pid: int) -> list[str]:
 
 def is_shim(line: bytes) -> bool:
     """Tell whether a process with this line of ``/proc/PID/cmdline`` is a shim whose command runs."""
-    return (runs_isolated(line, "shim") or [])[:1] == [b"--child"]
+    return (shim_arguments(line) or [])[:1] == [b"--child"]
 
 
 def main(arguments: list[str]) -> int:

@@ -57,7 +57,7 @@ from dynaplan.process.kernel import (
     is_resource_tracker,
     is_stopped,
     parents,
-    runs_isolated,
+    shim_arguments,
     start_session,
 )
 from dynaplan.process.packets import PacketSocket, read_marshalled
@@ -497,7 +497,7 @@ def cleans_up(pid: int) -> bool:
     One without a command line, in the midst of an exec, may become such a one.
     """
     line = command_line(pid)
-    return line == b"" or is_resource_tracker(line) or runs_isolated(line or b"", "shim") is not None
+    return line == b"" or is_resource_tracker(line) or shim_arguments(line or b"") is not None
 
 
 def end_everything_below() -> None:

@@ -1,4 +1,4 @@
-"""What the page does for its user: actions, each a command of dynaplan, and a worker's log part by part."""
+"""What the page and ``top`` do for their user: commands of dynaplan. And a worker's log, part by part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROLES = frozenset(role.value for role in SCALED_ROLES)
 
 
 def command_arguments(action: Mapping[str, Any]) -> list[str]:
-    """Return the command of an action of the page; raises ValueError with what is wrong with it.
+    """Return the command of an action of the page or ``top``; raises ValueError where there is none.
 
     ``{"do": "scale", "role": "decode", "by": 1}``; ``hold`` and ``release`` take a role, ``restart`` a
     worker, ``drain`` both; ``load``, ``unload``, ``pin`` and ``unpin`` a model that is loaded on request.

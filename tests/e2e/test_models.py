@@ -189,6 +189,69 @@ async def test_an_idle_model_sleeps_for_another_and_a_request_wakes_it_without_a
         made.close()
 
 
+class Asking:
+    """A client of a deployment of models, who sees their states all the time."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session, self.url = session, url
+        self.seen: list[dict[str, str]] = []
+
+    async def states(self) -> dict[str, str]:
+        async with self.session.get(f"{self.url}/v1/models") as response:
+            return {each["id"]: each["status"]["value"] for each in (await response.json())["data"]}
+
+    async def is_asleep(self, model: str) -> bool:
+        return (await self.states())[model] == "sleeping"
+
+    async def answered(self, *models: str) -> None:
+        calls = [ask(self.session, self.url, each, is_stream=True, tokens=4) for each in models]
+        assert [each.fault for each in await asyncio.gather(*calls)] == [""] * len(models)
+
+    async def watch(self) -> None:
+        while True:
+            self.seen.append(await self.states())
+            await asyncio.sleep(0.05)
+
+
+async def test_who_kills_serve_a_sleeper_or_one_that_wakes_loses_no_request_and_memory_is_given_once(
+    tmp_path: Path,
+) -> None:
+    made = serving(tmp_path, SLEEPING)
+
+    def pid(model: str) -> int:
+        return int(next((each["pid"] for each in made.workers(model).values()), 0))
+
+    try:
+        await asyncio.to_thread(made.start)
+        async with aiohttp.ClientSession() as session:
+            client = Asking(session, made.url)
+            watching = asyncio.create_task(client.watch())
+            await client.answered("ant")
+            await client.answered("bee")
+            await eventually(lambda: client.is_asleep("ant"))
+            sleeper = pid("ant")
+            await kill_serve(made)
+            assert await client.is_asleep("ant")
+            assert pid("ant") == sleeper, "a sleeper is adopted"
+
+            waking = asyncio.create_task(client.answered("ant"))
+            await eventually(lambda: client.is_asleep("bee"))
+            os.kill(pid("ant"), signal.SIGKILL)
+            await waking
+            os.kill(pid("bee"), signal.SIGKILL)
+            await client.answered("bee")
+            together = asyncio.create_task(client.answered("ant", "bee"))
+            await asyncio.sleep(0.2)
+            os.kill(pid("bee"), signal.SIGKILL)  # it answers, or falls asleep for the other one
+            await together
+            watching.cancel()
+        assert misdirected(made) == []
+        held = [{name for name, state in each.items() if state == "loaded"} for each in client.seen]
+        assert max(map(len, held)) == 1, "of two models one at a time fits"
+    finally:
+        made.close()
+
+
 GROWING = """
 Common: {engine: sim, memory: 50GB, startup-time: 0.3, max-swap-wait: 0.5, ttl: 0}
 Frontend: {access-log: true}

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.held import serve_of
@@ -72,6 +73,7 @@ async def test_the_planner_of_a_model_adds_a_worker_that_leaves_for_another_mode
         made.close()
 
 
+@pytest.mark.timeout(300)
 async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner_and_serve_loses_nothing(
     tmp_path: Path,
 ) -> None:

@@ -7,6 +7,7 @@ more of them changes a baseline here, and says in its commit what it buys. Pytho
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 from collections import Counter
@@ -17,8 +18,9 @@ from types import FrameType
 import dynaplan
 from dynaplan.store.instances import Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
+from tests.fakes.polling import eventually
 
-CALLS_OF_REQUEST = 268
+CALLS_OF_REQUEST = 269
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
 CALLS_OF_EVENT = 7
@@ -121,3 +123,27 @@ async def test_a_request_and_an_event_make_no_more_calls_than_the_baseline() -> 
     of_event = Counter({name: round(count / 40) for name, count in (long - short).items()})
     assert (long.total() - short.total()) / 40 <= CALLS_OF_EVENT, of_event.most_common()
     assert short.total() <= CALLS_OF_REQUEST, short.most_common()
+
+
+def alive() -> Counter[str]:
+    """The objects of the frontend's path, by type."""
+    kinds = (type(each) for each in gc.get_objects())
+    return Counter(each.__qualname__ for each in kinds if "dynaplan.gateway." in str(each.__module__))
+
+
+async def test_requests_and_their_connections_leave_nothing_to_the_garbage_collector() -> None:
+    async with lock_step() as (here, step):
+
+        async def left_by_requests() -> Counter[str]:
+            await calls_of(here, step, 2)
+            assert step.engine
+            step.engine.close()
+            await eventually(lambda: not alive()["ClientConnection"] + alive()["EngineConnection"])
+            return alive()
+
+        gc.disable()
+        try:
+            first = await left_by_requests()
+            assert await left_by_requests() - first == {}
+        finally:
+            gc.enable()

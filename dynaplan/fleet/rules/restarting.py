@@ -130,7 +130,7 @@ def failed_memory_bytes(worker: Worker) -> int:
     return int(number) if not begin and worker.state is WorkerState.FAILED and number.isdecimal() else 0
 
 
-def after_process_ended(worker: Worker, now_s: float, policy: RestartPolicy = DEFAULT_POLICY) -> Worker:
+def after_process_ended(worker: Worker, now_s: float) -> Worker:
     """Return a worker whose main process has ended, until its exit code and its descendants' end are known.
 
     It is not ready, has no address, and counts as STARTING until the caller calls ``after_exit``. Stable for
@@ -138,7 +138,7 @@ def after_process_ended(worker: Worker, now_s: float, policy: RestartPolicy = DE
     """
     if worker.state is not WorkerState.READY:
         return replace(worker, url="") if worker.state is WorkerState.STARTING else worker
-    if now_s - worker.since_s >= policy.stable_s:
+    if now_s - worker.since_s >= DEFAULT_POLICY.stable_s:
         worker = replace(worker, restarts_s=(), failures=0)
     return replace(worker, url="").moved(WorkerState.STARTING, now_s, "its process has ended")
 

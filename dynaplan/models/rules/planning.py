@@ -5,7 +5,8 @@ nothing, and gives only what is not under way yet: a model that loads or drains 
 through these stages, by whose names the trail says which one speaks:
 
 1. ``owner``: what the owner asked to unload goes, and what has left the configuration.
-2. ``sleep``: a sleeper whose memory did not come back is stopped (``ladder``).
+2. ``sleep``: a sleeper whose memory did not come back is stopped (``ladder``). ``memory``: so is a worker
+   that starts where its memory was given to another: a sleeper that died, and is started again as any is.
 3. ``refuse``: requests that have waited too long, or that wait for a model which has just failed, are
    refused.
 4. ``load``, ``room``, ``turn``: the models in demand (``demand``).
@@ -18,6 +19,7 @@ from __future__ import annotations
 from math import inf
 
 from dynaplan.models.model import (
+    HOST,
     ModelPolicies,
     ModelState,
     ModelStatus,
@@ -45,6 +47,7 @@ def plan(observation: Observation, settings: ModelPolicies, now_s: float) -> Pla
         if name not in draft.settled:
             _check_sleeper(draft, name, status)
             _refuse_failed_and_late(draft, name, status)
+    _stop_what_does_not_fit(draft)
     Demands(draft).serve()
     add_replicas(draft)
     for name, status in draft.statuses.items():
@@ -68,6 +71,22 @@ def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
         draft.unload(name, "sleep", failure)
     elif status.state is ModelState.ASLEEP:
         draft.plan_again_at(status.since_s + ladder.SETTLE_S)
+
+
+def _stop_what_does_not_fit(draft: Draft) -> None:
+    """Stop workers that start, the last first, while a GPU is given out more than once."""
+    starting = [
+        (name, each)
+        for name, each in draft.statuses.items()
+        if each.state is ModelState.LOADING and name not in draft.settled
+    ]
+    for name, status in sorted(starting, key=lambda each: -each[1].since_s):
+        for device in draft.devices:
+            given = sum(each.bytes.get(device.index, 0) for each in draft.future.values())
+            if device.index in status.placed_on and device.index != HOST and given > device.total_bytes:
+                why = f"the memory of GPU {device.index} was given to another while it slept"
+                draft.unload(name, "memory", why)
+                break
 
 
 def _refuse_failed_and_late(draft: Draft, name: str, status: ModelStatus) -> None:

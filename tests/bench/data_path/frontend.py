@@ -7,6 +7,7 @@ which the workers are registered: no etcd, no NATS, no supervisor whose processo
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 from typing import Any
@@ -53,6 +54,7 @@ async def serve(port: int, options: dict[str, Any], worker_ports: list[int]) -> 
     )
     settings = read_settings([("Frontend", options)], {"DYNAMO_PORT": str(port)})
     await FrontendServer(runtime, settings).start()
+    gc.freeze()  # as the service Frontend
     await asyncio.Event().wait()
 
 

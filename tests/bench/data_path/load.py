@@ -22,7 +22,7 @@ PROMPT = " ".join(["Why is the sky blue at noon?"] * 28)
 
 _TOKEN = b'"content":" '
 
-LONGEST_S = 60.0
+LONGEST_S = 300.0
 
 
 class Load:

@@ -61,6 +61,28 @@ def test_a_model_in_the_place_of_the_graph_is_served_by_itself(box: Any) -> None
     assert '--Common.model="x.gguf"' in box.words
 
 
+def test_a_file_of_models_and_several_models_are_served_as_they_are_named(box: Any) -> None:
+    dynaplan.serve("models.yaml")
+    assert box.words[:2] == ["models.yaml", "--namespace"]
+    dynaplan.serve(["a.gguf", "b.gguf"])
+    assert box.words[:3] == ["a.gguf", "b.gguf", "--namespace"]
+
+
+def test_models_that_are_loaded_on_request_are_seen_and_moved(
+    box: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = dynaplan.serve("models.yaml")
+    ran = commands(monkeypatch, out='{"models": {"ant": {"state": "ready"}}}')
+    assert deployment.models() == {"ant": {"state": "ready"}}
+    deployment.load("ant", keep="2h")
+    deployment.unload("ant", wait=False)
+    assert [each[:-2] for each in ran] == [
+        ["models", "--json"],
+        ["load", "ant", "--for", "2h", "--wait"],
+        ["unload", "ant", "--no-wait"],
+    ]
+
+
 def test_wrong_input_is_the_users_error_and_another_end_has_the_log(box: Any) -> None:
     box.code = 2
     with pytest.raises(UserError, match="wrong"):

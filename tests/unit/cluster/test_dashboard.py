@@ -43,7 +43,6 @@ from tests.unit.fleet.rules.test_statefile import FIRST, new_document
 from tests.unit.planner.rules import targets
 
 SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
-TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 
 COLUMNS = 24
 """The columns of Grafana's grid."""
@@ -55,8 +54,8 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel.get(
 def of_frontend() -> str:
     metrics = FrontendMetrics("ns", ManualClock().now_s)
     record = metrics.record("m", "chat_completions", is_stream=True)
-    record.observe(TOKEN)
-    record.observe(TOKEN)
+    record.observe(1)
+    record.observe(1)
     record.finish("", input_tokens=7, stated=Usage(7, 2, 3))
     metrics.count_prefill("m", "remote")
     return metrics.render().decode()

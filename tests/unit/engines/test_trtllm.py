@@ -17,7 +17,7 @@ from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.events.prefill_requests import RemotePrefillRequest
-from dynaplan.util.errors import TemporaryError
+from dynaplan.util.errors import PermanentError, TemporaryError
 from tests.fakes.clock import ManualClock
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "engines" / "trtllm"
@@ -118,7 +118,7 @@ def test_clients_may_use_the_name_that_it_is_served_by_which_it_is_not_told() ->
 
 async def test_its_count_of_requests_is_not_relied_upon() -> None:
     engine = trtllm.make({"model": "m"}, context())
-    with pytest.raises(TemporaryError, match="does not tell how many requests"):
+    with pytest.raises(PermanentError, match="does not tell how many requests"):
         await engine.count_requests()
 
 

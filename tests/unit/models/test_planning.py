@@ -439,3 +439,16 @@ def test_a_pinned_model_that_may_not_be_beside_it_is_a_409() -> None:
 
 def test_a_plan_can_be_made_of_nothing() -> None:
     assert plan(Observation(), ModelPolicies({}), 0.0).next_at_s == inf
+
+
+def test_a_worker_that_starts_where_its_memory_was_given_to_another_is_stopped() -> None:
+    box = Box(gpus(16, 16), a=model(10), b=model(10), c=model(10))
+    again = in_state("b", ModelState.LOADING, since_s=NOW_S - 1)
+    before = in_state("c", ModelState.LOADING, since_s=NOW_S - 5)
+    actions = box.actions(ready("a"), again)
+    assert said(actions) == ["Unload b"]
+    assert "the memory of GPU 0 was given to another" in actions[0].why
+    assert said(box.actions(before, again)) == ["Unload b"], "the one that started first goes on"
+    assert box.actions(ready("a", on=1), again) == []
+    stranger = Box(gpus(16, foreign=(12,)), b=model(10))
+    assert stranger.actions(again) == [], "nothing is stopped for a stranger"

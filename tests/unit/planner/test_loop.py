@@ -287,7 +287,7 @@ async def test_the_mean_is_over_the_workers_that_are_awake_and_the_others_are_na
     load = average_load([sample])
     observation = Observation(0.0, load=load)
     assert Observation.from_json(observation.to_json()) == observation
-    assert "decode_asleep" not in Observation(0.0).to_json()["load"]
+    assert "decode_asleep" not in Observation(0.0).to_json().get("load", {})
     world.metrics.by_url = dict.fromkeys((first, *others), asleep)
     sample = await world.observer.pull()
     assert (sample.kv_usage, sample.decode_workers) == (None, 0)
@@ -302,7 +302,7 @@ async def test_sleeping_prefill_workers_are_told_from_those_that_serve():
     assert (sample.prefill_workers, sample.prefill_asleep) == (1, 1)
     load = average_load([sample])
     assert Observation.from_json(Observation(0.0, load=load).to_json()).load == load
-    assert "prefill_asleep" not in Observation(0.0).to_json()["load"]
+    assert "prefill_asleep" not in Observation(0.0).to_json().get("load", {})
 
 
 async def test_planning_begins_when_the_only_decode_worker_sleeps():

@@ -50,7 +50,7 @@ def test_it_answers_and_is_killed_with_its_family_on_uvloop_as_on_asyncios_loop(
     environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
 
     async def ask() -> None:
-        helper = HelperProcess("answers", (), HelperLimits(1.0), environment, subprocess.DEVNULL)
+        helper = HelperProcess("answers", (), HelperLimits(4.0), environment, subprocess.DEVNULL)
         try:
             document, payload = await helper.ask({}, b"ab")
             assert payload == b"ba"

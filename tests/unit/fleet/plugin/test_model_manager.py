@@ -321,6 +321,21 @@ async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stoppe
     assert "it still holds 50.0 GB of GPU 0, where 1.1 GB are usual; it is stopped instead" in why
 
 
+async def test_a_sleeper_that_dies_while_another_has_its_memory_is_not_started_again(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    ant = await idle_sleeper(box)
+    box.link.sleep_reasons = {ant: ""}
+    waiting(box, "bee")
+    await box.settle()
+    assert (state_of(box, "ant"), state_of(box, "bee")) == ("asleep", "ready")
+    box.link.sleep_reasons, box.link.sleep_orders = {}, {}
+    box.reconciler.record_exit(box.circus.end("ns_ant"), -9)
+    for _ in range(4):
+        await box.settle()
+        assert box.states().get("ns_ant", "stopped") in ("draining", "stopped", "backoff")
+    assert (state_of(box, "ant"), state_of(box, "bee")) == ("unloaded", "ready")
+
+
 async def test_another_model_is_loaded_beside_a_sleeper(tmp_path: Path) -> None:
     box = models_box(tmp_path)
     ant = await idle_sleeper(box)

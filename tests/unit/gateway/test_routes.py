@@ -1,0 +1,45 @@
+"""The public port's routes: requests that come at once do not hold the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+from dynaplan.gateway.http_messages import Headers, Request
+from dynaplan.gateway.routes import MAX_STARTS_A_TURN, FrontendRoutes
+
+CONNECTION = SimpleNamespace(write=None, write_now=None)
+CHAT = Request(
+    "POST",
+    "/v1/chat/completions",
+    "/v1/chat/completions",
+    Headers(()),
+    cast(Any, None),
+    cast(Any, CONNECTION),
+    "",
+)
+
+
+class CountingPath:
+    """Counts the answers that begin in each turn of the loop."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.begun: Counter[int] = Counter()
+
+    async def answer(self, client: object, endpoint: object) -> None:
+        self.begun[self.turn] += 1
+
+
+async def test_of_requests_that_come_at_once_some_begin_in_each_turn_of_the_loop_in_their_order() -> None:
+    path = CountingPath()
+    routes = FrontendRoutes(cast(Any, path), cast(Any, None))
+    requests = asyncio.gather(*(routes.handle(CHAT) for _ in range(100)))
+    while not requests.done():
+        await asyncio.sleep(0)
+        path.turn += 1
+    assert path.begun.total() == 100
+    assert max(path.begun.values()) <= MAX_STARTS_A_TURN
+    assert len(path.begun) < 10
