@@ -128,6 +128,14 @@ WALKS = {
             "dynaplan reload": "dynaplan reload -y",
         },
     ),
+    "several-models": Walk(
+        given={
+            "models.yaml": "Models: {qwen: {engine: sim}, e5: {engine: sim, ttl: 10m}}\n",
+            "llama-swap-config.yaml": "models: {a: {cmd: 'llama-server -m model.gguf --port ${PORT}'}}\n",
+        },
+        before=("cp model.gguf a.gguf", "cp model.gguf b.gguf"),
+        instead={" /models/qwen": ""},
+    ),
     "sglang": Walk(skipped={"dynaplan serve": NO_ENGINE}),
     "traffic": Walk(
         after={

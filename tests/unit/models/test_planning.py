@@ -392,6 +392,14 @@ def test_a_sleeper_that_cannot_wake_where_it_is_is_loaded_anew_elsewhere() -> No
     assert said(box.actions(sleeper, ready("b", on=0))) == ["Unload a"]
 
 
+def test_a_sleep_or_a_waking_that_failed_stops_the_worker_and_says_why() -> None:
+    box = Box(gpus(16), a=model(10, sleep_levels=(DEEP,)))
+    failed = in_state("a", ModelState.ASLEEP, sleep_level="2", sleep_failure="the engine answered 500")
+    (action,) = box.actions(failed)
+    assert isinstance(action, Unload)
+    assert action.why == "its sleep failed: the engine answered 500; it is stopped instead"
+
+
 def test_a_sleep_whose_memory_has_not_come_back_is_failed_and_stopped() -> None:
     box = Box(gpus(16), a=model(10, sleep_levels=(DEEP,)))
     held = in_state("a", ModelState.ASLEEP, sleep_level="2", held_bytes={0: 4 * GB})

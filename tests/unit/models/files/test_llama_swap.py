@@ -116,6 +116,12 @@ def test_any_other_command_stays_one_with_its_port_and_stop() -> None:
     )
 
 
+def test_a_command_without_a_check_is_ready_when_its_port_answers() -> None:
+    found = read("models: {a: {cmd: 'serve-it --port ${PORT}', checkEndpoint: none}}")
+    assert found.models["a"].options["check"] == "/v1/models"
+    assert "models.a.checkEndpoint: none: it is ready when it answers /v1/models." in found.notes
+
+
 def test_filters_are_read_and_change_a_request_but_never_its_model() -> None:
     filters = documented().models["qwen"].filters
     assert filters == RequestFilters(
