@@ -187,9 +187,8 @@ class PartialAnswer:
     def __init__(self, pages: UnreadPages) -> None:
         self._pages = pages
         self._taken_pages = 0
-        self._unread: list[bytes] = []
+        self._unread = bytearray()  # one piece of memory: an object for each event would be in no cache
         self._frame: _Frame | None = None
-        self._unread_bytes = 0
         self._room_bytes = PAGE_BYTES
         self._texts: list[str] = []
         self._characters = 0
@@ -203,9 +202,8 @@ class PartialAnswer:
         """Keep whole events that are being passed on."""
         if self.oddity:
             return
-        self._unread.append(events)
-        self._unread_bytes += len(events)
-        if self._unread_bytes > self._room_bytes:
+        self._unread += events
+        if len(self._unread) > self._room_bytes:
             if self._taken_pages < MAX_PAGES_OF_REQUEST and self._pages.take():
                 self._taken_pages += 1
                 self._room_bytes += PAGE_BYTES
@@ -214,7 +212,7 @@ class PartialAnswer:
 
     def close(self) -> None:
         """Keep nothing any more."""
-        self._unread, self._unread_bytes, self._room_bytes = [], 0, PAGE_BYTES
+        self._unread, self._room_bytes = bytearray(), PAGE_BYTES
         self._pages.give_back(self._taken_pages)
         self._taken_pages = 0
 
@@ -225,7 +223,7 @@ class PartialAnswer:
         return self._texts[0]
 
     def _read(self) -> None:
-        events, at = b"".join(self._unread), 0
+        events, at = bytes(self._unread), 0
         self.close()
         while self._frame is None and at < len(events):
             end = events.find(b"\n", at) + 1 or len(events)

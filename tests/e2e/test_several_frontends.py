@@ -94,7 +94,7 @@ async def test_a_killed_frontend_cuts_its_own_streams_and_the_others_go_on(deplo
     assert len(load.incomplete) == own < STREAMS
     await eventually(lambda: is_whole(deployment) and len(connections(deployment)) == 4)
     assert victim not in connections(deployment)
-    assert gauge(deployment, "inflight_requests") == 0
+    await eventually(lambda: gauge(deployment, "inflight_requests") == 0)
     why = await asyncio.to_thread(deployment.run, "status")
     assert re.search(r"Frontend\S* .* 1$", why.stdout, re.MULTILINE), why.stdout
 

@@ -141,6 +141,7 @@ async def test_requests_and_their_connections_leave_nothing_to_the_garbage_colle
             await eventually(lambda: not alive()["ClientConnection"] + alive()["EngineConnection"])
             return alive()
 
+        gc.collect()  # what other tests have left
         gc.disable()
         try:
             first = await left_by_requests()
