@@ -11,7 +11,7 @@ import gc
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
@@ -125,26 +125,30 @@ async def test_a_request_and_an_event_make_no_more_calls_than_the_baseline() -> 
     assert short.total() <= CALLS_OF_REQUEST, short.most_common()
 
 
-def alive() -> Counter[str]:
-    """The objects of the frontend's path, by type."""
-    kinds = (type(each) for each in gc.get_objects())
+def of_the_path(objects: Iterable[object]) -> Counter[str]:
+    """The objects of the frontend's path among these, by type."""
+    kinds = (type(each) for each in objects)
     return Counter(each.__qualname__ for each in kinds if "dynaplan.gateway." in str(each.__module__))
 
 
 async def test_requests_and_their_connections_leave_nothing_to_the_garbage_collector() -> None:
-    async with lock_step() as (here, step):
+    def has_connections() -> bool:
+        alive = of_the_path(gc.get_objects())
+        return bool(alive["ClientConnection"] + alive["EngineConnection"])
 
-        async def left_by_requests() -> Counter[str]:
+    async with lock_step() as (here, step):
+        gc.collect()  # what other tests have left
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)  # what a collection finds is kept in gc.garbage
+        try:
             await calls_of(here, step, 2)
             assert step.engine
             step.engine.close()
-            await eventually(lambda: not alive()["ClientConnection"] + alive()["EngineConnection"])
-            return alive()
-
-        gc.collect()  # what other tests have left
-        gc.disable()
-        try:
-            first = await left_by_requests()
-            assert await left_by_requests() - first == {}
+            await eventually(lambda: not has_connections())
+            gc.collect()
+            left = of_the_path(gc.garbage)
         finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
             gc.enable()
+        assert left == {}
