@@ -30,7 +30,7 @@ from prometheus_client.utils import floatToGoString
 
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
-from dynaplan.gateway.metrics_text import SharedFiles, text_of
+from dynaplan.gateway.metrics_text import SharedFiles, exposition_text
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
 from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
@@ -331,7 +331,7 @@ class FrontendMetrics:
         if self._files:
             _forget_dead_gauges(self._files.directory)
             collect = self._files.collect
-        return text_of(RouterNames(collect, _prefix()).collect())
+        return exposition_text(RouterNames(collect, _prefix()).collect())
 
     def render_history(self) -> bytes:
         """Return the load of the last hours as JSON; that of all frontends that share the directory."""

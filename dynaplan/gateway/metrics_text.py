@@ -1,9 +1,9 @@
 """Prometheus' text format, and the files in which several processes keep their metrics, both read quickly.
 
-A Planner reads ``/metrics`` once a second, and while it is made no token is passed on. ``prometheus_client``
-checks and escapes every name and label of every sample each time, and reads the keys of every file anew; here
-both is remembered. The form of its files is its own (``mmap_dict``): how many bytes are used, and for each
-value the length of its key, the key, padded, the value and a time.
+A Planner reads ``/metrics`` once a second, and making the text blocks the event loop: no token passes.
+``prometheus_client`` checks and escapes every name and label of every sample each time, and reads the keys of
+every file anew; here both is remembered. The form of its files is its own (``mmap_dict``): how many bytes are
+used, and for each value the length of its key, the key, padded, the value and a time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-REMEMBERED = 65536
+CACHE_SIZE = 65536
 """Samples, of all models and frontends, whose names and labels are remembered as text."""
 
 
-def text_of(metrics: Iterable[Metric]) -> bytes:
+def exposition_text(metrics: Iterable[Metric]) -> bytes:
     """Return the text of counters, gauges and histograms, as ``prometheus_client`` makes it."""
     lines = []
     for metric in metrics:
@@ -31,13 +31,13 @@ def text_of(metrics: Iterable[Metric]) -> bytes:
         about = metric.documentation.replace("\\", r"\\").replace("\n", r"\n")
         lines.append(f"# HELP {name} {about}\n# TYPE {name} {metric.type}\n")
         for sample in metric.samples:
-            beginning = _beginning(sample.name, tuple(sample.labels.items()))
-            lines.append(f"{beginning} {floatToGoString(sample.value)}\n")  # type: ignore[no-untyped-call]
+            prefix = _series_prefix(sample.name, tuple(sample.labels.items()))
+            lines.append(f"{prefix} {floatToGoString(sample.value)}\n")  # type: ignore[no-untyped-call]
     return "".join(lines).encode()
 
 
-@lru_cache(maxsize=REMEMBERED)
-def _beginning(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+@lru_cache(maxsize=CACHE_SIZE)
+def _series_prefix(name: str, labels: tuple[tuple[str, str], ...]) -> str:
     escaped = (
         (label, value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\""))
         for label, value in sorted(labels)
@@ -48,7 +48,7 @@ def _beginning(name: str, labels: tuple[tuple[str, str], ...]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Key:
-    """A value's place in the text. ``labels`` are those without ``le``, which is infinite for no bucket."""
+    """A value's place in the text. ``bound`` is the label ``le`` of a bucket, empty for others."""
 
     metric: str
     sample: str
@@ -56,7 +56,7 @@ class _Key:
     bound: str
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def _key_in(text: bytes) -> _Key:
     metric, sample, labels, _ = json.loads(text)
     bound = labels.pop("le", "")
@@ -64,11 +64,11 @@ def _key_in(text: bytes) -> _Key:
 
 
 class SharedFiles(Collector):
-    """The sums over the files of a directory; ``about`` has the help texts, by the metric's name."""
+    """The sums over the files of a directory; ``help_texts`` are those, by the metric's name."""
 
-    def __init__(self, directory: Path, about: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, help_texts: Mapping[str, str]) -> None:
         self.directory = directory
-        self._about = about
+        self._help_texts = help_texts
         self._layouts: dict[str, tuple[int, list[tuple[_Key, int]]]] = {}
 
     def collect(self) -> Iterator[Metric]:
@@ -86,7 +86,7 @@ class SharedFiles(Collector):
                     value = max(before, value) if is_maximum else before + value
                 of_metric[key] = value
         for name, of_metric in values.items():
-            metric = Metric(name, self._about.get(name, ""), kinds[name])
+            metric = Metric(name, self._help_texts.get(name, ""), kinds[name])
             _add_samples(metric, of_metric)
             yield metric
 
@@ -94,6 +94,8 @@ class SharedFiles(Collector):
         try:
             data = path.read_bytes()
         except FileNotFoundError:  # another frontend has removed the gauges of a dead one
+            return
+        if not data:  # another frontend has made the file, and not written its size yet
             return
         (used,) = unpack_from("i", data)
         known, layout = self._layouts.get(path.name, (0, []))

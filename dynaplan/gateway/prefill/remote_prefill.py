@@ -382,7 +382,7 @@ class RemotePrefill:
     def _wake_if_asleep(self) -> bool:
         """Have a prefill worker woken if all of them sleep; return whether they do."""
         instances = self._discovery.instances(self._component)
-        if self._sleeping is None or not self._sleeping.are_all(instances):
+        if self._sleeping is None or not self._sleeping.all_asleep(instances):
             return False
         if reason := self._sleeping.wake_one(instances):
             log.debug("every prefill worker sleeps: %s", reason)

@@ -107,7 +107,7 @@ class SleepingWorkers:
             raise EngineAsleep("its engine sleeps")
         return _WhileAwake(instance.instance_id, self._waits)
 
-    def are_all(self, instances: Collection[Instance]) -> bool:
+    def all_asleep(self, instances: Collection[Instance]) -> bool:
         """Return whether all of these instances sleep, and there are any."""
         return bool(instances) and all(each.instance_id in self._reasons for each in instances)
 

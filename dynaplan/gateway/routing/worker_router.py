@@ -144,7 +144,7 @@ class WorkerRouter:
     def _wake_one(self, *, is_late: bool) -> None:
         """Have a worker woken when all sleep; raises ApiError (503) when that is in vain or too late."""
         sleeping, instances = self._sleeping, self.instances
-        if not sleeping or not self._fleet.wakes_on_demand or not sleeping.are_all(instances):
+        if not sleeping or not self._fleet.wakes_on_demand or not sleeping.all_asleep(instances):
             return
         reason = sleeping.wake_one(instances)
         if reason or is_late:

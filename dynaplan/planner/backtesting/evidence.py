@@ -24,18 +24,18 @@ the forecast one being the newest, the load is
 Work is counted in requests, and for *above* in tokens of prompts and of answers, too. Longer stretches than
 ``MAX_STRETCH`` are seen by the next backtest.
 
-**Slow loads.** An answer bears the peak of its evidence, which need not be what can come now. A worker that
-is asked for when a load rises serves r intervals later (start-up, one interval until the next decision, and
-the one in which the rise is measured). What the load may do meanwhile is the most that it did in as many
+**Slow loads.** An answer is sized for the peak of its evidence, which need not be able to come now. A worker
+that is asked for when a load rises serves r intervals later (start-up, one interval until the next decision,
+and the one in which the rise is measured). What the load may do meanwhile is the most that it did in as many
 intervals: with S(t) the work of ``SMOOTHING`` intervals in a row that end at t,
 
-    change = most of (max S - min S) within any r + 1 sums in a row
+    change = the largest (max S - min S) within any r + 1 sums in a row
     part   = (S(now) + change) / max S, at most 1
 
 of the peak can come before another worker could serve, and that part of the answer's workers, rounded up,
-bears it (``peak_part``). It is 1 for a load that changes by more
-than ``SLOW_RATIO`` of its peak within a reaction, such as a burst in its pauses, falls counting like rises,
-and until ``MIN_REACTIONS`` times r intervals are known. Work is counted as above, and the largest part holds.
+bears it (``peak_part``). It is 1 for a load that changes by more than ``MAX_SLOW_CHANGE`` of its peak in r
+intervals, up or down, such as bursts with pauses between them, and while at most ``MIN_HISTORY`` times r
+intervals are known. Work is counted as above; the largest part is taken.
 """
 
 from __future__ import annotations
@@ -230,17 +230,16 @@ def _is_below(counts: Sequence[float], known: int) -> bool:
 SMOOTHING = 2
 """Intervals whose work is summed, so that chance in one of them is no change of the load."""
 
-MIN_REACTIONS = 2
-"""How many times as long as a reaction the evidence must be, to know what a load may do in one."""
+MIN_HISTORY = 2
+"""Times r intervals that the evidence must exceed, to know what a load may do in r."""
 
-
-SLOW_RATIO = 0.5
-"""Part of its peak by which a load that changes slowly may change in a reaction."""
+MAX_SLOW_CHANGE = 0.5
+"""The largest change in r intervals, as a part of the peak, of a load that is called slow."""
 
 
 def peak_part(intervals: Sequence[Interval], known: int, reaction: int) -> float:
-    """Return the part of the first ``known`` intervals' peak that can come in the next ``reaction``."""
-    if known <= MIN_REACTIONS * reaction:
+    """Return the part of the first ``known`` intervals' peak that can come within ``reaction`` intervals."""
+    if known <= MIN_HISTORY * reaction:
         return 1.0
     return max(_peak_part(work, known, reaction) for work in _works(intervals))
 
@@ -250,7 +249,7 @@ def _peak_part(work: Sequence[float], known: int, reaction: int) -> float:
     spans = zip(*(seen[later:] for later in range(reaction + 1)), strict=False)
     change: float = max(max(span) - min(span) for span in spans)
     peak = max(1.0, *seen)
-    return min(1.0, (sum(work[-SMOOTHING:]) + change) / peak) if change <= SLOW_RATIO * peak else 1.0
+    return min(1.0, (sum(work[-SMOOTHING:]) + change) / peak) if change <= MAX_SLOW_CHANGE * peak else 1.0
 
 
 def _stretches(most: int) -> Iterator[int]:

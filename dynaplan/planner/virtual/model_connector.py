@@ -1,9 +1,9 @@
 """The connector of a model that is one of several, loaded on request: its decisions are wishes.
 
-The fleet plugin loads models, puts them away, and divides the memory of the box among them
+The fleet plugin loads and unloads models, and divides the memory of the box among them
 (``dynaplan.models.rules.replicas``). So a decision here says how many workers its model wants while it is
-loaded, and counts as carried out when none of them is starting any more: more of them may come whenever
-there is memory. Where the keys are: ``dynaplan.fleet.model_keys``.
+loaded, and counts as carried out when none is starting any more, also when there are fewer than wanted:
+more may come whenever there is memory. Where the keys are: ``dynaplan.fleet.model_keys``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ModelConnector:
         self._decision_id = 0
 
     async def fleet(self) -> FleetCounts:
-        """The workers of the model. Where there is none nothing is wanted any more, until it is loaded."""
+        """The workers of the model. Where it has none, the number that it wants is deleted."""
         item = await self._store.get(self._fleet_key)
         document = _document(item)
         report = reports_in(document).get(self._model)
@@ -79,7 +79,7 @@ class ModelConnector:
         return DeployedComponents(tuple(self._registrations.components()), missing)
 
     async def _write(self, workers: int | None) -> None:
-        """Have the model want so many workers, or say nothing of it."""
+        """Set the number of workers that the model wants; None deletes it."""
         for _ in range(ATTEMPTS):
             item = await self._store.get(self._key)
             before = _planned(item)
@@ -102,7 +102,7 @@ def _document(item: KeyValue | None) -> dict[str, Any]:
 
 
 def _planned(item: KeyValue | None) -> dict[str, int]:
-    """Read the numbers; of what cannot be read nothing is kept."""
+    """Read the numbers; a text that cannot be parsed is discarded."""
     try:
         return planned_workers_in(item.value if item else "")
     except ValueError:

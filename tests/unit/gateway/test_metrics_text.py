@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from dynaplan.gateway.metrics_text import SharedFiles, text_of
+from dynaplan.gateway.metrics_text import SharedFiles, exposition_text
 
 AWKWARD = 'a "quoted" \\ name\nof two lines, é'
 
@@ -28,7 +28,7 @@ def test_the_text_is_that_of_the_client_library() -> None:
     for metric in metrics:
         metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
     for _ in range(2):
-        assert text_of(metrics) == generate_latest(_Fixed(metrics))  # type: ignore[arg-type]
+        assert exposition_text(metrics) == generate_latest(_Fixed(metrics))  # type: ignore[arg-type]
 
 
 class _Fixed:
@@ -79,3 +79,11 @@ def test_the_sums_over_files_are_those_of_the_client_library_also_when_a_process
         seen = len(sums)
     (about,) = (each.documentation for each in shared.collect() if each.name == "sent")
     assert about == "the help text"
+
+
+def test_a_file_that_another_process_has_just_made_is_empty_and_counts_nothing(tmp_path: Path) -> None:
+    run(tmp_path, 1)
+    files = SharedFiles(tmp_path, {})
+    before = flat(files.collect())
+    (tmp_path / "counter_1.db").touch()
+    assert flat(files.collect()) == before

@@ -505,7 +505,7 @@ async def test_an_instance_that_is_to_sleep_gets_nothing_and_is_not_woken() -> N
     sleeping.on_change(changes.append)
     sleeping.follow_orders({SLEEP.key("ns", 1): "1"})
     assert instance in sleeping
-    assert not sleeping.are_all([instance])
+    assert not sleeping.all_asleep([instance])
     sleeping.follow_orders({})
     assert instance not in sleeping
     assert changes == [frozenset(), frozenset()]
