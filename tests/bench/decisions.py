@@ -6,9 +6,9 @@ public Azure hour. The first quarter of an hour, in which nothing is known yet, 
 (``standing.py``). Virtual time: the same on every machine, and measured once. A goal is for most hours, not
 for each.
 
-The seeds were written down before the first run on them. Up to 31, and of random hours up to 259, were looked
-at while the policy was written, 300 to 339 while parts of it were taken out or tried; 340 to 379 are for one run
-of what came of that.
+The seeds were written down before the first run on them. Up to 31, and of random hours up to 259, were
+looked at while the policy was written, 300 to 339 while parts of it were taken out or tried; 340 to 379 are for
+one run of what came of that.
 """
 
 from __future__ import annotations
