@@ -7,7 +7,7 @@ public Azure hour. The first quarter of an hour, in which nothing is known yet, 
 for each.
 
 The seeds were written down before the first run on them. Up to 31, and of random hours up to 259, were
-looked at while the policy was written, 300 to 339 while parts of it were taken out or tried; 340 to 379 are for
+looked at while the policy was written, 300 to 339 while parts were taken out or tried; 340 to 379 are for
 one run of what came of that.
 """
 
