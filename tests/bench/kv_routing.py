@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.kv_blocks import KvBlocks
-from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role

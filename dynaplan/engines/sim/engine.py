@@ -22,8 +22,8 @@ from dynaplan.engines.sim.block_changes import BlockChanges
 from dynaplan.engines.sim.endpoints import LiveAnswer, SimEndpoints
 from dynaplan.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.engines.sim.profiles import timing_for
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
-from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.timing_model.model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.timing import (
     DECODE_KEYS,
     FITTED,

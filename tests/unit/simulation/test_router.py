@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.engines.timing_model.model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.gateway.traced_requests import TracedRequest

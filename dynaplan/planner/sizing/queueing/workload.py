@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dynaplan.engines.timing_model.model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand

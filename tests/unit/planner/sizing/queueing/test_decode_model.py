@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.engines.timing_model.model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
