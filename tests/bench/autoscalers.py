@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import fmean
 
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role

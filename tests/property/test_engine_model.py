@@ -16,7 +16,7 @@ from dynaplan.engines.timing_model.engine_model import (
     StepResult,
 )
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 
 BLOCK_TOKENS = 4
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from aiohttp import web
 
 from dynaplan.engines.holds import Holds
-from dynaplan.engines.timing_model.timing import hand_off_s
+from dynaplan.engines.timing_model.step_timing import hand_off_s
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

@@ -23,7 +23,7 @@ from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, Plann
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import profile_tp_size, timing_for
 from dynaplan.engines.timing_model.engine_model import EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest

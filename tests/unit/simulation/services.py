@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.engines.timing_model.engine_model import EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.events.dispatch_order import DispatchRule
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role, WorkerState

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
-from dynaplan.engines.timing_model.timing import hand_off_s
+from dynaplan.engines.timing_model.step_timing import hand_off_s
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
