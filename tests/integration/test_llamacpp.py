@@ -20,7 +20,7 @@ pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
 from dynaplan.engines.llamacpp import engine as llamacpp_engine
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
-from dynaplan.engines.llamacpp.launch import KIND
+from dynaplan.engines.llamacpp.launch_line import KIND
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import engine as server_engine
 from dynaplan.engines.server.child import EngineChild

@@ -9,7 +9,7 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.engines.llamacpp.launch import KIND, check_fields, fingerprint, read_options
+from dynaplan.engines.llamacpp.launch_line import KIND, check_fields, fingerprint, read_options
 from dynaplan.engines.llamacpp.saved_slots import (
     RESTORE_TIMEOUT_S,
     SAVE_TIMEOUT_S,
