@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
-from dynaplan.engines.llamacpp.child import set_field
 from dynaplan.engines.llamacpp.saved_slots import fingerprint_of
+from dynaplan.engines.llamacpp.server_main import set_field
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.model_memory import gguf_files
 from dynaplan.engines.port import EngineContext
@@ -331,7 +331,7 @@ def _nearest_field(params: Any, name: str) -> str:
     return near if near.startswith("Did you") else "xllamacpp takes the fields of its CommonParams."
 
 
-CHILD = "dynaplan.engines.llamacpp.child"
+CHILD = "dynaplan.engines.llamacpp.server_main"
 """The module of our own program, which serves with the xllamacpp package."""
 
 EXIT_RETRY = 1

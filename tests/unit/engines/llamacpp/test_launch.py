@@ -12,8 +12,8 @@ import pytest
 from dynaplan.engines.llamacpp import engine, launch_line
 from dynaplan.engines.llamacpp import engine as llamacpp
 from dynaplan.engines.llamacpp import launch as llamacpp_options
-from dynaplan.engines.llamacpp.child import main
 from dynaplan.engines.llamacpp.launch_line import LlamaOptions, read_options
+from dynaplan.engines.llamacpp.server_main import main
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server.child import EngineChild
 from dynaplan.engines.server.kind import LaunchLine
@@ -151,7 +151,7 @@ def test_the_program_gets_the_options_as_flags_and_its_key_is_none_of_them() -> 
 def test_our_own_program_gets_the_same_as_json_and_its_key_is_not_among_it(with_the_package: None) -> None:
     made = line(n_keep=64)
     assert made.argv == (
-        *(sys.executable, "-m", "dynaplan.engines.llamacpp.child", "2"),
+        *(sys.executable, "-m", "dynaplan.engines.llamacpp.server_main", "2"),
         *('--hostnames=["127.0.0.1"]', "--port=7001", "--endpoint_metrics=true", "--endpoint_slots=true"),
         *("--ui=false", "--verbosity=1", '--slot_save_path="/dev/shm/d/"', f'--model.path="{MODEL}"'),
         *(
