@@ -26,9 +26,7 @@ from dynaplan.engines.model_files import public_name
 from dynaplan.engines.model_memory import gguf_files
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.requirements import check_installed
-from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
-from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import (
+from dynaplan.engines.server.engine_options import (
     FlagStyle,
     Options,
     check_common,
@@ -38,6 +36,8 @@ from dynaplan.engines.server.options import (
     merge_aliases,
     physical_gpus,
 )
+from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.util.errors import ConfigError, nearest
 
 DEFAULT_SLOT_TOKENS = 4096
