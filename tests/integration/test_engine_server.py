@@ -18,7 +18,7 @@ import pytest
 
 from dynaplan.engines import holds, sglang
 from dynaplan.engines.port import EngineContext
-from dynaplan.engines.server import child, watchdog
+from dynaplan.engines.server import child, engine_watchdog
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.vllm import KIND
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -42,7 +42,7 @@ Start = Callable[..., Awaitable[ServerEngine]]
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(watchdog, "METRICS_POLL_S", 0.02)
+    monkeypatch.setattr(engine_watchdog, "METRICS_POLL_S", 0.02)
     monkeypatch.setattr(child, "READY_POLL_S", 0.02)
 
 
@@ -254,7 +254,7 @@ async def test_running_requests_without_progress_are_a_death(start: Start) -> No
 
 
 async def test_a_stopped_process_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "METRICS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(engine_watchdog, "METRICS_TIMEOUT_S", 0.1)
     engine = await start({"hang-timeout": 0.3})
     assert engine._child is not None
     os.kill(engine._child.engine_pid, signal.SIGSTOP)

@@ -20,11 +20,11 @@ from dynaplan.engines.server.block_events import BlockEvents
 from dynaplan.engines.server.child import EngineChild, describe_exit, wait_until_ready
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.engines.server.engine_options import Options, lora_names, physical_gpus
+from dynaplan.engines.server.engine_watchdog import EngineWatchdog
 from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.sleep import EngineSleep
 from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
-from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.memory import box_memory
