@@ -13,7 +13,7 @@ from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill

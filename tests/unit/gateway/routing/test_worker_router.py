@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, parse_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
