@@ -15,8 +15,7 @@ from dynaplan.engines.model_memory import memory_need
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.memory import GB, load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
-from dynaplan.simulation.many_models.comparison import Outcome, compare
-from dynaplan.simulation.many_models.workloads import (
+from dynaplan.simulation.many_models.call_chains import (
     KINDS,
     Chain,
     chains_of,
@@ -24,6 +23,7 @@ from dynaplan.simulation.many_models.workloads import (
     length_s,
     made_up,
 )
+from dynaplan.simulation.many_models.comparison import Outcome, compare
 from dynaplan.simulation.traces.reading import read_trace
 from dynaplan.util.errors import ConfigError
 

@@ -31,7 +31,7 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.memory import level_of
 from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
-from dynaplan.simulation.many_models.workloads import Chain, ChainCall
+from dynaplan.simulation.many_models.call_chains import Chain, ChainCall
 
 FREE_S = 0.5
 """How long the driver takes to show the memory of a worker that has gone."""

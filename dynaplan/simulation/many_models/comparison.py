@@ -8,8 +8,8 @@ from math import inf
 
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device
 from dynaplan.simulation.many_models.box import Box, Policy, SimulatedCall, SimulatedModel
+from dynaplan.simulation.many_models.call_chains import Chain
 from dynaplan.simulation.many_models.policies import OwnGpu, policies
-from dynaplan.simulation.many_models.workloads import Chain
 
 
 @dataclass(frozen=True)

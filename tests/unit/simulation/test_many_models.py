@@ -8,6 +8,7 @@ import pytest
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.models.model import Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
 from dynaplan.simulation.many_models.box import FREE_S, Box, Policy, SimulatedModel
+from dynaplan.simulation.many_models.call_chains import Chain, ChainCall, chains_of, length_s, made_up
 from dynaplan.simulation.many_models.comparison import Outcome, compare, simulate
 from dynaplan.simulation.many_models.policies import (
     Dynaplan,
@@ -17,7 +18,6 @@ from dynaplan.simulation.many_models.policies import (
     OwnGpu,
     always_fitting,
 )
-from dynaplan.simulation.many_models.workloads import Chain, ChainCall, chains_of, length_s, made_up
 from dynaplan.util.errors import ConfigError
 
 LOAD_S = 10.0
