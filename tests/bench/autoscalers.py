@@ -28,7 +28,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.simulation import run_simulations, service_settings
 from dynaplan.simulation.run import Result, simulate
-from dynaplan.simulation.service import ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
 from dynaplan.simulation.traces.reading import read_requests
 
 HPA_SYNC_S = 15.0

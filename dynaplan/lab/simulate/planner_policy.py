@@ -18,7 +18,7 @@ from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.rules.decision import backtest_basis
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 
 
 class BlockingForecaster(Protocol):

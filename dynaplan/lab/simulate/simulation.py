@@ -35,7 +35,7 @@ from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
 from dynaplan.simulation.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
-from dynaplan.simulation.service import ServiceSettings
+from dynaplan.simulation.simulated_service import ServiceSettings
 from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError, nearest
 

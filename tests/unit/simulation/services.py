@@ -10,7 +10,7 @@ from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Distribution, Slo
 from dynaplan.simulation.router import SimulatedRouting
-from dynaplan.simulation.service import UNLIMITED_QUEUE, ServiceSettings
+from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE, ServiceSettings
 
 TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)
 ENGINE = EngineSettings(total_blocks=1000, block_tokens=16, batched_tokens=1024)

@@ -12,7 +12,7 @@ from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
-from dynaplan.simulation.service import REFILL_S, ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import REFILL_S, ServiceSettings, SimulatedService
 from tests.unit.simulation.services import ENGINE, at_once, every, service, workers
 
 STEP_MS = 100.0

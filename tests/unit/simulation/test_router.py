@@ -17,7 +17,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.simulation.router import PredictedCaches, ReportedCaches, SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 from tests.unit.simulation.services import TIMING, service, workers
 
 TOLD, PREDICTED = SimulatedRouting("kv"), SimulatedRouting("kv", is_kv_events=False)

@@ -19,7 +19,7 @@ from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 from tests.unit.simulation.services import ENGINE, at_once, every, mean, service, workers
 
 PRECISE = pytest.approx

@@ -10,7 +10,7 @@ from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.lab.simulate.simulation import service_settings
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 
 
 class Waiting:
