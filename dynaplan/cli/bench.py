@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dynaplan.cli.bench_measurement import BenchTarget, FleetMonitor, Measurement, OfferedLoad
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.lab.simulate.options import SimulateOptions
-    from dynaplan.lab.simulate.simulation import Trace
+    from dynaplan.lab.simulate.policy_runs import Trace
     from dynaplan.simulation.outcome import Slo
     from dynaplan.simulation.run import ClosedLoop, Result
 
@@ -297,7 +297,7 @@ class DeploymentSimulation:
     notes: tuple[str, ...]
 
     def result(self, load: Trace | ClosedLoop) -> Result:
-        from dynaplan.lab.simulate.simulation import run_load
+        from dynaplan.lab.simulate.policy_runs import run_load
 
         (result,) = run_load(self.options, load)
         return result

@@ -26,7 +26,7 @@ from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.lab.simulate.policy_runs import run_simulations, service_settings
 from dynaplan.simulation.run import Result, simulate
 from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
 from dynaplan.simulation.traces.reading import read_requests

@@ -19,7 +19,7 @@ from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.lab.simulate.policy_runs import run_simulations, service_settings
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import Result, StaticPolicy, simulate
