@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from dynaplan.cli.deployment import connect, service_config
 from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.options import namespace_argument
+from dynaplan.cli.running_deployment import connect, service_config
 from dynaplan.cli.scale_counts import free_gpus, planner_settings, statefile_holds
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
 from dynaplan.cli.timing import STATUS_STORE_TIMEOUT_S

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import connect, decisions_of, gpus_of
+from dynaplan.cli.running_deployment import connect, decisions_of, gpus_of
 from dynaplan.cli.status_document import (
     ENGINE_ROLES,
     DeploymentState,
