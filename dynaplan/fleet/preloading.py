@@ -29,7 +29,7 @@ before."""
 THEN = (
     "dynaplan.events.nats_messenger",
     "dynaplan.worker.engine_worker",
-    "dynaplan.engines.holds",
+    "dynaplan.engines.held_hand_offs",
     "dynaplan.engines.sim.api",
     "dynaplan.engines.sim.kv_transfer",
     "dynaplan.engines.sim.endpoints",

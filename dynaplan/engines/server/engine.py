@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.engines.holds import Holds
+from dynaplan.engines.held_hand_offs import Holds
 from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import BlockChangesCallback, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import BlockEvents

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
-from dynaplan.engines.holds import Holds
+from dynaplan.engines.held_hand_offs import Holds
 from dynaplan.engines.timing_model.step_timing import hand_off_s
 
 if TYPE_CHECKING:
