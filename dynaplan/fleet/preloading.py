@@ -32,7 +32,7 @@ THEN = (
     "dynaplan.engines.held_hand_offs",
     "dynaplan.engines.sim.api",
     "dynaplan.engines.sim.kv_transfer",
-    "dynaplan.engines.sim.endpoints",
+    "dynaplan.engines.sim.openai_endpoints",
     "dynaplan.engines.sim.profiles",
     "dynaplan.engines.sim.engine",
     "encodings.idna",
