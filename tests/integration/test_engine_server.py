@@ -361,7 +361,7 @@ async def test_a_hand_off_that_nobody_was_told_of_is_not_held(start: Start) -> N
 
 async def test_a_hand_off_that_nobody_releases_expires(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(role="prefill")
-    engine._holds = held_hand_offs.Holds(hold_s=0.05)
+    engine._holds = held_hand_offs.HeldHandOffs(hold_s=0.05)
     await engine.start()
     await engine.prefill(prompt(), HandedOver())
     await asyncio.wait_for(engine.stop(), 10)

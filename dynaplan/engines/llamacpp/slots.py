@@ -168,7 +168,7 @@ class SlotFiles:
         # The random part: names of files of the worker's last process may still be under way.
         self._names = (f"{worker_name}.{secrets.token_hex(4)}.{number}.kv" for number in itertools.count(1))
         self._of_request: dict[str, list[str]] = {}
-        self.holds = Holds(self._delete_for_request, hold_s)
+        self.holds = HeldHandOffs(self._delete_for_request, hold_s)
 
     @property
     def directory(self) -> Path | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.engines.held_hand_offs import Holds
+from dynaplan.engines.held_hand_offs import HeldHandOffs
 from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import BlockChangesCallback, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import BlockEvents
@@ -57,7 +57,7 @@ class ServerEngine:
         self._child: EngineChild | None = None
         self._lease: PortLease | None = None
         self._launch_files: tuple[Path, ...] = ()
-        self._holds = Holds()
+        self._holds = HeldHandOffs()
         self._blocks: BlockEvents | None = None
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
