@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dynaplan.engines.held_hand_offs import HOLD_S, Holds
+from dynaplan.engines.held_hand_offs import HOLD_S, HeldHandOffs
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.util.clock import Clock
 from dynaplan.util.documents import flag_field, whole_field
