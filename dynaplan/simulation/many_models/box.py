@@ -90,7 +90,7 @@ class SimulatedModelWorker:
         return len(self.running) + len(self.queued)
 
 
-class Policy(Protocol):
+class BoxPolicy(Protocol):
     """Who is admitted, loaded and put away; called after everything that happens, and when it asked to be."""
 
     @property
@@ -110,7 +110,7 @@ class Box:
         self,
         devices: tuple[Device, ...],
         models: Mapping[str, SimulatedModel],
-        policy: Policy,
+        policy: BoxPolicy,
         constraints: Constraints = NO_CONSTRAINTS,
     ) -> None:
         self.devices, self.now_s = devices, 0.0
