@@ -25,9 +25,9 @@ from dynaplan.models.model import (
     Device,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
 )
 from dynaplan.models.rules.memory import level_of
 from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
@@ -206,9 +206,9 @@ class Box:
 
     # what a policy sees
 
-    def observation(self) -> Observation:
+    def observation(self) -> ModelsObservation:
         models = [self._seen(name) for name in self.workers]
-        return Observation((*models, *self._seen_further(models)), self.devices)
+        return ModelsObservation((*models, *self._seen_further(models)), self.devices)
 
     def _seen(self, name: str) -> ModelStatus:
         worker = self.workers[name]
