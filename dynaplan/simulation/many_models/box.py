@@ -4,8 +4,8 @@ A model has a worker or none, and further ones where the policy starts them; a r
 has the fewest. A load takes the model's ``load_s``; a worker that has drained gives its memory
 back ``FREE_S`` later, and waking takes its level's time. A worker answers ``slots`` requests at once, the
 others queue in it; an answer takes ``prompt_tokens / prefill_tokens_per_s + output_tokens x itl_s``, whatever
-else it answers. That is coarser than the simulation of one model (``simulation.simulated_service``): waits for
-models are tens of seconds, and what batches do to a token is milliseconds.
+else it answers. That is coarser than the simulation of one model (``simulation.simulated_service``): waits
+for models are tens of seconds, and what batches do to a token is milliseconds.
 """
 
 from __future__ import annotations
