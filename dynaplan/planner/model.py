@@ -226,11 +226,12 @@ class SplitTrial:
 class Backtest:
     """The last answer of a backtest: the cheapest ``workers`` that would have kept the promise.
 
-    ``workers`` is None where there is no answer yet; ``missing`` says why there is none, or no newer one. It
-    is about the ``requests`` of ``window_s`` seconds; ``tried`` are the splits that were compared, that of
-    the answer first. ``is_new``: it has come in this interval. ``change`` is ``LOAD_ABOVE``, ``LOAD_BELOW``
-    or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were measured than promised, "" if not.
-    ``peak_part`` is the part of the highest load seen that can come before a worker asked for now serves.
+    ``workers`` is None where there is no answer yet; ``missing`` says why there is none, no newer one, or
+    none by which a worker may leave. It is about the ``requests`` of ``window_s`` seconds; ``tried`` are the
+    splits that were compared, that of the answer first. ``is_new``: it has come in this interval. ``change``
+    is ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were
+    measured than promised, "" if not. ``peak_part`` is the part of the highest load seen that can come before
+    a worker asked for now serves.
     """
 
     workers: PoolSizes | None = None
