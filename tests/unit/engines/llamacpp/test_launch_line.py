@@ -11,7 +11,7 @@ import pytest
 
 from dynaplan.engines.llamacpp import engine, launch_line
 from dynaplan.engines.llamacpp import engine as llamacpp
-from dynaplan.engines.llamacpp import launch as llamacpp_options
+from dynaplan.engines.llamacpp import launch_line as llamacpp_options
 from dynaplan.engines.llamacpp.launch_line import LlamaOptions, read_options
 from dynaplan.engines.llamacpp.server_main import main
 from dynaplan.engines.port import EngineContext
