@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import gpus_of, service_config
 from dynaplan.cli.models import saved_kv
 from dynaplan.cli.models_view import model_rows
+from dynaplan.cli.running_deployment import gpus_of, service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
 from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import connect, decisions_of, gpus_of, planners_of
+from dynaplan.cli.running_deployment import connect, decisions_of, gpus_of, planners_of
 from dynaplan.cli.status_document import (
     ENGINE_ROLES,
     DeploymentState,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect, decisions_of, planners_of, service_config
 from dynaplan.cli.options import namespace_argument
+from dynaplan.cli.running_deployment import connect, decisions_of, planners_of, service_config
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.util import screen
 from dynaplan.util.tables import fold

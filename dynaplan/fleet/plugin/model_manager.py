@@ -53,9 +53,9 @@ from dynaplan.models.model import (
     Load,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Plan,
     Refuse,
     SleepLevel,
@@ -192,7 +192,7 @@ class ModelManager:
         for each in self._models:
             self._statuses[each.name] = self._as_planned(each, fleet, wishes.planned)
             self._statuses |= self._further_workers(each, fleet, orders)
-        observation = Observation(tuple(self._statuses.values()), memory)
+        observation = ModelsObservation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
         self._make_room_on_host()
