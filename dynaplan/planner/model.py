@@ -184,7 +184,7 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class Load:
+class AverageLoad:
     """The pulls of one interval, averaged. Numbers of workers are those at the last pull.
 
     They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` says how
@@ -269,7 +269,7 @@ class Observation:
     at_s: float
     fleet: FleetCounts = field(default_factory=FleetCounts)
     desired: DesiredCounts = field(default_factory=DesiredCounts)
-    load: Load = field(default_factory=Load)
+    load: AverageLoad = field(default_factory=AverageLoad)
     unknown: str = ""
     failure: str = ""
     traffic: Traffic | None = None
@@ -298,7 +298,7 @@ class Observation:
                 fleet.get("gpus_total", 0),
             ),
             desired=DesiredCounts(**document.get("desired", {})),
-            load=Load(**document.get("load", {})),
+            load=AverageLoad(**document.get("load", {})),
             unknown=document.get("unknown", ""),
             failure=document.get("failure", ""),
             traffic=Traffic.from_json(traffic) if traffic else None,

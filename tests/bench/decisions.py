@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import best_static
+from dynaplan.lab.simulate.policy_runs import best_static
 from tests.bench.cases import AZURE, CASES, FIRST_CASE, HOUR, TRACES, hour_of
 from tests.bench.standing import Fared, dominating, fared, judged
 from tests.bench.table import Row
