@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from dynaplan.lab.simulate import simulation
+from dynaplan.simulation.service import ServiceSettings
+
+from dynaplan.lab.simulate import policy_runs
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.planner.backtesting.evidence import load_change
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.look_ahead import lookahead
-from dynaplan.simulation.service import ServiceSettings
 from tests.bench import standing
 from tests.bench.cases import FIRST_CASE, HOUR, TRACES, hour_of
 from tests.bench.decisions import fared_row
@@ -127,10 +128,10 @@ def without(part: str, case: Case) -> Fared:
         }
         return replace(found, engines=engines)
 
-    service_settings = simulation.service_settings
+    service_settings = policy_runs.service_settings
     with ExitStack() as stack:
         stack.enter_context(patch.object(standing, "KNOWN_FROM_S", case.known_from_s))
-        stack.enter_context(patch.object(simulation, "service_settings", settings))
+        stack.enter_context(patch.object(policy_runs, "service_settings", settings))
         for name, value in off.replaced.items():
             stack.enter_context(patch(f"dynaplan.{name}", value))
         return fared(replace(case.hour, planner={**case.hour.planner, **off.planner}), "sla")
