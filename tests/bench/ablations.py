@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from dynaplan.simulation.service import ServiceSettings
-
 from dynaplan.lab.simulate import policy_runs
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.planner.backtesting.evidence import load_change
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.look_ahead import lookahead
+from dynaplan.simulation.simulated_service import ServiceSettings
 from tests.bench import standing
 from tests.bench.cases import FIRST_CASE, HOUR, TRACES, hour_of
 from tests.bench.decisions import fared_row
