@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
@@ -76,7 +78,7 @@ class FrontendModel:
         if call.endpoint.is_form or not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
             return call
         document = {**self.filters.apply(call.document), "model": name}
-        return replace(call, model=self.name, body=json.dumps(document).encode(), document=document)
+        return structs.replace(call, model=self.name, body=json.dumps(document).encode(), document=document)
 
 
 class FrontendModels:
