@@ -267,7 +267,9 @@ def make_planner(
     ``model`` is the one of several that it plans for, None where it plans for all workers.
     """
     metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
-    observer = Observer(settings, discovery.instances, metrics, messenger, clock)
+    observer = Observer(
+        *(settings, discovery.instances, metrics, messenger, clock), is_one_of_several=model is not None
+    )
     connector, end = _connector(settings, store, observer, model)
     log_root = planner_log_root(model.component if model else "")
     log_dir = log_directory(settings, log_root)
