@@ -202,8 +202,8 @@ class ModelReport:
     long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it. ``workers`` are its
     workers by state, as ``counts.WorkerCounts`` counts them, of ``gpus_each`` GPUs; it may have
     ``max_workers``, and one of them takes ``memory_bytes`` of each of its devices.
-    ``planned_workers`` is what its planner wants, None where that does not count. ``gpus`` are those of all its
-    workers. ``prefill`` is None unless it is disaggregated.
+    ``planned_workers`` is what its planner wants, None where that does not count. ``gpus`` are those of all
+    its workers. ``prefill`` is None unless it is disaggregated.
     """
 
     component: str

@@ -47,7 +47,6 @@ class Observer:
         metrics: WorkerLoadSource,
         messenger: Callable[[], Awaitable[Messenger]],
         clock: Clock,
-        *,
         is_one_of_several: bool = False,
     ) -> None:
         self._settings = settings
