@@ -51,3 +51,11 @@ def test_a_planner_that_was_changed_touches_no_model() -> None:
     )
     common = model_changes(before, config(models, Planner={"policy": "sla"}))
     assert common.lines == ["planners: changed; their process is replaced"]
+
+
+def test_a_model_gets_loses_or_changes_its_prefill_workers_and_no_other_is_touched() -> None:
+    whole = {"a": {"engine": "sim"}, "b": {"engine": "sim"}}
+    pair = {**whole, "a": {"engine": "sim", "prefill": {}}}
+    more = {**whole, "a": {"engine": "sim", "prefill": {"max-num-batched-tokens": 64}}}
+    for before, after in ((whole, pair), (pair, more), (more, whole)):
+        assert model_changes(config(before), config(after)) == ModelChanges(changed=("a",))
