@@ -8,6 +8,7 @@ more may come whenever there is memory. Where the keys are: ``dynaplan.fleet.mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,10 @@ class ModelConnector:
         self._decision_id = 0
 
     async def fleet(self) -> FleetCounts:
-        """The workers of the model. Where it has none, the numbers that it wants are deleted."""
+        """The workers of the model. Where it has none, the numbers that it wants are deleted.
+
+        Workers that share a GPU count as if each had its own: a box has at least the GPUs that they need then.
+        """
         item = await self._store.get(self._fleet_key)
         document = _document(item)
         report = reports_in(document).get(self._model)
@@ -59,7 +63,8 @@ class ModelConnector:
         if not decode.present:
             await self._write({})
             raise NothingToPlan(f"the model {self._model} is {report.state}: it has no workers to plan for")
-        on_box = FleetCounts.from_json(document).gpus_total if decode.gpus or prefill.gpus else 0
+        used = math.ceil(sum(each.gpus * each.holding for each in (prefill, decode)))
+        on_box = max(used, FleetCounts.from_json(document).gpus_total) if used else 0
         return FleetCounts(prefill, decode, on_box)
 
     async def desired(self) -> DesiredCounts:

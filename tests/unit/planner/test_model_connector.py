@@ -119,6 +119,9 @@ async def test_a_disaggregated_model_has_two_pools_and_a_number_wanted_of_each()
     fleet = await box.ant.fleet()
     assert (fleet.prefill.ready, fleet.prefill.starting, fleet.prefill.gpus) == (1, 1, 2.0)
     assert (fleet.prefill.startup_s, fleet.decode.ready) == (9.0, 1)
+    assert fleet.gpus_total == 8
+    await box.store.put(fleet_key("ns"), json.dumps({**document, "gpus_total": 1}))
+    assert (await box.ant.fleet()).gpus_total == 5, "they share the one that there is, and may stay"
     await box.store.put(KEY, '{"bee":3}')
     await box.ant.apply(Decision(PoolSizes(2, 1), PoolSizes(3, 2)))
     assert await box.wanted() == '{"ant":2,"ant (prefill)":3,"bee":3}'
