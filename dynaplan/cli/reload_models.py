@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.config.models import components_of, planned_models, prefill_components_of
-from dynaplan.config.overrides import MODELS, PLANNER
+from dynaplan.config.overrides import MODELS, PLANNER, PREFILL
 from dynaplan.config.service_config import COMMON, section_options
+from dynaplan.config.settings.servers import has_no_nats
+from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
+    from dynaplan.graph.model import GraphSpec
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,17 @@ class ModelChanges:
             *(["planners: changed; their process is replaced"] if self.planners else []),
             *(["other sections: changed; the frontends are replaced"] if self.others else []),
         ]
+
+
+def check_prefill_queue(graph: GraphSpec, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for prefill workers in a deployment that has no server for their queue."""
+    services = [each for each in graph.services if each.role is Role.PREFILL]
+    if services and has_no_nats(environ):
+        raise ConfigError(
+            f"{MODELS}.{services[0].model}.{PREFILL}: this deployment was started without a NATS server, on "
+            "which prompts are queued",
+            hint="`dynaplan stop`, then `dynaplan serve` again: it starts one.",
+        )
 
 
 def model_changes(before: Sections, after: Sections) -> ModelChanges:

@@ -52,7 +52,7 @@ class ModelConnector:
     async def fleet(self) -> FleetCounts:
         """The workers of the model. Where it has none, the numbers that it wants are deleted.
 
-        Workers that share a GPU count as if each had its own: a box has at least the GPUs that they need then.
+        Workers that share a GPU count as if each had its own: the box is taken to have as many as they need.
         """
         item = await self._store.get(self._fleet_key)
         document = _document(item)
