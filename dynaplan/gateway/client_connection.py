@@ -101,7 +101,6 @@ class ClientConnection(asyncio.Protocol):
         # the request whose head or body is coming
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._parsed_bytes = 0
         self._head_bytes = 0
         self._is_in_head = False
         self._is_upgrade = False
@@ -223,7 +222,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
-        self._target, self._headers, self._parsed_bytes = b"", [], 0
+        self._target, self._headers = b"", []
         self._body = None
 
     def on_url(self, url: bytes) -> None:
@@ -232,18 +231,10 @@ class ClientConnection(asyncio.Protocol):
             raise _Malformed(414, f"The address is longer than {MAX_LINE_BYTES} bytes", "uri_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._parsed_bytes += len(name) + len(value)
-        headers = self._headers
         if self._is_in_head:
-            headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value))
         elif name.lower() in _FRAMING:  # behind the body, where only trailers are
             raise _Malformed(400, "A trailer is about the body's framing", "bad_http")
-        if len(name) + len(value) > MAX_LINE_BYTES:
-            raise _Malformed(431, f"A header is larger than {MAX_LINE_BYTES} bytes", "header_too_large")
-        if self._parsed_bytes > MAX_HEAD_BYTES:
-            raise _too_large_head()
-        if len(headers) > MAX_HEADERS:
-            raise _Malformed(400, f"There are more than {MAX_HEADERS} headers", "too_many_headers")
 
     def on_headers_complete(self) -> None:
         assert self.transport is not None
@@ -256,6 +247,7 @@ class ClientConnection(asyncio.Protocol):
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise _Malformed(505, "This server speaks HTTP/1.1", "http_version")
+        _check_size(self._headers)
         length, encoding = _read_framing(self._headers, version)
         self._body = RequestBody(length, encoding, self.transport)
         request = read_request(
@@ -468,6 +460,17 @@ _STATUSES = frozenset(HTTPStatus)
 
 def _too_large_head() -> _Malformed:
     return _Malformed(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes", "head_too_large")
+
+
+def _check_size(headers: list[tuple[bytes, bytes]]) -> None:
+    """Raise _Malformed for too many headers, or too large ones."""
+    sizes = [len(name) + len(value) for name, value in headers]
+    if len(sizes) > MAX_HEADERS:
+        raise _Malformed(400, f"There are more than {MAX_HEADERS} headers", "too_many_headers")
+    if max(sizes, default=0) > MAX_LINE_BYTES:
+        raise _Malformed(431, f"A header is larger than {MAX_LINE_BYTES} bytes", "header_too_large")
+    if sum(sizes) > MAX_HEAD_BYTES:
+        raise _too_large_head()
 
 
 def _without_upgrade(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -20,6 +20,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway.openai_api import (
     CONTEXT_ADVICE,
@@ -132,13 +134,19 @@ def _frames(events: bytes) -> set[int]:
 # -- 2. usage ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """The numbers of tokens that an answer states; None for a number that it does not state."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+NO_USAGE = Usage()
+"""The usage of an answer that states none."""
+
+_NAMES_OF_NUMBERS = {b"input": b"prompt", b"output": b"completion"}
+"""The words of the paths ``/v1/responses`` and ``/v1/messages`` -> those of the others."""
 
 
 def find_usage(answer: bytes) -> Usage:
@@ -147,21 +155,17 @@ def find_usage(answer: bytes) -> Usage:
     llama.cpp, when it is not asked for the usage, states the same numbers as ``timings``.
     """
     begin = answer.rfind(b'"usage":')
-    stated = dict(_NUMBER.findall(answer[begin : begin + _USAGE_BYTES])) if begin >= 0 else {}
-    named = {b"input": b"prompt", b"output": b"completion"}
-    stated = {named.get(name, name): digits for name, digits in stated.items()}
-    if b"completion" in stated or b"prompt" in stated:
-        return Usage(*(_number(stated.get(name)) for name in (b"prompt", b"completion", b"cached")))
+    if begin >= 0:
+        numbers = _NUMBER.findall(answer[begin : begin + _USAGE_BYTES])
+        stated = {_NAMES_OF_NUMBERS.get(name, name): int(digits) for name, digits in numbers}
+        if b"completion" in stated or b"prompt" in stated:
+            return Usage(stated.get(b"prompt"), stated.get(b"completion"), stated.get(b"cached"))
     begin = answer.rfind(b'"timings":{')
     timings = _TIMINGS.search(answer, begin) if begin >= 0 else None
     if not timings:
-        return Usage()
+        return NO_USAGE
     cached, computed, predicted = map(int, timings.groups())
     return Usage(cached + computed, predicted, cached)
-
-
-def _number(digits: bytes | None) -> int | None:
-    return None if digits is None else int(digits)
 
 
 # -- 3. failures -------------------------------------------------------------------------------------

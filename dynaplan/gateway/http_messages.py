@@ -7,9 +7,12 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dynaplan.util.http_routes import REQUEST_ID
 from dynaplan.worker.request_ids import request_id
@@ -92,8 +95,7 @@ class Answering(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A request whose head has arrived. ``path`` has no query, and its escapes are decoded.
 
     ``name`` is its id, the client's own where it is usable.

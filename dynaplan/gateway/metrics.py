@@ -28,7 +28,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.utils import floatToGoString
 
-from dynaplan.gateway.engine_answers import Usage
+from dynaplan.gateway.engine_answers import NO_USAGE, Usage
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
 from dynaplan.gateway.metrics_text import SharedFiles, exposition_text
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
@@ -53,9 +53,6 @@ WRITE_INTERVAL_S = 0.5
 
 To write them for each request costs as much as all else that is counted of it.
 """
-
-NO_USAGE = Usage()
-"""The usage of an answer that states none."""
 
 
 class _GatheredHistogram:
@@ -267,7 +264,7 @@ class FrontendMetrics:
         about = {metric.name: metric.documentation for metric in self._registry.collect()}
         self._files = SharedFiles(shared, about) if shared else None
         self._models: dict[str, _ModelMetrics] = {}
-        self._placed: dict[tuple[str, str], Counter] = {}
+        self._placed: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._counts: dict[tuple[str, str, bool], _RequestCounts] = {}
         self.history = LoadHistory(self._read_load, now_s)
 
@@ -292,10 +289,7 @@ class FrontendMetrics:
 
     def count_prefill(self, model: str, place: str) -> None:
         """Count a prefill by place: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
-        child = self._placed.get((model, place))
-        if child is None:
-            child = self._placed[model, place] = self._prefills.labels(self.namespace, model, place)
-        child.inc()
+        self._placed[model, place] += 1
 
     def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
         """Set a model's gauges from the card that a worker has registered."""
@@ -323,6 +317,9 @@ class FrontendMetrics:
             of_model.write()
         for counts in self._counts.values():
             counts.write()
+        for (model, place), count in self._placed.items():
+            self._prefills.labels(self.namespace, model, place).inc(count)
+        self._placed.clear()
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""

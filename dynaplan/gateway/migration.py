@@ -26,8 +26,10 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from dynaplan.engines.api_rules import EngineApi
 from dynaplan.engines.timing_model.tokens import count_tokens

@@ -12,9 +12,10 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import unquote
+
+from msgspec.structs import replace
 
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.gateway import model_management, ollama_api

@@ -11,16 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
-from dynaplan.models.files.model import RequestFilters
+from dynaplan.models.files.imported_model import RequestFilters
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import nearest
@@ -76,7 +78,7 @@ class FrontendModel:
         if call.endpoint.is_form or not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
             return call
         document = {**self.filters.apply(call.document), "model": name}
-        return replace(call, model=self.name, body=json.dumps(document).encode(), document=document)
+        return structs.replace(call, model=self.name, body=json.dumps(document).encode(), document=document)
 
 
 class FrontendModels:

@@ -216,8 +216,7 @@ class PromptBlocks:
 NO_BLOCKS = PromptBlocks()
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One checked request. ``body`` holds the client's bytes, ``document`` the same, parsed.
 
     ``prompt`` is a text or a sequence of token ids; of a path that is passed as it is, all its texts.

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from dynaplan.gateway.client import Client
-from dynaplan.gateway.engine_answers import Usage
-from dynaplan.gateway.metrics import NO_USAGE, FrontendMetrics
+from dynaplan.gateway.engine_answers import NO_USAGE, Usage
+from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.tracing import Attributes, RequestTrace, Tracer, TraceStep
@@ -27,8 +28,7 @@ CANCELLED = "cancelled"
 _UNTRACED = nullcontext()
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """The end of a request. ``error_type`` is the label of the metrics, empty for one that was answered.
 
     ``prompt_tokens`` is the frontend's estimate, or exact where the router knows the tokens; ``usage`` what

@@ -39,8 +39,11 @@ import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.engines import registry
@@ -104,8 +107,7 @@ _OPENAI_ERROR = re.compile(rb'"error":\s*\{')
 _FORWARDED_HEADERS = ("Retry-After",)
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """An accepted request: what is asked of which model, its place among those that wait, its report."""
 
     client: Client
@@ -115,8 +117,7 @@ class Accepted:
     report: RequestReport
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """The client has its stream, or is to get the ``whole`` answer; ``error_type`` is the metrics' label."""
 
     error_type: str = ""
@@ -504,7 +505,7 @@ class Attempt:
     async def _exchange(self, fields: Mapping[str, Any], request_id: str) -> Answered:
         answer = None
         try:
-            async with self._path.sleeping.while_awake(self.instance):
+            with self._path.sleeping.while_awake(self.instance):
                 answer = await self._path.upstream.post(
                     self.instance.openai_url + self._call.endpoint.path,
                     self._call.body_with(fields),
@@ -521,9 +522,9 @@ class Attempt:
                     await self._judge_500(answer)
                 if answer.status != 200 or not self._call.is_stream:
                     return await self._answer_whole(answer)
-                first = await self._read_first_token(answer)
+                first, tokens = await self._read_first_token(answer)
             self._booking.finish_prefill()
-            return await self._stream(answer, first)
+            return await self._stream(answer, first, tokens)
         finally:
             if answer:
                 answer.close()  # gives a connection back whose answer was read to its end
@@ -559,8 +560,10 @@ class Attempt:
         body = engine_answers.rewrite_context_error(answer.status, body)
         return Answered(_error_type(answer.status), WholeAnswer(answer.status, headers, body))
 
-    async def _read_first_token(self, answer: EngineAnswer) -> bytes:
-        """Read the stream up to its first token; raises WorkerDied when it ends or fails before.
+    async def _read_first_token(self, answer: EngineAnswer) -> tuple[bytes, int]:
+        """Read the stream up to its first token; return the events, and the tokens in them.
+
+        Raises WorkerDied when it ends or fails before.
 
         Raises ApiError when the engine reports that the request itself is at fault.
         """
@@ -571,14 +574,15 @@ class Attempt:
                     raise failure.to_api_error()
                 raise self._death_by(failure)
             beginning += events
-            if count_tokens(self._call.endpoint, beginning) or len(beginning) > MAX_BEGINNING_BYTES:
-                return beginning
+            tokens = count_tokens(self._call.endpoint, events)
+            if tokens or len(beginning) > MAX_BEGINNING_BYTES:
+                return beginning, tokens
         if not engine_answers.is_ended(self._call.endpoint, beginning):
             raise WorkerDied("its stream ended before the first token")
-        return beginning
+        return beginning, 0
 
-    async def _stream(self, answer: EngineAnswer, events: bytes) -> Answered:
-        """Pass the stream on, from its first ``events`` to its end or its failure."""
+    async def _stream(self, answer: EngineAnswer, events: bytes, tokens: int) -> Answered:
+        """Pass the stream on, from its first ``events`` with so many ``tokens`` to its end or its failure."""
         stream = self._start_stream()
         record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
         write_now, keep = self._request.client.write_now, stream.keep
@@ -601,8 +605,10 @@ class Attempt:
                     return await self._fail(stream, failure)
                 sent = await stream.write(events)
                 last.append(sent)
-                booking.record_decoded(record.observe(count_tokens(endpoint, sent)))
+                tokens = tokens if sent is events else count_tokens(endpoint, sent)
+                booking.record_decoded(record.observe(tokens))
                 events = await answer.read_lines(None if stream.is_spliced else pass_on)
+                tokens = count_tokens(endpoint, events)
         except WorkerDied as error:
             death = error
             self._note_death(error)

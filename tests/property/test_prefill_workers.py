@@ -13,9 +13,9 @@ from dynaplan.models.model import (
     Load,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Plan,
     Unload,
 )
@@ -95,7 +95,7 @@ class Rounds:
     def act(self) -> Plan:
         """Plan, carry it out, and check that nothing is given twice."""
         seen = self.statuses()
-        observation = Observation(tuple(status for status, _ in seen.values()), self.devices)
+        observation = ModelsObservation(tuple(status for status, _ in seen.values()), self.devices)
         planned = plan(observation, ModelPolicies(self.policies), self.now_s)
         for action in planned.actions:
             worker = seen[action.model][1] if action.model in seen else None

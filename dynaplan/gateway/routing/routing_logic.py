@@ -34,6 +34,10 @@ class RoutingLogic(Protocol):
         """Return one of at least one candidate; the new prompt has that many KV blocks."""
         ...
 
+    def choose_blindly(self, candidates: int) -> int | None:
+        """Return the index of the choice among so many candidates; None in a mode that compares them."""
+        ...
+
 
 @dataclass
 class RoundRobin:
@@ -42,8 +46,11 @@ class RoundRobin:
     turn: int = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
+        return candidates[self.choose_blindly(len(candidates))]
+
+    def choose_blindly(self, candidates: int) -> int:
         self.turn += 1
-        return candidates[(self.turn - 1) % len(candidates)]
+        return (self.turn - 1) % candidates
 
 
 @dataclass
@@ -53,7 +60,10 @@ class RandomChoice:
     draw: Callable[[], float]
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
-        return candidates[int(self.draw() * len(candidates))]
+        return candidates[self.choose_blindly(len(candidates))]
+
+    def choose_blindly(self, candidates: int) -> int:
+        return int(self.draw() * candidates)
 
 
 @dataclass
@@ -65,6 +75,9 @@ class LeastLoaded:
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
         self.turn += 1
         return _lowest(candidates, [each.in_flight for each in candidates], self.turn - 1)
+
+    def choose_blindly(self, candidates: int) -> None:
+        return None
 
 
 @dataclass
@@ -95,6 +108,9 @@ class KvAware:
             if left < 0:
                 return candidate
         return candidates[-1]
+
+    def choose_blindly(self, candidates: int) -> None:
+        return None
 
     def cost(self, candidate: Candidate, prompt_blocks: int) -> float:
         """Return the cost of the request there: ``overlap_weight * blocks to compute + active blocks``.

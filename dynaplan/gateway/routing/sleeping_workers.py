@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dynaplan.gateway import timing
@@ -27,19 +27,27 @@ class _WhileAwake:
 
     def __init__(self, instance_id: int, waits: set[_WhileAwake]) -> None:
         self.instance_id = instance_id
-        self.timeout = asyncio.timeout(None)
         self._waits = waits
+        self._task: asyncio.Task[Any] | None = None
+        self._is_broken_off = False
 
-    async def __aenter__(self) -> None:
-        await self.timeout.__aenter__()
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
         self._waits.add(self)
 
-    async def __aexit__(self, *exc: Any) -> None:
+    def break_off(self) -> None:
+        """Cancel the task of the block, which then raises EngineAsleep."""
+        assert self._task
+        self._is_broken_off = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._waits.discard(self)
-        try:
-            await self.timeout.__aexit__(*exc)
-        except TimeoutError:
-            raise EngineAsleep("its engine fell asleep") from None
+        if self._is_broken_off and self._task:
+            # As asyncio.timeout does: a cancellation by somebody else, of a client that left, goes on.
+            is_only_ours = self._task.uncancel() == 0
+            if is_only_ours and kind is asyncio.CancelledError:
+                raise EngineAsleep("its engine fell asleep") from None
 
 
 class SleepingWorkers:
@@ -79,7 +87,7 @@ class SleepingWorkers:
         broken_off = {wait for wait in self._waits if wait.instance_id in fell_asleep}
         self._waits.difference_update(broken_off)
         for wait in broken_off:
-            wait.timeout.reschedule(0.0)
+            wait.break_off()
         for callback in self._callbacks:
             callback(fell_asleep)
 
@@ -101,8 +109,8 @@ class SleepingWorkers:
     def __contains__(self, instance: Instance) -> bool:
         return instance.instance_id in self.ids
 
-    def while_awake(self, instance: Instance) -> AbstractAsyncContextManager[None]:
-        """Break the ``async with`` block off with EngineAsleep as soon as the instance's engine sleeps."""
+    def while_awake(self, instance: Instance) -> AbstractContextManager[None]:
+        """Break the ``with`` block off with EngineAsleep as soon as the instance's engine sleeps."""
         if instance in self:
             raise EngineAsleep("its engine sleeps")
         return _WhileAwake(instance.instance_id, self._waits)

@@ -15,7 +15,7 @@ from random import Random
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.fleet.rules.absence import Absence
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.router_metrics import RouterMetrics
@@ -47,7 +47,12 @@ class Booking(BookEntry):
     inputs: RouterInputs
 
     def finish_prefill(self) -> None:
-        super().finish_prefill()
+        if self._prefill_blocks:
+            super().finish_prefill()
+            self.inputs.bookings_changed()
+
+    def close(self) -> None:
+        super().close()
         self.inputs.bookings_changed()
 
 
@@ -213,6 +218,9 @@ class WorkerRouter:
         return self._enter(chosen, blocks, overlap)
 
     def _choose(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
+        index = self._logic.choose_blindly(len(usable))
+        if index is not None:
+            return usable[index]
         books, others = self._books, self._inputs.others
         candidates = [
             books[identity].candidate(identity, overlaps.get(identity, 0), others.get(identity))

@@ -25,7 +25,7 @@ async def test_what_waits_for_a_sleeping_instance_is_broken_off_and_nothing_else
     asleep, awake = instance(1), instance(2)
 
     async def wait(at: Instance) -> None:
-        async with here.while_awake(at):
+        with here.while_awake(at):
             await asyncio.Event().wait()
 
     waiting = [asyncio.create_task(wait(each)) for each in (asleep, asleep, awake)]
@@ -44,9 +44,8 @@ async def test_what_waits_for_a_sleeping_instance_is_broken_off_and_nothing_else
 
 async def test_a_timeout_within_is_that_and_what_has_ended_is_not_broken_off() -> None:
     here = sleeping()
-    with pytest.raises(TimeoutError):
-        async with here.while_awake(instance(1)):
-            raise TimeoutError
-    async with here.while_awake(instance(1)):
+    with pytest.raises(TimeoutError), here.while_awake(instance(1)):
+        raise TimeoutError
+    with here.while_awake(instance(1)):
         pass
     here.follow({ASLEEP.key("ns", 1): ""})
