@@ -160,9 +160,13 @@ class EngineAnswer:
 
         Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
         """
+        connection = self._connection
         if take is not None and not self._held:
-            await self._connection.forward(take)
-        chunk = await self._read_some()
+            await connection.forward(take)
+        try:
+            chunk = await connection.read()
+        except ConnectionError as error:
+            raise WorkerDied(_reason(error), is_connection_lost=True) from None
         if not self._held and chunk.endswith(b"\n"):
             return chunk
         return await self._complete_lines(chunk)
