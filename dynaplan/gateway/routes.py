@@ -76,11 +76,7 @@ class FrontendRoutes:
             return handler
         if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
             return self.page
-        if (
-            self.model_routes
-            and not method
-            and (found := self.model_routes.find(request))
-        ):
+        if self.model_routes and not method and (found := self.model_routes.find(request)):
             return found
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
