@@ -14,6 +14,7 @@ from dynaplan.util.durations import clock
 from dynaplan.util.tables import fold, text_table
 
 READY = "ready"
+NOT_LOADED = ("unloaded", "failed")
 
 COLUMNS_DROPPED = ("GPUS", "LEAVES")
 """The columns that a narrow screen does without, the first first."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import config_file_option, namespace_argument, step_timeout_option
 from dynaplan.cli.restart import replace_worker, replace_workers, request_replacement
+from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S

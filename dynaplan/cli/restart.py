@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect, service_config
 from dynaplan.cli.options import namespace_option, step_timeout_option
+from dynaplan.cli.running_deployment import connect, service_config
 from dynaplan.cli.scale_args import new_hold
 from dynaplan.cli.scale_counts import (
     GPU_RELEASE_S,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import make_paths_absolute
 from dynaplan.cli.main import OWN_PROCESS
 from dynaplan.cli.options import (
     api_key_option,
@@ -19,6 +18,7 @@ from dynaplan.cli.options import (
     tls_options,
     token_file_option,
 )
+from dynaplan.cli.running_deployment import make_paths_absolute
 from dynaplan.cli.service_options import (
     ARGUMENTS,
     GRAPH_OF_A_MODEL,

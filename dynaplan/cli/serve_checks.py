@@ -19,7 +19,7 @@ from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
 from dynaplan.config.stock import matching_options
 from dynaplan.engines import registry
 from dynaplan.engines.model_memory import MemoryNeed, longest_context
-from dynaplan.engines.server.options import lora_names
+from dynaplan.engines.server.engine_options import lora_names
 from dynaplan.graph.lifecycle import Role
 from dynaplan.process.memory import BoxMemory
 from dynaplan.util.errors import ConfigError

@@ -15,14 +15,14 @@ from msgspec import structs
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
-from dynaplan.models.files.model import RequestFilters
+from dynaplan.models.files.imported_model import RequestFilters
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import nearest

@@ -23,7 +23,7 @@ from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.client_connection import Handler, HttpServer
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
-from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
 from dynaplan.gateway.model_routes import ModelRoutes

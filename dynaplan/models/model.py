@@ -1,9 +1,9 @@
 """The models of one deployment: their settings, their lifecycle, and the memory that they share.
 
 A model is *loaded* while a worker of it holds memory. Memory is counted for each device, which is a GPU or,
-where the box has none, the host (``HOST``). What the rules see is an ``Observation``: each model as it is at
-one moment, and each device. What they answer is a ``Plan``: actions, and a sentence for each model that was
-considered. Moments are monotonic seconds (``_s``); durations are seconds, too.
+where the box has none, the host (``HOST``). What the rules see is a ``ModelsObservation``: each model as it
+is at one moment, and each device. What they answer is a ``Plan``: actions, and a sentence for each model
+that was considered. Moments are monotonic seconds (``_s``); durations are seconds, too.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Observation:
+class ModelsObservation:
     """All models and devices at one moment. A model of the settings that is missing here is unloaded."""
 
     models: tuple[ModelStatus, ...] = ()

@@ -42,7 +42,7 @@ from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError, TemporaryError, UserError
-from dynaplan.util.metrics import labelled
+from dynaplan.util.prometheus_text import labelled
 
 if TYPE_CHECKING:
     from dynaplan.events.port import Messenger

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.kv_routing.index import KvIndex
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call
 from dynaplan.gateway.poison_requests import PoisonRequests
 from dynaplan.gateway.router_metrics import RouterMetrics

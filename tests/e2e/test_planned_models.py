@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import warnings
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.e2e.deployment import Deployment
+from tests.e2e.deployment import Deployment, dynaplan
 from tests.e2e.held import serve_of
 from tests.e2e.mixed_load import ask
 from tests.fakes.load import Load
@@ -62,6 +66,9 @@ async def test_the_planner_of_a_model_adds_a_worker_that_leaves_for_another_mode
                 other = await ask(session, deployment.url, "bee", is_stream=True, tokens=4)
             assert other.fault == ""
             assert ready(deployment, "ant") == 1
+            planned = await asyncio.to_thread(watched_planner, deployment, "ant")
+            assert "decode" in planned["last_decision"]
+            assert planned["load"]["requests_per_s"] > 0
             await load.stop()
         assert load.incomplete == []
         why = (await asyncio.to_thread(deployment.run, "why", "--changes", "-n", "30")).stdout
@@ -101,8 +108,37 @@ async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner
         assert ready(deployment, "bee") == 1
         assert "-> prefill 0, decode 2" in decisions(deployment, "ant")
         assert "-> prefill 0, decode 2" not in decisions(deployment, "bee")
+        runs = runs_in_tensorboard(deployment)
+        assert runs.keys() == {"ant", "bee"}
+        assert all("desired_decode_workers" in tags for tags in runs.values())
     finally:
         made.close()
+
+
+def watched_planner(deployment: Deployment, model: str) -> dict[str, Any]:
+    """What `status --watch --json` has of the planned model, once its load was measured."""
+    command = [dynaplan(), "status", "--watch", "--json"]
+    with subprocess.Popen(command, env=deployment.environment, stdout=subprocess.PIPE) as watching:
+        try:
+            assert watching.stdout
+            for line in watching.stdout:
+                planned: dict[str, Any] = json.loads(line)["planned_models"][model]
+                if planned["load"]:
+                    return planned
+        finally:
+            watching.kill()
+    raise AssertionError(f"`status --watch` ended before it had measured the load of {model}")
+
+
+def runs_in_tensorboard(deployment: Deployment) -> dict[str, set[str]]:
+    """The tags of the runs that TensorBoard finds in the planners' directory, by the model's name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TensorBoard's own imports
+        from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+        logs = Path(deployment.statefile()["addresses"]["log_dir"]) / "planner"
+        found = EventMultiplexer().AddRunsFromDirectory(str(logs)).Reload()
+        return {run.partition("/")[0]: set(tags["scalars"]) for run, tags in found.Runs().items()}
 
 
 def decisions(deployment: Deployment, model: str) -> str:

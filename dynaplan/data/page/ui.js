@@ -121,12 +121,14 @@ function showLook(look) {
   seenAt = new Date();
   const names = Object.keys(look.on_request ?? {});
   models = names.length ? names : look.models;
-  hasPlanner = Boolean(look.policy);
+  const planned = Object.entries(look.planned_models ?? {}).map(([model, each]) => `policy ${each.policy} for ${model}`);
+  const policy = look.policy ? `policy ${look.policy}` : planned.join(", ") || "no planner";
+  hasPlanner = Boolean(look.policy || planned.length);
   connection("live", "Live");
   document.title = `${look.namespace} – dynaplan`;
   text(byId("name"), look.namespace);
-  text(byId("service"), [names.length ? "models on request" : look.models.join(", ") || "model not known yet", look.policy ? `policy ${look.policy}` : "no planner"].join("  ·  "));
-  keyed(byId("notes"), look.notes, (note) => note, (note) => element("li", "", note), () => {});
+  text(byId("service"), [names.length ? "models on request" : look.models.join(", ") || "model not known yet", policy].join("  ·  "));
+  for (const name of ["notes", "planners"]) keyed(byId(name), look[name], (line) => line, (line) => element("li", "", line), () => {});
   showLoad(look);
   showRoles(look);
   showModels(look.on_request ?? {});
@@ -345,7 +347,7 @@ function loadCharts() {
 function showDecisions(decisions) {
   byId("no-decisions").hidden = decisions.length > 0;
   text(byId("no-decisions"), hasPlanner ? "None yet. The planner decides every adjustment interval." : byId("models-part").hidden ? "None: no planner scales this deployment." : "None yet: requests decide which models are loaded.");
-  keyed(byId("decisions"), decisions, (each) => String(each.at_s), (each) => {
+  keyed(byId("decisions"), decisions, (each) => `${each.at_s} ${each.text}`, (each) => {
     const item = element("li", each.is_change ? "change" : "", "");
     const details = document.createElement("details"), summary = document.createElement("summary");
     summary.append(element("time", "", each.time), each.text);

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.planner import settings_of_models
-from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu
+from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
 from dynaplan.fleet.plugin.shared_memory import (
@@ -53,9 +53,9 @@ from dynaplan.models.model import (
     Load,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Plan,
     Refuse,
     SleepLevel,
@@ -138,10 +138,7 @@ class ModelManager:
         )
         self._settings = ModelPolicies(
             {each.name: self._rules_of(each) for each in self._models},
-            Constraints(
-                {each.name: frozenset(each.settings.not_beside or ()) for each in self._models},
-                models_together(launch.config),
-            ),
+            model_constraints(self._models, launch.config),
         )
 
     @property
@@ -195,7 +192,7 @@ class ModelManager:
         for each in self._models:
             self._statuses[each.name] = self._as_planned(each, fleet, wishes.planned)
             self._statuses |= self._further_workers(each, fleet, orders)
-        observation = Observation(tuple(self._statuses.values()), memory)
+        observation = ModelsObservation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
         self._make_room_on_host()
@@ -338,30 +335,12 @@ class ModelManager:
         return learnt
 
     def _rules_of(self, model: ServedModel) -> ModelPolicy:
-        own, service = model.settings, self._launch.graph.service(model.component)
-        options = self._launch.settings_of(model.component)
+        service = self._launch.graph.service(model.component)
         gpus = service.gpus if service else 0
-        are_real = any(not _is_simulated(gpu) for gpu in self._launch.gpus)
-        is_on_gpus = gpus > 0 and bool(self._launch.gpus) and (are_real or engine_of(options) == SIMULATED)
-        if options.get("n-gpu-layers") == 0:
-            is_on_gpus = False
-        devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
-        return ModelPolicy(
-            ttl_s=own.ttl_s,
-            is_pinned=own.pin,
-            priority=own.priority,
-            min_stay_s=own.min_stay_s,
-            max_swap_wait_s=own.max_swap_wait_s,
-            load_timeout_s=own.load_timeout_s,
-            devices=devices,
-            is_exclusive=not own.share,
-            claim_bytes=own.memory_bytes or 0,
-            estimate_bytes=_estimate_bytes(options, gpus, devices, self._launch.gpus),
-            estimate_load_s=self._usual_load_s(model.component, gpus),
-            sleep_levels=_sleep_levels(options, gpus) if devices and own.max_workers == 1 else (),
-            max_workers=own.max_workers,
-            requests_per_worker=own.requests_per_worker,
+        policy = model_policy(
+            model.settings, self._launch.settings_of(model.component), gpus, self._launch.gpus
         )
+        return replace(policy, estimate_load_s=self._usual_load_s(model.component, gpus))
 
     def _usual_load_s(self, component: str, gpus: float) -> float:
         anybody = Worker("", component, Role.DECODE, gpus=tuple(range(math.ceil(gpus))))
@@ -429,6 +408,43 @@ class ModelManager:
                 log.info("model %s: %s", action.model, sentence)
 
 
+def model_constraints(
+    models: Iterable[ServedModel], config: Mapping[str, Mapping[str, object]]
+) -> Constraints:
+    """Return which of the models may be loaded at once by the owner's word, beside memory."""
+    leaves = {each.name: frozenset(each.settings.not_beside or ()) for each in models}
+    return Constraints({name: gone for name, gone in leaves.items() if gone}, models_together(config))
+
+
+def model_policy(
+    own: OnDemandSettings, options: Mapping[str, object], gpus: float, inventory: Sequence[Gpu]
+) -> ModelPolicy:
+    """Return what is said of a model, and what its files tell, as the rules need it.
+
+    ``options`` are those of its workers, ``gpus`` the GPUs that each of them asks for, of the ``inventory``.
+    """
+    are_real = any(not gpu.is_simulated for gpu in inventory)
+    is_on_gpus = gpus > 0 and bool(inventory) and (are_real or engine_of(options) == SIMULATED)
+    if options.get("n-gpu-layers") == 0:
+        is_on_gpus = False
+    devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
+    return ModelPolicy(
+        ttl_s=own.ttl_s,
+        is_pinned=own.pin,
+        priority=own.priority,
+        min_stay_s=own.min_stay_s,
+        max_swap_wait_s=own.max_swap_wait_s,
+        load_timeout_s=own.load_timeout_s,
+        devices=devices,
+        is_exclusive=not own.share,
+        claim_bytes=own.memory_bytes or 0,
+        estimate_bytes=_estimate_bytes(options, gpus, devices, inventory),
+        sleep_levels=_sleep_levels(options, gpus) if devices and own.max_workers == 1 else (),
+        max_workers=own.max_workers,
+        requests_per_worker=own.requests_per_worker,
+    )
+
+
 PROCESS_BYTES = 160 * 2**20
 """What the processes of a worker that computes on the CPU take besides weights and KV."""
 
@@ -451,8 +467,8 @@ def _estimate_bytes(
 
     engine = engine_of(options)
     smallest = min((gpu.memory_bytes for gpu in inventory), default=0)
-    given = options.get("gpu-memory-utilization") or options.get("mem-fraction-static")
-    if devices and isinstance(given, int | float):
+    given = _given_fraction(options)
+    if devices and given:
         return int(given * smallest)
     need = memory_need(engine, options, gpus)
     if need is None:
@@ -463,6 +479,20 @@ def _estimate_bytes(
     if engine in ("vllm", "sglang", "trtllm"):
         needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
     return needed
+
+
+def _given_fraction(options: Mapping[str, object]) -> float:
+    """Return the part of each GPU that the engine is told to take; 0 where it is not told."""
+    given = options.get("gpu-memory-utilization") or options.get("mem-fraction-static")
+    return given if isinstance(given, int | float) else 0.0
+
+
+def is_memory_known(own: OnDemandSettings, options: Mapping[str, object], gpus: float) -> bool:
+    """Return whether anything tells before the first load what a worker of the model takes."""
+    from dynaplan.engines.model_memory import memory_need
+
+    is_told = own.memory_bytes or _given_fraction(options)
+    return bool(is_told or memory_need(engine_of(options), options, gpus))
 
 
 SLEEPERS = ("vllm", SIMULATED)
@@ -492,10 +522,6 @@ def _sleep_levels(options: Mapping[str, object], gpus: float) -> tuple[SleepLeve
     host_bytes = 0 if engine == SIMULATED else weights_bytes
     wake_s = WAKE_S + WAKE_S_PER_BYTE * weights_bytes / max(1.0, gpus)
     return (SleepLevel("1", wake_s, KEPT_BYTES, host_bytes),)
-
-
-def _is_simulated(gpu: Gpu) -> bool:
-    return gpu.uuid.startswith(SIMULATED_UUID)
 
 
 def wall_clock_moment(now_s: float) -> Moment:

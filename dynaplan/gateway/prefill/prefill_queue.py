@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
+from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.gateway.prefill.disaggregation import QueueReading, route_prefill
 from dynaplan.store.instances import PREFILL_WORKER_QUEUE, Instance

@@ -21,7 +21,7 @@ from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.store_keys import live_settings_prefix
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
+from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
 from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill, with_live_settings
 from dynaplan.gateway.prefill.prefill_queue import PrefillDepth, PrefillRouter, RoutedPrompt

@@ -16,9 +16,9 @@ from dynaplan.models.model import (
     Load,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Plan,
     PlanStep,
     Refuse,
@@ -38,7 +38,7 @@ DEFAULTS = ModelPolicy()
 class Draft:
     """One call of ``plan``. ``settled`` are the models about which nothing more is decided in it."""
 
-    def __init__(self, observation: Observation, settings: ModelPolicies, now_s: float) -> None:
+    def __init__(self, observation: ModelsObservation, settings: ModelPolicies, now_s: float) -> None:
         self.devices, self.constraints, self.now_s = observation.devices, settings.constraints, now_s
         self._settings, self._actions, self._trail = settings.models, list[Action](), list[PlanStep]()
         self._next_at_s = inf

@@ -21,9 +21,9 @@ from math import inf
 from dynaplan.models.model import (
     HOST,
     ModelPolicies,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Plan,
 )
 from dynaplan.models.rules import ladder
@@ -38,7 +38,7 @@ CAN_LEAVE = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
 """The states in which a model can be told to leave."""
 
 
-def plan(observation: Observation, settings: ModelPolicies, now_s: float) -> Plan:
+def plan(observation: ModelsObservation, settings: ModelPolicies, now_s: float) -> Plan:
     """Return what is to be done now, with the reason for each model that was considered."""
     draft = Draft(observation, settings, now_s)
     for name, status in draft.statuses.items():

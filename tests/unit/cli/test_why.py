@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from dynaplan.cli.why import removal_lines
+from dynaplan.cli.why import no_decisions, removal_lines
 from dynaplan.fleet.rules.reconcile import Removal
+
+
+def test_a_planned_model_without_a_decision_is_named_with_when_there_will_be_one(tmp_path: Path) -> None:
+    found: Any = SimpleNamespace(log_dir=tmp_path, began_s=0.0)
+    assert no_decisions(found, "decision", "b/2", "b-2") == (
+        "No decision about b/2 yet. Its planner decides every adjustment-interval while it is loaded."
+    )
 
 
 def test_each_removal_is_printed_with_its_time_and_its_reason() -> None:

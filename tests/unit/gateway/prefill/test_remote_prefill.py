@@ -16,7 +16,7 @@ from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSe
 from dynaplan.events.port import Messenger, WorkItem, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
+from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, parse_call
 from dynaplan.gateway.prefill import remote_prefill
 from dynaplan.gateway.prefill.prefill_queue import PrefillRouter, RoutedPrompt

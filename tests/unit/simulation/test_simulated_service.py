@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
-from dynaplan.engines.timing_model.timing import hand_off_s
+from dynaplan.engines.timing_model.step_timing import hand_off_s
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 from tests.unit.simulation.services import ENGINE, at_once, every, mean, service, workers
 
 PRECISE = pytest.approx

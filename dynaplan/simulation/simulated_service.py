@@ -16,8 +16,8 @@ from heapq import heappop, heappush
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming, hand_off_s
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
+from dynaplan.engines.timing_model.step_timing import StepTiming, hand_off_s
 from dynaplan.engines.worker_load import kv_pressure
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
 from dynaplan.fleet.counts import PoolSizes, Sample

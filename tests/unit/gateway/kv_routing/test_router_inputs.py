@@ -10,7 +10,7 @@ import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.store_keys import CACHE_WORTH, worth_in
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, CacheWorthPublisher, RouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, CacheWorthPublisher, RouterInputs
 from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.store.memory import MemoryStore
 from tests.fakes.clock import ManualClock
