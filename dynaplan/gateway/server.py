@@ -40,6 +40,7 @@ from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
+from dynaplan.gateway.turns import Turn
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
@@ -108,7 +109,8 @@ class FrontendServer:
         self._metrics = _new_metrics(runtime, settings)
         endpoint = settings.otlp_traces_endpoint
         self._tracer = open_tracer(endpoint) if endpoint else None
-        self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
+        self._turn = Turn()
+        self._upstream = Upstream(runtime.worker_token, runtime.client_tls, self._turn)
         self._background = BackgroundTasks()
         self._sleeping = SleepingWorkers(
             runtime.store, runtime.namespace, self._background, runtime.clock.now_s
@@ -309,7 +311,7 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection)
+        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection, self._turn)
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""
