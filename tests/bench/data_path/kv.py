@@ -1,15 +1,16 @@
 """Routing by prefix, with tokens: ours (``router: kv``) beside Dynamo's frontend with its KV router.
 
 ``python -m tests.bench data-path-kv``. Both cut prompts into tokens by the same small tokenizer and predict
-what is cached; neither hears of KV events. Dynamo's (1.6.1) is measured where
-``DYNAPLAN_DYNAMO_EVENTS_PYTHON`` names a Python that has it, as in ``tox -e interop``; its workers speak a
-protocol of their own (``dynamo_worker``), and it makes texts of their tokens.
+what is cached; neither hears of KV events. Dynamo's (1.6.1) is measured where ``tox -e interop`` has fetched
+it, or ``DYNAPLAN_DYNAMO_EVENTS_PYTHON`` names a Python that has it. Its workers speak a protocol of their own
+(``dynamo_worker``), and it makes texts of their tokens.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +24,8 @@ from tests.bench import data_path
 from tests.bench.data_path.workers import MODEL
 from tests.bench.table import Row
 from tests.fakes.tokenizers import byte_level_bpe, write_model
+
+FETCHED = ".tox/interop/dynamo-events/bin"
 
 STREAMS, TOKENS, STEP_MS = 16, 32, 5.0
 READY_S = 5.0
@@ -46,7 +49,8 @@ def rows(repeats: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="dynaplan-bench-") as place, ExitStack() as stack:
         model = _write_model(Path(place, "model"))
         running = {"dynaplan": _start_ours(stack, model)}
-        if python := os.environ.get("DYNAPLAN_DYNAMO_EVENTS_PYTHON"):
+        python = os.environ.get("DYNAPLAN_DYNAMO_EVENTS_PYTHON") or shutil.which("python", path=FETCHED)
+        if python:
             running["Dynamo 1.6.1"] = _start_dynamo(stack, python, model, Path(place))
         time.sleep(READY_S)
         requests = STREAMS * round(1000 * data_path.MEASURED_S / (STEP_MS * TOKENS))
