@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from dynaplan.cli.deployment import connect, service_config
 from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.options import namespace_argument
+from dynaplan.cli.running_deployment import connect, service_config
 from dynaplan.cli.scale_counts import free_gpus, planner_settings, statefile_holds
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
 from dynaplan.cli.timing import STATUS_STORE_TIMEOUT_S
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dynaplan.cli.bench_measurement import BenchTarget, FleetMonitor, Measurement, OfferedLoad
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.lab.simulate.options import SimulateOptions
-    from dynaplan.lab.simulate.simulation import Trace
+    from dynaplan.lab.simulate.policy_runs import Trace
     from dynaplan.simulation.outcome import Slo
     from dynaplan.simulation.run import ClosedLoop, Result
 
@@ -297,7 +297,7 @@ class DeploymentSimulation:
     notes: tuple[str, ...]
 
     def result(self, load: Trace | ClosedLoop) -> Result:
-        from dynaplan.lab.simulate.simulation import run_load
+        from dynaplan.lab.simulate.policy_runs import run_load
 
         (result,) = run_load(self.options, load)
         return result

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import find_store
 from dynaplan.cli.options import (
     api_key_option,
     config_file_option,
@@ -24,6 +23,7 @@ from dynaplan.cli.options import (
     store_option,
     token_file_option,
 )
+from dynaplan.cli.running_deployment import find_store
 from dynaplan.cli.service_options import FLAGS, ComponentCommand, Flags, known_flags
 from dynaplan.config import stock
 from dynaplan.config.overrides import merge_sections, sections_of

@@ -7,29 +7,59 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import psutil
 
-from dynaplan.cli.options import json_option
+from dynaplan.cli.options import config_file_option, json_option
+from dynaplan.cli.service_options import GRAPH_OF_MODELS, ServiceOptionsCommand
 from dynaplan.util import screen
-from dynaplan.util.errors import DynaplanError, UserError
+from dynaplan.util.errors import ConfigError, DynaplanError, UserError
 from dynaplan.util.tables import fold
 
+if TYPE_CHECKING:
+    from dynaplan.models.model import Constraints, Device
+    from dynaplan.models.rules.memory import Need
 
-@click.command(name="doctor")
+
+def _size(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    from dynaplan.cli.serve import memory_size
+
+    return memory_size(text)
+
+
+@click.command(
+    cls=ServiceOptionsCommand,
+    name="doctor",
+    epilog="With -f, any option of its sections: --Models.NAME.key=value",
+)
 @json_option
-def command(as_json: bool) -> int:
+@config_file_option("A file of models that are loaded on request: also says which of them fit at once.")
+@click.option("--gpus", type=click.IntRange(0, 1024), help="With -f: as of `dynaplan serve`.")
+@click.option(
+    "--model-memory", default="", metavar="SIZE", help="With -f: as of `dynaplan serve`.", callback=_size
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    as_json: bool,
+    config_file: str | None,
+    gpus: int | None,
+    model_memory: int,
+) -> int:
     """Say what this box has and lacks, and what to do next about each. Starts and changes nothing.
 
     The exit code is 1 when `dynaplan serve` cannot work here, else 0.
     """
-
-    found = tuple(findings())
+    found = list(findings())
+    if config_file:
+        found += model_findings(read_model_needs(config_file, context.obj, gpus, model_memory))
     if as_json:
         rows = [{"level": each.level.value, **_plain(each)} for each in found]
         click.echo(json.dumps(rows, indent=2))
@@ -341,3 +371,118 @@ def findings() -> Iterator[Finding]:
         except Exception as error:
             says = f"could not be looked at: {type(error).__name__}: {error}"
             yield Finding(Level.WARNING, check.__name__.replace("_", " "), says)
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """What the models of a file need, and the memory that they share, as it is now.
+
+    ``unknown`` are those of which nothing is known before their first load.
+    """
+
+    file: str
+    needs: Sequence[Need]
+    devices: Sequence[Device]
+    constraints: Constraints
+    unknown: Container[str] = ()
+
+
+def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> ModelNeeds:
+    """Read what the models of a file need; raises ConfigError for a file without any."""
+    from dynaplan.cli.serve import load_deployment, usable_gpus
+    from dynaplan.config.models import served_models
+    from dynaplan.config.service_config import section_options
+    from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
+    from dynaplan.fleet.gpus import GpuUse
+    from dynaplan.fleet.plugin.model_manager import is_memory_known, model_constraints, model_policy
+    from dynaplan.fleet.plugin.shared_memory import SharedMemory, read_host_memory
+    from dynaplan.models.model import ModelStatus
+    from dynaplan.models.rules.memory import need
+
+    _, config, graph, _ = load_deployment(
+        GRAPH_OF_MODELS, file, Path.cwd(), None, overrides, lambda: usable_gpus(gpus)
+    )
+    models, (inventory, _) = served_models(config), available_gpus(gpus)
+    if not models:
+        hint = "`dynaplan serve GRAPH -f FILE --dry-run` checks the configuration of a graph."
+        raise ConfigError(f"{file} has no models that are loaded on request (no section Models)", hint=hint)
+    policies, unknown = {}, set()
+    for each in models:
+        options, service = section_options(config, each.component), graph.service(each.component)
+        asked = service.gpus if service else 0
+        policies[each.name] = model_policy(each.settings, options, asked, inventory)
+        if not is_memory_known(each.settings, options, asked):
+            unknown.add(each.name)
+    uses = uses_reader(inventory)()
+    devices = SharedMemory(read_host_memory, budget_bytes).follow(
+        (),
+        [(gpu, uses.get(gpu.index, GpuUse()), "") for gpu in inventory],
+        has_host=any(not each.devices for each in policies.values()),
+        now_s=0.0,
+    )
+    return ModelNeeds(
+        file,
+        [need(policy, ModelStatus(name), devices) for name, policy in policies.items()],
+        devices,
+        model_constraints(models, config),
+        unknown,
+    )
+
+
+def model_findings(found: ModelNeeds) -> Iterator[Finding]:
+    """Say which models fit at once, which alone, which not now and which never."""
+    from dynaplan.models.rules.fit import fit_models
+    from dynaplan.models.rules.memory import gb
+
+    fit = fit_models(found.needs, found.devices, found.constraints)
+    for each in found.needs:
+        if each.model in found.unknown:
+            yield Finding(
+                Level.WARNING,
+                f"model {each.model}",
+                f"its memory is not known before its first load; {gb(each.bytes_each)} are assumed",
+                f"Say it, for example Models: {{{each.model}: {{memory: 13GB}}}}.",
+            )
+        if each.model in fit.never:
+            yield _without_room(each, found.devices, is_only=len(fit.never) == len(found.needs))
+    sizes = {each.model: each.bytes_each * each.places for each in found.needs}
+    sets = [f"{', '.join(names)} ({gb(sum(map(sizes.__getitem__, names)))})" for names in fit.together]
+    if len(sets) == 1 and not fit.never:
+        yield Finding(Level.OK, "models", f"all fit at once: {sets[0]}")
+    elif sets:
+        yield Finding(
+            Level.NOTE,
+            "models",
+            f"not all fit at once, but: {'; or '.join(sets)}",
+            "A request for another one swaps. `dynaplan simulate --trace agents --gpu-memory GB "
+            f"-f {found.file}` shows how long requests wait then.",
+        )
+
+
+def _without_room(need: Need, devices: Sequence[Device], *, is_only: bool) -> Finding:
+    """Return the finding about a model that does not fit alone: not now, or never."""
+    from dynaplan.models.rules.eviction import choose
+    from dynaplan.models.rules.memory import free_bytes, gb
+
+    level, topic = Level.FAULT if is_only else Level.WARNING, f"model {need.model}"
+    where = [each for each in devices if need.may_have(each)]
+    each_of = f" on each of {need.devices} GPUs" if need.devices > 1 else ""
+    needs = f"it needs {gb(need.bytes_each)}{each_of}"
+    largest, free = (
+        max((each.total_bytes for each in where), default=0),
+        [free_bytes(each, {}) for each in where],
+    )
+    if choose(need, [replace(each, foreign_bytes=0) for each in where], {}, ()):
+        says = f"{needs}, and {gb(max(free))} are free: other programs hold the rest of {gb(largest)}"
+        return Finding(level, topic, says, "Nothing is killed for it: it is loaded when they have ended.")
+    if len(where) < need.places:
+        advice = f"Give it fewer GPUs: Models: {{{need.model}: {{resources: {{gpu: {len(where)}}}}}}}."
+        return Finding(level, topic, f"it asks for {need.devices} GPUs, and there are {len(where)}", advice)
+    owner = "the largest GPU" if need.devices else "this machine"
+    return Finding(
+        level,
+        topic,
+        f"{needs}, and {owner} has {gb(largest)}: never loaded",
+        "Take a smaller max-model-len, a kv-cache-dtype of 8 bits, a smaller quantisation or more GPUs "
+        f"(resources); where the estimate is wrong say it: Models: {{{need.model}: {{memory: ...}}}}.",
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections, parse_overrides
 from dynaplan.models.files import llama_cpp, llama_swap
-from dynaplan.models.files.model import ImportedFile, ImportedModel
+from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from dynaplan.cli.deployment import find_store
+from dynaplan.cli.running_deployment import find_store
 from dynaplan.cli.timing import JOIN_STORE_TIMEOUT_S, TOKEN_CHECK_TIMEOUT_S
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections

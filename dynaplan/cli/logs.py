@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
+from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import LOG_POLL_S
 
 

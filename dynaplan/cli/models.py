@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.models_view import READY, SavedKv, model_rows, model_state, models_table
 from dynaplan.cli.options import json_option, namespace_option
+from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.models import served_models
 from dynaplan.fleet.model_keys import (
@@ -145,7 +145,7 @@ def _order(
 
 def model_of(found: RunningDeployment, called: str) -> str:
     """Return the model that goes by that name or alias; raises UserError for an unknown one."""
-    from dynaplan.cli.deployment import service_config
+    from dynaplan.cli.running_deployment import service_config
 
     models = served_models(service_config(found))
     if not models:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from dynaplan.cli.load_past import samples_of_histories
@@ -58,14 +59,16 @@ Record = Mapping[str, Any]
 
 
 class DecisionHistory:
-    """The planner's decisions: the samples in them, and the changes.
+    """A planner's decisions: the changes, and the samples in them where it plans for all workers.
 
     ``read(last, tail_bytes)`` returns the last records, oldest first; ``began_s`` is the deployment's start.
+    ``model`` is the one of several that it plans for, empty where it is all workers.
     """
 
-    def __init__(self, read: Callable[[int, int], Sequence[Record]], began_s: float) -> None:
+    def __init__(self, read: Callable[[int, int], Sequence[Record]], began_s: float, model: str = "") -> None:
         self._read = read
         self._began_s = began_s
+        self._of_model = f"{model}: " if model else ""
         self._newest_s = float("-inf")
         self.samples: list[DeploymentSample] = []
         self.changes: list[TimedChange] = []
@@ -82,34 +85,37 @@ class DecisionHistory:
             return False
         before = [record for at_s, record in timed if at_s <= self._newest_s][-1:]
         self._newest_s = max(at_s for at_s, _ in timed)
-        added = list(samples_of_log([*before, *new], self._began_s))[len(before) :]
-        self.samples = [each for each in self.samples if each.at_s >= begin_s] + added
+        if not self._of_model:
+            added = list(samples_of_log([*before, *new], self._began_s))[len(before) :]
+            self.samples = [each for each in self.samples if each.at_s >= begin_s] + added
         changed = [record for record in new if is_change(record)]
-        self.changes = [each for each in self.changes if each.at_s >= begin_s] + list(map(_change, changed))
+        self.changes = [each for each in self.changes if each.at_s >= begin_s]
+        self.changes += [TimedChange(record_time_s(each) or 0.0, self._summary(each)[1]) for each in changed]
         self._list(new)
         return True
 
     def _list(self, new: Sequence[Record]) -> None:
         kept = [each for each in self.listed if each["is_change"]]
-        listed = [*kept, *map(_listed, [each for each in new if is_change(each)][-SHOWN_CHANGES:])]
-        last = [_listed(each) for each in new[-SHOWN_LAST:] if not is_change(each)]
+        changed = [each for each in new if is_change(each)][-SHOWN_CHANGES:]
+        listed = [*kept, *map(self._listed, changed)]
+        last = [self._listed(each) for each in new[-SHOWN_LAST:] if not is_change(each)]
         self.listed = sorted([*listed[-SHOWN_CHANGES:], *last], key=lambda each: float(each["at_s"]))
 
+    def _listed(self, record: Record) -> dict[str, Any]:
+        """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` prints."""
+        clock, text = self._summary(record)
+        return {
+            "at_s": record_time_s(record),
+            "time": clock,
+            "text": text,
+            "why": explain(record),
+            "is_change": is_change(record),
+        }
 
-def _change(record: Record) -> TimedChange:
-    return TimedChange(record_time_s(record) or 0.0, summarize(record).partition("  ")[2])
-
-
-def _listed(record: Record) -> dict[str, Any]:
-    """Return a decision for the page's list: when, in one line, and all that ``dynaplan why`` prints."""
-    clock, _, text = summarize(record).partition("  ")
-    return {
-        "at_s": record_time_s(record),
-        "time": clock,
-        "text": text,
-        "why": explain(record),
-        "is_change": is_change(record),
-    }
+    def _summary(self, record: Record) -> tuple[str, str]:
+        """Return the time of a decision, and the model with the decision and its reason."""
+        clock, _, text = summarize(record).partition("  ")
+        return clock, self._of_model + text
 
 
 def _listed_move(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,11 +126,16 @@ def _listed_move(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PageFeed:
-    """Polls the deployment's status and the planner's log, and draws the charts that open pages show."""
+    """Polls the deployment's status and the planners' logs, and draws the charts that open pages show.
 
-    def __init__(self, poller: StatusPoller, read: Callable[[int, int], Sequence[Record]]) -> None:
+    ``read(component, last, tail_bytes)`` returns the last records of a planner, oldest first: of that of a
+    model, whose component it is, or with "" of that of all workers.
+    """
+
+    def __init__(self, poller: StatusPoller, read: Callable[[str, int, int], Sequence[Record]]) -> None:
         self._poller = poller
-        self._history = DecisionHistory(read, poller.found.began_s)
+        self._read = read
+        self._histories: dict[str, DecisionHistory] = {}
         self._listed: list[dict[str, Any]] | None = None
         self._has_past = False
         self._past: list[DeploymentSample] = []
@@ -139,8 +150,9 @@ class PageFeed:
         if begun_s - self._looked_at_s >= DEPLOYMENT_POLL_S:
             self._looked_at_s = begun_s
             self._document = await self._poller.poll()
-            notes = view_of(self._document, time.time()).notes
-            found.append(("look", json.dumps({**self._document, "notes": notes}, separators=(",", ":"))))
+            view = view_of(self._document, time.time())
+            shown_lines = {"notes": view.notes, "planners": view.planners}
+            found.append(("look", json.dumps({**self._document, **shown_lines}, separators=(",", ":"))))
             if begun_s - self._drawn_at_s >= DRAW_S:
                 self._drawn_at_s = begun_s
                 await self._read_past()
@@ -157,9 +169,12 @@ class PageFeed:
         """Add a sample of the status to the history; return the event with the decisions, if any are new."""
         self._seen = [each for each in self._seen if each.at_s >= now_s - HISTORY_S]
         self._seen.append(sample_of_status(self._document, now_s, DRAW_S))
-        self._history.poll(now_s)
+        for model, planned in (self._document.get("planned_models") or {"": {"component": ""}}).items():
+            read, began_s = partial(self._read, planned["component"]), self._poller.found.began_s
+            self._histories.setdefault(model, DecisionHistory(read, began_s, model)).poll(now_s)
         moves = map(_listed_move, self._document.get("model_events", ()))
-        listed = sorted([*self._history.listed, *moves], key=lambda each: float(each["at_s"]), reverse=True)
+        decided = [row for each in self._histories.values() for row in each.listed]
+        listed = sorted([*decided, *moves], key=lambda each: float(each["at_s"]), reverse=True)
         if listed == self._listed:
             return []
         self._listed = listed
@@ -181,10 +196,12 @@ class PageFeed:
             document.get("kv_scale_up_threshold"),
         )
         offset = now.utcoffset()
+        logged = [sample for each in self._histories.values() for sample in each.samples]
+        changes = [change for each in self._histories.values() for change in each.changes]
         return live_svg(
             asked,
-            sorted([*self._history.samples, *self._past, *self._seen], key=lambda each: each.at_s),
-            self._history.changes,
+            sorted([*logged, *self._past, *self._seen], key=lambda each: each.at_s),
+            sorted(changes, key=lambda each: each.at_s),
             limits,
             now.timestamp(),
             offset.total_seconds() if offset else 0.0,
@@ -195,9 +212,12 @@ async def _run(namespace: str, channel: Channel) -> None:
     from dynaplan.planner.recorders.decision_log import recent_records
 
     poller = StatusPoller(namespace)
-    planner_dir = poller.found.log_dir / "planner"
-    began_s = poller.found.began_s
-    feed = PageFeed(poller, lambda last, tail_bytes: recent_records(planner_dir, last, tail_bytes, began_s))
+    planner_dir, began_s = poller.found.log_dir / "planner", poller.found.began_s
+
+    def read(component: str, last: int, tail_bytes: int) -> Sequence[Record]:
+        return recent_records(planner_dir / component, last, tail_bytes, began_s)
+
+    feed = PageFeed(poller, read)
     try:
         while question := await asyncio.to_thread(channel.read):
             shown = [ChartsRequest(int(span_s), int(width)) for span_s, width in question[0]["charts"]]

@@ -210,7 +210,7 @@ def simulate(
     from dynaplan.graph.config import find_config_file
     from dynaplan.graph.loading import shipped_graphs
     from dynaplan.lab.simulate.options import read_graph
-    from dynaplan.lab.simulate.simulation import run_simulations
+    from dynaplan.lab.simulate.policy_runs import run_simulations
     from dynaplan.lab.simulate.table import rows
 
     file = find_config_file(config_file, Path.cwd(), beside=shipped_graphs()) if config_file else None

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import config_file_option, namespace_argument, step_timeout_option
 from dynaplan.cli.restart import replace_worker, replace_workers, request_replacement
+from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
@@ -204,10 +204,11 @@ def _reload_models(
     yes: bool,
 ) -> None:
     """Show which models are added, changed and removed, and apply that; see ``reload_models``."""
-    from dynaplan.cli.reload_models import model_changes, put_away
+    from dynaplan.cli.reload_models import check_prefill_queue, model_changes, put_away
     from dynaplan.graph.lifecycle import Role
 
     assert new.before is not None
+    check_prefill_queue(new.graph or launch.graph, os.environ)
     changes = model_changes(new.before, new.config)
     if not changes:
         click.echo(f"nothing has changed in {new.config_file or 'the settings'}")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
+from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_args import describe_hours, new_hold
 from dynaplan.cli.scale_counts import (
     WrittenCounts,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect, gpus_of, refuse_on_demand
 from dynaplan.cli.options import namespace_option
+from dynaplan.cli.running_deployment import connect, gpus_of, refuse_on_demand
 from dynaplan.cli.scale_args import (
     ScaleArguments,
     check_budget,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynaplan.cli.deployment import decisions_of, service_config
+from dynaplan.cli.running_deployment import decisions_of, service_config
 from dynaplan.fleet.counts import FleetCounts, PoolSizes
 from dynaplan.fleet.holds import HOLDS, RoleHolds
 from dynaplan.fleet.rules.lost_keys import TimedEntries

@@ -119,7 +119,7 @@ def command(
     """
     from dynaplan.graph.config import find_config_file
     from dynaplan.graph.loading import shipped_graphs
-    from dynaplan.lab.simulate.simulation import (
+    from dynaplan.lab.simulate.policy_runs import (
         candidates_beside,
         recommend_policy,
         run_simulations,
@@ -222,7 +222,7 @@ def origins(options: SimulateOptions) -> list[str]:
 
 def dispatched(options: SimulateOptions) -> list[str]:
     """Return the sentence on the order of queued prompts, where it is another one than that of arrival."""
-    from dynaplan.lab.simulate.simulation import deadline_of
+    from dynaplan.lab.simulate.policy_runs import deadline_of
 
     deadline = deadline_of(options)
     return [f"Queued prompts are computed {deadline}."] if deadline.ms else []

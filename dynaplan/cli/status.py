@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from dynaplan.cli.deployment import connected
 from dynaplan.cli.options import json_option, namespace_argument, store_option
+from dynaplan.cli.running_deployment import connected
 from dynaplan.cli.status_document import (
     DeploymentState,
     StatusReader,

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import gpus_of, service_config
 from dynaplan.cli.models import saved_kv
 from dynaplan.cli.models_view import model_rows
+from dynaplan.cli.running_deployment import gpus_of, service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
 from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
@@ -211,12 +211,11 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
     from dynaplan.fleet.store_keys import SCALED_ROLES
 
     settings, desired = planner_settings(found), answers.desired
-    promised = settings.targets() if settings and settings.is_by_targets else None
     return {
         "models": _models(answers),
         "policy": settings.policy if settings else None,
         "planned_models": _planned_models(found),
-        "targets": asdict(promised) if promised else None,
+        "targets": _targets(settings),
         "slo": asdict(settings.targets()) if settings else None,
         "kv_scale_up_threshold": _kv_scale_up(settings),
         "dispatch": _dispatch(found),
@@ -233,15 +232,24 @@ def _on_request(found: RunningDeployment, answers: DeploymentState) -> dict[str,
     return {"on_request": rows, "model_events": [asdict(each) for each in model_events_in(answers.fleet)]}
 
 
-def _planned_models(found: RunningDeployment) -> dict[str, str]:
-    """Return the policies of the planners of models that are loaded on request, by the model's name."""
+def _planned_models(found: RunningDeployment) -> dict[str, dict[str, Any]]:
+    """Return component, policy and targets of each model that has a planner of its own, by its name."""
     from dynaplan.config.models import planned_models
     from dynaplan.config.planner import settings_of_models
 
     config = service_config(found)
     if not planned_models(config):
         return {}
-    return {name: each.policy for name, each in settings_of_models(config, found.namespace).items()}
+    planners = settings_of_models(config, found.namespace)
+    return {
+        name: {"component": each.decode_component, "policy": each.policy, "targets": _targets(each)}
+        for name, each in planners.items()
+    }
+
+
+def _targets(settings: PlannerSettings | None) -> dict[str, Any] | None:
+    """Return the targets that a planner plans for; None where it plans for none."""
+    return asdict(settings.targets()) if settings and settings.is_by_targets else None
 
 
 def _kv_scale_up(settings: PlannerSettings | None) -> float | None:

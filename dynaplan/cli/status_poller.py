@@ -10,11 +10,12 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.deployment import connect, decisions_of, gpus_of
+from dynaplan.cli.running_deployment import connect, decisions_of, gpus_of, planners_of
 from dynaplan.cli.status_document import (
     ENGINE_ROLES,
     DeploymentState,
@@ -55,21 +56,23 @@ class StatusPoller:
 
         self.found: RunningDeployment = connect(namespace)
         self._reader = StatusReader(self.found.namespace)
-        self._read_counts = Exposition(metrics_prefix(), self.found.namespace, buckets=(TTFT, ITL)).read
         self._gpus = gpus_of(self.found)
         self._read_uses = uses_reader(self._gpus)
         self._read_activity = activity_reader(self._gpus)
         self._session: aiohttp.ClientSession | None = None
-        self._window = LoadWindow()
+        self._loads = {"": ModelLoad(self.found.namespace)}
+        self._decisions: dict[str, dict[str, Any]] = {}
         self._routed: Mapping[str, Mapping[str, str]] = {}
-        self._decision: dict[str, Any] = {}
         self._gpu_rows: dict[int, dict[str, Any]] = {}
         self._tokens: dict[str, tuple[float, int]] = {}
         self._listed = DeploymentState()
         self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
 
     async def poll(self) -> dict[str, Any]:
-        """Return the document of ``status``, with the load, the GPUs' activity and the last decision."""
+        """Return the document of ``status``, with the load, the GPUs' activity and the last decision.
+
+        Each planned model has a load and a last decision of its own.
+        """
         self._refresh()
         now_s = time.monotonic()
         if now_s - self._listed_s >= STORE_POLL_S:
@@ -90,8 +93,9 @@ class StatusPoller:
             row["tokens_per_s"] = self._tokens_per_s(row["worker"], now_s, generated)
         for row in document["gpus"]:
             row |= self._gpu_rows.get(row["index"], {})
-        figures = self._window.figures()
-        return {**document, "load": asdict(figures) if figures else None, **self._decision}
+        for model, planned in document["planned_models"].items():
+            planned |= self._planning(model, planned["targets"])
+        return {**document, **self._planning("", document["targets"])}
 
     async def close(self) -> None:
         if self._session:
@@ -107,25 +111,26 @@ class StatusPoller:
         from dynaplan.planner.rules.explain import summarize
 
         self._routed = await read_routing(answers.registered)
-        counts: Counts = {}
-        for each in [await self._counts(url) for url in public_urls(answers.registered)]:
-            for key, value in (each or {}).items():
-                counts[key] = counts.get(key, 0.0) + value
-        if counts:
-            self._window.add(time.monotonic(), counts)
-        if records := decisions_of(self.found, 1):
-            budget = records[0].get("next_state", {}).get("error_budget")
-            self._decision = {"last_decision": summarize(records[0]), "error_budget": budget}
+        texts = [await self._get(f"{url}/metrics") for url in public_urls(answers.registered)]
+        planners, at_s = planners_of(self.found), time.monotonic()
+        for model in ("", *planners):
+            load = self._loads.setdefault(model, ModelLoad(self.found.namespace, model))
+            load.add(at_s, filter(None, texts))
+        for model, component in planners.items():
+            if records := decisions_of(self.found, 1, component):
+                budget = records[0].get("next_state", {}).get("error_budget")
+                self._decisions[model] = {"last_decision": summarize(records[0]), "error_budget": budget}
+
+    def _planning(self, model: str, targets: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the load of a model, or with "" of all, and the last decision of its planner."""
+        load = self._loads.get(model)
+        figures = load.figures(targets or {}) if load else None
+        return {"load": asdict(figures) if figures else None, **self._decisions.get(model, {})}
 
     async def load_histories(self) -> list[dict[str, Any]]:
         """Read the load of the last hours from the frontends; empty while none answers."""
         answers = [await self._get(url + LOAD_HISTORY_PATH) for url in public_urls(self._listed.registered)]
         return [parse_object(answer) for answer in answers if answer]
-
-    async def _counts(self, url: str) -> Counts | None:
-        """Return the counts of the frontends at that address; None when they do not answer."""
-        answer = await self._get(f"{url}/metrics")
-        return self._read_counts(answer) if answer else None
 
     async def _get(self, url: str) -> bytes:
         """Return what a frontend answers; nothing when it does not."""
@@ -181,7 +186,10 @@ WINDOW_S = 60.0
 """The longest time between the two readings that are compared, in seconds."""
 
 PERCENTILE = 95.0
-"""Of TTFT and ITL, as they are shown."""
+"""Of TTFT and ITL, as they are shown where no target names another."""
+
+
+NO_TARGETS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -214,16 +222,42 @@ class LoadWindow:
         while len(self._readings) > 2 and at_s - self._readings[0][0] > WINDOW_S:
             self._readings.popleft()
 
-    def figures(self) -> LoadSummary | None:
-        """Return the figures of the window; None before the second reading."""
+    def figures(self, targets: Mapping[str, Any] = NO_TARGETS) -> LoadSummary | None:
+        """Return the figures of the window; None before the second reading.
+
+        ``targets``, in the form of a status document, name the percentiles.
+        """
         if len(self._readings) < 2:
             return None
         (first_s, first), (last_s, last) = self._readings[0], self._readings[-1]
-        return summarize_load(increase(first, last), max(last_s - first_s, 1e-9))
+        return summarize_load(increase(first, last), max(last_s - first_s, 1e-9), targets)
 
 
-def summarize_load(seen: Mapping[Key, float], window_s: float) -> LoadSummary:
-    """Return the load of what was counted in that time."""
+class ModelLoad:
+    """The load of one model, or of all with the name "", out of the frontends' metrics."""
+
+    def __init__(self, namespace: str, model: str = "") -> None:
+        prefix, is_one_of_several = metrics_prefix(), bool(model)
+        self._read = Exposition(
+            prefix, namespace, model, buckets=(TTFT, ITL), is_one_of_several=is_one_of_several
+        ).read
+        self._window = LoadWindow()
+        self.figures = self._window.figures
+
+    def add(self, at_s: float, texts: Iterable[bytes]) -> None:
+        """Add a reading of all frontends' metrics; none where no frontend answered."""
+        counts: Counts = {}
+        for text in texts:
+            for key, value in self._read(text).items():
+                counts[key] = counts.get(key, 0.0) + value
+        if counts:
+            self._window.add(at_s, counts)
+
+
+def summarize_load(
+    seen: Mapping[Key, float], window_s: float, targets: Mapping[str, Any] = NO_TARGETS
+) -> LoadSummary:
+    """Return the load of what was counted in that time, times at the percentiles that the targets name."""
     # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
     tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
     return LoadSummary(
@@ -231,9 +265,9 @@ def summarize_load(seen: Mapping[Key, float], window_s: float) -> LoadSummary:
         seen.get((REQUESTS, ""), 0.0) / window_s,
         tokens / window_s,
         _mean_ms(seen, TTFT),
-        percentile_ms(seen, TTFT, PERCENTILE),
+        percentile_ms(seen, TTFT, targets.get("ttft_percentile", PERCENTILE)),
         _mean_ms(seen, ITL),
-        percentile_ms(seen, ITL, PERCENTILE),
+        percentile_ms(seen, ITL, targets.get("itl_percentile", PERCENTILE)),
     )
 
 

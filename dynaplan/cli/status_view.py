@@ -39,7 +39,8 @@ class View:
     """All that is shown of a deployment, top to bottom; tables have their headings first.
 
     ``short_workers`` is for a narrow screen. ``names`` are the workers, in the order of the rows. ``places``
-    are the addresses of the metrics and the logs.
+    are the addresses of the metrics and the logs. ``planners`` has a line for each model that has a planner
+    and is loaded.
     """
 
     title: str
@@ -53,6 +54,7 @@ class View:
     gpus: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     decision: str = ""
+    planners: tuple[str, ...] = ()
     models: tuple[tuple[str, ...], ...] = ()
 
 
@@ -75,6 +77,7 @@ def view_of(document: Document, now_s: float) -> View:
         gpus=_gpus(document),
         notes=_notes(document, now_s),
         decision=document.get("last_decision", "") or _last_event(document),
+        planners=_planners(document),
         models=tuple(models_view.table_rows(on_request, now_s)) if on_request else (),
     )
 
@@ -101,7 +104,7 @@ def _service(document: Document) -> str:
     if policy := document.get("policy"):
         parts.append(f"policy {policy}")
     elif planned := document.get("planned_models"):
-        parts.append(", ".join(f"policy {policy} for {model}" for model, policy in planned.items()))
+        parts.append(", ".join(f"policy {each['policy']} for {model}" for model, each in planned.items()))
     elif document["serve_pid"]:
         parts.append("no planner")
     if dispatch := document.get("dispatch"):
@@ -141,6 +144,22 @@ def _load(document: Document) -> tuple[str, ...]:
         lines.append(
             f"error budget: TTFT {budget['ttft_requests']:+.0f} requests, ITL {budget['itl_requests']:+.0f}"
         )
+    return tuple(lines)
+
+
+def _planners(document: Document) -> tuple[str, ...]:
+    """Return the load of each planned model against its targets, and what its planner decided last.
+
+    Those that are not loaded are left out: their planners have nothing to plan.
+    """
+    lines = []
+    for model, planned in document.get("planned_models", {}).items():
+        row = document.get("on_request", {}).get(model)
+        if "load" in planned and row and row["state"] not in models_view.NOT_LOADED:
+            parts = [f"{model}: policy {planned['policy']}", *_load(planned)]
+            if decision := planned.get("last_decision"):
+                parts.append(f"last decision {decision}")
+            lines.append("  ".join(parts))
     return tuple(lines)
 
 
@@ -312,8 +331,9 @@ def render_lines(lines: Iterable[str], width: int) -> str:
 
 
 def render_decision(view: View, width: int = 0) -> str:
-    """Return the planner's last decision in one line, or two; empty before there is one."""
-    return render_lines([f"last decision {view.decision}"], width) if view.decision else ""
+    """Return the last decision, and a line for each planned model; empty before there is one."""
+    last = [f"last decision {view.decision}"] if view.decision else []
+    return render_lines([*last, *view.planners], width)
 
 
 def render_workers(view: View, width: int = 0) -> str:

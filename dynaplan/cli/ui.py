@@ -6,8 +6,8 @@ import os
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_argument
+from dynaplan.cli.running_deployment import connect
 from dynaplan.fleet.page_access import page_url
 from dynaplan.util.errors import DeploymentError
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.options import namespace_argument, step_timeout_option
 from dynaplan.cli.reload import reload_lock
 from dynaplan.cli.restart import replace_workers
+from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.graph.lifecycle import Worker

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect
 from dynaplan.cli.options import namespace_option
+from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import AWAKE_POLL_S
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 

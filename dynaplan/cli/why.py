@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect, decisions_of, service_config
 from dynaplan.cli.options import namespace_argument
+from dynaplan.cli.running_deployment import connect, decisions_of, planners_of, service_config
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.util import screen
 from dynaplan.util.tables import fold
@@ -32,7 +32,6 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     from dynaplan.cli.models_view import event_line
     from dynaplan.cli.scale_counts import current_entries, statefile_holds
     from dynaplan.cli.status_view import hold_lines
-    from dynaplan.config.models import components_of, planned_models
     from dynaplan.config.overrides import MODELS
     from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
     from dynaplan.fleet.model_keys import model_events_in
@@ -41,14 +40,14 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     from dynaplan.planner.rules.explain import explain, is_change
 
     found = connect(namespace)
-    config = service_config(found)
-    components = components_of(config.get(MODELS) or {})
-    records = []
-    for model in planned_models(config) or [""]:
-        records = decisions_of(found, 10_000 if changes else last, components.get(model, ""))
+    nothing = []
+    for model, component in planners_of(found).items():
+        records = decisions_of(found, 10_000 if changes else last, component)
         if changes:
             records = [record for record in records if is_change(record)]
-        if model and records:
+        if not records and (model or not service_config(found).get(MODELS)):
+            nothing.append(no_decisions(found, "change" if changes else "decision", model, component))
+        elif model:
             click.echo(f"model {model}")
         for record in records[-last:]:
             click.echo(_shown(explain(record)) + "\n")
@@ -61,20 +60,27 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(fold(line, screen.width(), INDENT))
-    if not records and not components:
-        click.echo(fold(no_decisions(found, "change" if changes else "decision"), screen.width()))
+    for line in nothing:
+        click.echo(fold(line, screen.width()))
 
 
-def no_decisions(found: RunningDeployment, what: str) -> str:
-    """Return why there is nothing to explain, and where an earlier deployment's decisions are."""
+def no_decisions(found: RunningDeployment, what: str, model: str = "", component: str = "") -> str:
+    """Return why there is nothing to explain, and where an earlier deployment's decisions are.
+
+    ``model`` is the one whose planner it is, empty where a planner plans for all workers.
+    """
     from dynaplan.cli.scale_counts import planner_settings
     from dynaplan.planner.recorders.decision_log import recent_records
 
-    if planner_settings(found) is None:
+    if model:
+        text = (
+            f"No {what} about {model} yet. Its planner decides every adjustment-interval while it is loaded."
+        )
+    elif planner_settings(found) is None:
         text = f"No {what}: this deployment has no planner that scales it."
     else:
         text = f"No {what} yet. The planner decides every adjustment-interval, once a decode worker is ready."
-    planner_dir = found.log_dir / "planner"
+    planner_dir = found.log_dir / "planner" / component
     if not recent_records(planner_dir, 1):
         return text
     began = _local(found.began_s)

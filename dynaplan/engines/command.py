@@ -16,9 +16,9 @@ from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.config.stock import OWN_OPTIONS
 from dynaplan.engines.port import Engine, EngineContext
 from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.engine_options import Options, split_command
 from dynaplan.engines.server.kind import EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import Options, split_command
 from dynaplan.util.errors import ConfigError, nearest
 
 PORT = "${PORT}"

@@ -253,7 +253,7 @@ def _memory_fraction(options: Options, gpus: float) -> float:
 
 def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | None:
     """llama.cpp allocates and clears the KV entries of all slots when it starts."""
-    from dynaplan.engines.llamacpp.launch import read_options
+    from dynaplan.engines.llamacpp.launch_line import read_options
 
     shape = gguf_shape(path)
     if shape is None:

@@ -17,9 +17,7 @@ from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import publisher_config
 from dynaplan.engines.server.engine import ServerEngine
-from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine
-from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import (
+from dynaplan.engines.server.engine_options import (
     Options,
     check_common,
     engine_flags,
@@ -31,6 +29,8 @@ from dynaplan.engines.server.options import (
     split_command,
     ucx_loopback_variable,
 )
+from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
 

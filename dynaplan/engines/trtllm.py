@@ -17,9 +17,7 @@ from typing import Any
 from dynaplan.config.parallelism import DATA, TENSOR, tensor_parallel_size
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.engine import ServerEngine
-from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_body
-from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import (
+from dynaplan.engines.server.engine_options import (
     Options,
     check_common,
     check_no_data_parallel,
@@ -31,6 +29,8 @@ from dynaplan.engines.server.options import (
     removed_options,
     split_command,
 )
+from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_body
+from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError, TemporaryError
 

@@ -21,9 +21,7 @@ from dynaplan.config.stock import WORKER
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import publisher_config
 from dynaplan.engines.server.engine import ServerEngine
-from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_first
-from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import (
+from dynaplan.engines.server.engine_options import (
     FlagStyle,
     Options,
     check_common,
@@ -37,6 +35,8 @@ from dynaplan.engines.server.options import (
     split_command,
     ucx_loopback_variable,
 )
+from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_first
+from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.sleep import SleepPaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.store.instances import host_of, is_loopback

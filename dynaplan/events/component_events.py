@@ -12,7 +12,7 @@ from dynaplan.events.port import EventPlane, EventPublisher, EventSubscription
 from dynaplan.events.subjects import NOW, Event, Start, Subject
 from dynaplan.events.wire_formats import encode_payload, payload_reader
 from dynaplan.util.errors import QueueUnavailable
-from dynaplan.util.metrics import PREFIX
+from dynaplan.util.prometheus_text import PREFIX
 
 log = logging.getLogger(__name__)
 

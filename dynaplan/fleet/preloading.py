@@ -29,10 +29,10 @@ before."""
 THEN = (
     "dynaplan.events.nats_messenger",
     "dynaplan.worker.engine_worker",
-    "dynaplan.engines.holds",
+    "dynaplan.engines.held_hand_offs",
     "dynaplan.engines.sim.api",
     "dynaplan.engines.sim.kv_transfer",
-    "dynaplan.engines.sim.endpoints",
+    "dynaplan.engines.sim.openai_endpoints",
     "dynaplan.engines.sim.profiles",
     "dynaplan.engines.sim.engine",
     "encodings.idna",

@@ -15,14 +15,14 @@ from msgspec import structs
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.gateway.kv_routing.inputs import FrontendRouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
-from dynaplan.models.files.model import RequestFilters
+from dynaplan.models.files.imported_model import RequestFilters
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import nearest
@@ -159,6 +159,11 @@ class FrontendModels:
     def in_flight_at(self, instance_id: int) -> int:
         """Return the number of requests in flight at this instance."""
         return sum(each.router.in_flight_at(instance_id) for each in self.all)
+
+    @property
+    def prefills(self) -> tuple[RemotePrefill, ...]:
+        """The remote prefill of each disaggregated model, and the one that the others have in common."""
+        return tuple(dict.fromkeys(each.prefill for each in self.all))
 
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynaplan.fleet.counts import Sample
     from dynaplan.fleet.store_keys import DesiredCounts
     from dynaplan.planner.backtesting.backtester import LiveBacktester
-    from dynaplan.planner.model import Load, PlannerState
+    from dynaplan.planner.model import AverageLoad, PlannerState
     from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.sla_policy import PerformanceModel
@@ -136,7 +136,7 @@ class PlannerLoop:
             recorder.record_sample(sample)
         return sample
 
-    async def observe(self, load: Load, state: PlannerState) -> Observation:
+    async def observe(self, load: AverageLoad, state: PlannerState) -> Observation:
         """Return the observation of the interval; where the fleet is not known, the reason."""
         failure = self._failure
         try:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.metrics import CONTENT_TYPE, render
+from dynaplan.util.prometheus_text import CONTENT_TYPE, render
 from dynaplan.util.sockets import bound_socket
 from dynaplan.worker.http_server import ConnectionLimits, LimitedRunner
 

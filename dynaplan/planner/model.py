@@ -184,7 +184,7 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class Load:
+class AverageLoad:
     """The pulls of one interval, averaged. Numbers of workers are those at the last pull.
 
     They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` says how
@@ -226,11 +226,12 @@ class SplitTrial:
 class Backtest:
     """The last answer of a backtest: the cheapest ``workers`` that would have kept the promise.
 
-    ``workers`` is None where there is no answer yet; ``missing`` says why there is none, or no newer one. It
-    is about the ``requests`` of ``window_s`` seconds; ``tried`` are the splits that were compared, that of
-    the answer first. ``is_new``: it has come in this interval. ``change`` is ``LOAD_ABOVE``, ``LOAD_BELOW``
-    or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were measured than promised, "" if not.
-    ``peak_part`` is the part of the highest load seen that can come before a worker asked for now serves.
+    ``workers`` is None where there is no answer yet; ``missing`` says why there is none, no newer one, or
+    none by which a worker may leave. It is about the ``requests`` of ``window_s`` seconds; ``tried`` are the
+    splits that were compared, that of the answer first. ``is_new``: it has come in this interval. ``change``
+    is ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were
+    measured than promised, "" if not. ``peak_part`` is the part of the highest load seen that can come before
+    a worker asked for now serves.
     """
 
     workers: PoolSizes | None = None
@@ -268,7 +269,7 @@ class Observation:
     at_s: float
     fleet: FleetCounts = field(default_factory=FleetCounts)
     desired: DesiredCounts = field(default_factory=DesiredCounts)
-    load: Load = field(default_factory=Load)
+    load: AverageLoad = field(default_factory=AverageLoad)
     unknown: str = ""
     failure: str = ""
     traffic: Traffic | None = None
@@ -297,7 +298,7 @@ class Observation:
                 fleet.get("gpus_total", 0),
             ),
             desired=DesiredCounts(**document.get("desired", {})),
-            load=Load(**document.get("load", {})),
+            load=AverageLoad(**document.get("load", {})),
             unknown=document.get("unknown", ""),
             failure=document.get("failure", ""),
             traffic=Traffic.from_json(traffic) if traffic else None,

@@ -15,8 +15,8 @@ from typing import Any
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import known_profiles, load_profile, timing_for
-from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.engines.timing_model.timing import FITTED, MeasuredProfile
+from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.step_timing import FITTED, MeasuredProfile
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.formula import DecodeTable, Formula, Piece, PrefillTable, ProfileTables
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel

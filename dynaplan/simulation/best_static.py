@@ -26,7 +26,7 @@ from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.run import Result
-from dynaplan.simulation.service import ServiceSettings
+from dynaplan.simulation.simulated_service import ServiceSettings
 
 BEST_STATIC = "best-static"
 """The name of the policy."""

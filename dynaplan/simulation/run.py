@@ -15,7 +15,7 @@ from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Outcome
-from dynaplan.simulation.service import ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
 
 FLAP_S = 300.0
 """Seconds within which a change that takes back another one of the same role counts as a flap."""

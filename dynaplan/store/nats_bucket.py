@@ -169,41 +169,41 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Draft:
+class BucketMessage:
     """A message to be written under a name."""
 
     name: str
     data: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
 
-    def if_last(self, sequence: int) -> Draft:
+    def if_last(self, sequence: int) -> BucketMessage:
         """Return it such that it is refused unless the name's last message is this one; 0: there is none."""
         return replace(self, headers={**self.headers, EXPECTED: str(sequence)})
 
-    def if_last_of(self, subject: str, sequence: int) -> Draft:
+    def if_last_of(self, subject: str, sequence: int) -> BucketMessage:
         """Return it such that it is refused unless that is the last message of another subject."""
         return replace(self, headers={**self.headers, EXPECTED: str(sequence), EXPECTED_SUBJECT: subject})
 
 
-def value_draft(name: str, value: str, lease: int) -> Draft:
+def value_message(name: str, value: str, lease: int) -> BucketMessage:
     """Return the message that writes a value, under a lease unless 0."""
     headers = {LEASE: f"{lease:x}"} if lease else {}
-    return Draft(name, value.encode(errors="surrogateescape"), headers)
+    return BucketMessage(name, value.encode(errors="surrogateescape"), headers)
 
 
-def tombstone(name: str) -> Draft:
+def tombstone(name: str) -> BucketMessage:
     """Return the message that deletes what is under the name, as NATS' own clients do."""
-    return Draft(name, headers={OPERATION: "PURGE", "Nats-Rollup": "sub", TTL: f"{TOMBSTONE_TTL_S}s"})
+    return BucketMessage(name, headers={OPERATION: "PURGE", "Nats-Rollup": "sub", TTL: f"{TOMBSTONE_TTL_S}s"})
 
 
-def lease_draft(lease: int, ttl_s: int) -> Draft:
+def lease_message(lease: int, ttl_s: int) -> BucketMessage:
     """Return the message that lets a lease live for that time, in seconds; the server ends it."""
-    return Draft(lease_name(lease), str(ttl_s).encode(), {TTL: f"{max(ttl_s, 1)}s"})
+    return BucketMessage(lease_name(lease), str(ttl_s).encode(), {TTL: f"{max(ttl_s, 1)}s"})
 
 
-def guard(subject: str, sequence: int) -> Draft:
+def guard(subject: str, sequence: int) -> BucketMessage:
     """Return an empty message that is refused unless that is the last message of the subject."""
-    return Draft(GUARD).if_last_of(subject, sequence)
+    return BucketMessage(GUARD).if_last_of(subject, sequence)
 
 
 class JetStreamRefusal(PermanentError):
@@ -260,12 +260,12 @@ class JetStreamBucket:
                 if not left or not entries:
                     return list(found.values())
 
-    async def write(self, draft: Draft) -> int:
+    async def write(self, message: BucketMessage) -> int:
         """Write the message; return its sequence; raises Conflict when its expectation fails."""
         async with self.call() as client:
-            return self._sequence(await self._request(client, *self._message(draft)))
+            return self._sequence(await self._request(client, *self._message(message)))
 
-    async def write_all(self, drafts: Sequence[Draft]) -> None:
+    async def write_all(self, messages: Sequence[BucketMessage]) -> None:
         """Write all messages or, when one's expectation fails, none, and raise Conflict.
 
         A batch whose last message does not come is forgotten by the server after ten seconds.
@@ -273,12 +273,12 @@ class JetStreamBucket:
         async with self.call() as client:
             await self._ensure(client)
             batch = {"Nats-Batch-Id": secrets.token_hex(16)}
-            for number, draft in enumerate(drafts[:-1], 1):
-                subject, data, headers = self._message(draft)
+            for number, message in enumerate(messages[:-1], 1):
+                subject, data, headers = self._message(message)
                 headers |= {**batch, "Nats-Batch-Sequence": str(number)}
                 await client.publish(subject, data, headers=headers)
-            subject, data, headers = self._message(drafts[-1])
-            headers |= {**batch, "Nats-Batch-Sequence": str(len(drafts)), "Nats-Batch-Commit": "1"}
+            subject, data, headers = self._message(messages[-1])
+            headers |= {**batch, "Nats-Batch-Sequence": str(len(messages)), "Nats-Batch-Commit": "1"}
             self._sequence(await self._request(client, subject, data, headers))
 
     async def follow(self, inbox: str, heartbeat_s: float) -> None:
@@ -439,8 +439,8 @@ class JetStreamBucket:
         name = headers["Nats-Subject"].removeprefix(self.prefix)
         return Entry(name, message.data, int(headers["Nats-Sequence"]), headers)
 
-    def _message(self, draft: Draft) -> tuple[str, bytes, dict[str, str]]:
-        return self.prefix + draft.name, draft.data, dict(draft.headers)
+    def _message(self, message: BucketMessage) -> tuple[str, bytes, dict[str, str]]:
+        return self.prefix + message.name, message.data, dict(message.headers)
 
     def _sequence(self, message: Msg) -> int:
         try:

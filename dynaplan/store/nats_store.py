@@ -29,20 +29,20 @@ from dynaplan.store.nats_bucket import (
     GUARD,
     IDENTITY,
     MAX_NAME_BYTES,
+    BucketMessage,
     Conflict,
-    Draft,
     Entry,
     JetStreamBucket,
     JetStreamRefusal,
     decode_key,
     encode_key,
     guard,
-    lease_draft,
+    lease_message,
     lease_name,
     parse_lease_name,
     subject_filter,
     tombstone,
-    value_draft,
+    value_message,
 )
 from dynaplan.store.nats_connection import connect_options
 from dynaplan.store.timing import (
@@ -105,9 +105,9 @@ class NatsStore:
         return tuple(sorted(there, key=lambda item: item.key))
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
-        draft = value_draft(_name(key), value, lease)
+        message = value_message(_name(key), value, lease)
         await self._require_lease(lease)
-        await self._bucket.write(draft)
+        await self._bucket.write(message)
 
     async def delete(self, key: str) -> None:
         entry = await self._bucket.read(_name(key))
@@ -125,7 +125,7 @@ class NatsStore:
                 if (item.revision if item else 0) != revision:
                     return False
             try:
-                await self._bucket.write_all(self._transaction_drafts(transaction, last))
+                await self._bucket.write_all(self._transaction_messages(transaction, last))
                 return True
             except Conflict:
                 # Somebody has changed a key, or the marker of a deleted one has expired: read again.
@@ -176,7 +176,7 @@ class NatsStore:
             if last is None or last.is_gone:
                 with suppress(Conflict):
                     await self._bucket.write(
-                        Draft(IDENTITY, mark.encode()).if_last(last.sequence if last else 0)
+                        BucketMessage(IDENTITY, mark.encode()).if_last(last.sequence if last else 0)
                     )
 
         self._mark = await ensure_identity(read, create)
@@ -186,9 +186,13 @@ class NatsStore:
         await self._follower.close()
         await self._bucket.close()
 
-    def _transaction_drafts(self, transaction: Transaction, last: Mapping[str, int]) -> Sequence[Draft]:
+    def _transaction_messages(
+        self, transaction: Transaction, last: Mapping[str, int]
+    ) -> Sequence[BucketMessage]:
         """The messages of a transaction, each refused unless its key is as expected; see ``guard``."""
-        puts = [value_draft(_name(key), value, transaction.lease) for key, value in transaction.puts.items()]
+        puts = [
+            value_message(_name(key), value, transaction.lease) for key, value in transaction.puts.items()
+        ]
         writes = dict(zip(transaction.puts, puts, strict=True))
         writes |= {key: tombstone(_name(key)) for key in transaction.deletes}
         guards = [
@@ -196,12 +200,12 @@ class NatsStore:
             for key, sequence in last.items()
             if key not in writes
         ]
-        expecting = [draft.if_last(last[key]) if key in last else draft for key, draft in writes.items()]
+        expecting = [each.if_last(last[key]) if key in last else each for key, each in writes.items()]
         return (*guards, *expecting)
 
     async def _renew(self, lease: int, ttl_s: int, sequence: int) -> None:
         sent_s = time.monotonic()
-        written = await self._bucket.write(lease_draft(lease, ttl_s).if_last(sequence))
+        written = await self._bucket.write(lease_message(lease, ttl_s).if_last(sequence))
         self._renewals[lease] = _Renewal(written, ttl_s, sent_s, self._mark)
 
     async def _check_expiry(self, lease: int, last: Entry | None) -> None:
@@ -356,7 +360,7 @@ class BucketWatcher:
         backoff = Backoff(WATCH_RETRY_MIN_S, BUCKET_WATCH_RETRY_MAX_S, self._pause)
         while not self._hub.is_closed:
             try:
-                return await self._bucket.write(Draft(GUARD))
+                return await self._bucket.write(BucketMessage(GUARD))
             except StoreUnavailable as error:
                 log.debug("a watch cannot begin yet: %s", error)
             await backoff.pause()

@@ -34,7 +34,7 @@ from dynaplan.engines.worker_load import GAUGE_PREFIX, load_gauges
 from dynaplan.process.signals import on_signals
 from dynaplan.store.instances import Instance
 from dynaplan.store.registration import Registration
-from dynaplan.util import metrics
+from dynaplan.util import prometheus_text
 from dynaplan.util.http_routes import Route
 from dynaplan.worker.endpoints import ServedEndpoint, check_route, internal_route, public_route
 from dynaplan.worker.server import WorkerServer
@@ -242,8 +242,8 @@ class WorkerLifecycle:
             "dynamo_component": runtime.component,
             "worker": runtime.worker_name,
         }
-        text = metrics.render(values, labels)
-        return web.Response(text=text, headers={"Content-Type": metrics.CONTENT_TYPE})
+        text = prometheus_text.render(values, labels)
+        return web.Response(text=text, headers={"Content-Type": prometheus_text.CONTENT_TYPE})
 
 
 async def _drain_when_revoked(runtime: WorkerRuntime, registration: Registration) -> None:

@@ -10,8 +10,9 @@ a router in discovery that answers      it has nothing in flight here; being ask
                                         more (before a sleep: it has heard of it, and sends nothing)
 a router that does not answer           it is gone from discovery, or the engine was empty for
                                         ``ROUTER_SILENT_S``
-the engine                              it has no requests on two readings; one that does not
-                                        answer is believed to be empty after ``ROUTER_SILENT_S``, when no
+the engine                              it has no requests on one reading where there are routers and
+                                        all have answered, else on two; one that does not answer is
+                                        believed to be empty after ``ROUTER_SILENT_S``, when no
                                         router in discovery has anything in flight here or is
                                         silent; one that never counts its requests at once, where
                                         there are routers and all have answered
@@ -78,6 +79,11 @@ class InFlightReport:
         """The requests here. The engine's are among those in flight, unless their router is gone."""
         return max(self.in_flight, self.in_engine or 0)
 
+    @property
+    def is_known_by_routers(self) -> bool:
+        """Whether there are routers and all have answered: then they know all requests, and send no more."""
+        return 0 < self.routers == self.answered
+
     def is_clear(self, quiet_s: float) -> bool:
         """Tell whether nothing is here or on its way.
 
@@ -86,8 +92,7 @@ class InFlightReport:
         if self.held:
             return False
         have_all_answered, is_empty = self.answered == self.routers, self.in_engine == 0
-        is_known_by_routers = not self.is_counted and self.routers > 0
-        if have_all_answered and (is_empty or is_known_by_routers):
+        if have_all_answered and (is_empty or (self.is_known_by_routers and not self.is_counted)):
             return True
         return (have_all_answered or is_empty) and quiet_s >= ROUTER_SILENT_S
 
@@ -182,7 +187,7 @@ class RoutedRequests:
             now_s = clock.now_s()
             quiet_since_s = math.inf if report.in_engine else min(quiet_since_s, now_s)
             clear = clear + 1 if report.is_clear(now_s - quiet_since_s) else 0
-            if clear == EMPTY_READINGS:
+            if clear == EMPTY_READINGS or (clear and report.is_known_by_routers):
                 return
             await clock.sleep(ROUTER_POLL_MIN_S if clear else pause_s)
             pause_s = min(2 * pause_s, ROUTER_POLL_MAX_S)

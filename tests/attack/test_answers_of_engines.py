@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.engines import trtllm, vllm
-from dynaplan.engines.llamacpp.launch import METRIC_NAMES as LLAMACPP
+from dynaplan.engines.llamacpp.launch_line import METRIC_NAMES as LLAMACPP
 from dynaplan.engines.llamacpp.slots import SlotAllocator, SlotFiles, SlotPool
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server.client import _object

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.engines.llamacpp import child
+from dynaplan.engines.llamacpp import server_main
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.planner.metrics.exposition import traffic_of
 from dynaplan.planner.metrics.prometheus import PrometheusTraffic
@@ -127,7 +127,7 @@ def test_the_words_of_llamacpps_child_are_taken_or_refused(data: st.DataObject) 
     params = xllamacpp.CommonParams
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "xllamacpp", SimpleNamespace(CommonParams=params, Server=refuse))
-        assert child.main(words) in range(1000)
+        assert server_main.main(words) in range(1000)
 
 
 def answer() -> dict[str, Any]:

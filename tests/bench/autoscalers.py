@@ -21,14 +21,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import fmean
 
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.lab.simulate.policy_runs import run_simulations, service_settings
 from dynaplan.simulation.run import Result, simulate
-from dynaplan.simulation.service import ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
 from dynaplan.simulation.traces.reading import read_requests
 
 HPA_SYNC_S = 15.0

@@ -18,7 +18,7 @@ import aiohttp
 
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.traces.reading import read_requests
 from tests.bench.deployments import serving

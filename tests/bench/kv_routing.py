@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.kv_blocks import KvBlocks
-from dynaplan.engines.timing_model.model import EngineSettings
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.lab.simulate.policy_runs import run_simulations, service_settings
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import Result, StaticPolicy, simulate

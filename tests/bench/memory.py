@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.simulation.outcome import Slo
 from tests.bench.table import Row
 

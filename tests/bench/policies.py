@@ -16,7 +16,7 @@ from time import process_time
 
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
-from dynaplan.lab.simulate.simulation import best_static, run_simulations
+from dynaplan.lab.simulate.policy_runs import best_static, run_simulations
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.run import Result
 from tests.bench.autoscalers import run_policy

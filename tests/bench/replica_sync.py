@@ -16,8 +16,8 @@ from statistics import mean
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.events.component_events import ComponentEvents
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, parse_call
 from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.gateway.routing.worker_router import WorkerRouter

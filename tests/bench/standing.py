@@ -14,7 +14,7 @@ from itertools import pairwise
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import service_settings
+from dynaplan.lab.simulate.policy_runs import service_settings
 from dynaplan.simulation.run import Result
 from tests.bench.autoscalers import run_policy
 

@@ -19,7 +19,7 @@ EVIL = "<b>bee</b><img src=x onerror=alert(1)>"
 CONFIG = f"""
 Common: {{engine: sim, memory: 50GB, startup-time: 0.3}}
 Models:
-  ant: {{max-workers: 2}}
+  ant: {{max-workers: 2, Planner: {{adjustment-interval: 1}}}}
   "{EVIL}": {{}}
 """
 
@@ -69,6 +69,17 @@ def test_a_prompt_goes_to_the_model_that_is_chosen_and_loads_it(page: Page) -> N
     wait_until(lambda: cells(page, "ant")["State"] == "ready")
     assert cells(page, "ant")["Workers"] == "1 of 2"
     wait_until(lambda: cells(page, EVIL)["State"] == "unloaded")
+
+
+def test_the_planner_of_a_model_is_in_the_header_and_its_decisions_are_listed(page: Page) -> None:
+    assert "policy load for ant" in page.text("service")
+    wait_until(
+        lambda: any(
+            each.startswith("ant: policy load") for each in page.each("#planners li", "node.textContent")
+        )
+    )
+    decided = "[...node.querySelectorAll('summary')].map((each) => each.textContent)"
+    wait_until(lambda: any("ant: no change (" in each for each in page.each("#decisions", decided)[0]))
 
 
 def test_a_model_is_pinned_and_unpinned_and_its_unload_is_asked_for_first(page: Page) -> None:

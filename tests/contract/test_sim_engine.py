@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.engines import holds, registry
+from dynaplan.engines import held_hand_offs, registry
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.sim.kv_transfer import HeldPrompts
 from dynaplan.engines.timing_model.tokens import count_tokens
@@ -273,7 +273,7 @@ async def test_stopping_waits_until_hand_offs_are_taken(start_worker: StartWorke
 
 
 def test_a_hand_off_is_held_as_long_as_any_engine_holds_one() -> None:
-    assert HeldPrompts("w", "http://127.0.0.1:1", lambda _: None).holds._hold_s == holds.HOLD_S == 60
+    assert HeldPrompts("w", "http://127.0.0.1:1", lambda _: None).holds._hold_s == held_hand_offs.HOLD_S == 60
 
 
 async def test_a_hand_off_that_nobody_takes_expires(

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.engines.timing_model.timing import MeasuredProfile
+from dynaplan.engines.timing_model.step_timing import MeasuredProfile
 from tests.e2e.deployment import REPOSITORY, dynaplan
 from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until

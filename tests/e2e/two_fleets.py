@@ -11,7 +11,7 @@ from typing import Any
 
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.run import Result
 from tests.e2e.deployment import MODEL, Deployment

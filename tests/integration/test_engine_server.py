@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.engines import holds, sglang
+from dynaplan.engines import held_hand_offs, sglang
 from dynaplan.engines.port import EngineContext
-from dynaplan.engines.server import child, watchdog
+from dynaplan.engines.server import child, engine_watchdog
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.vllm import KIND
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -42,7 +42,7 @@ Start = Callable[..., Awaitable[ServerEngine]]
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(watchdog, "METRICS_POLL_S", 0.02)
+    monkeypatch.setattr(engine_watchdog, "METRICS_POLL_S", 0.02)
     monkeypatch.setattr(child, "READY_POLL_S", 0.02)
 
 
@@ -254,7 +254,7 @@ async def test_running_requests_without_progress_are_a_death(start: Start) -> No
 
 
 async def test_a_stopped_process_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "METRICS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(engine_watchdog, "METRICS_TIMEOUT_S", 0.1)
     engine = await start({"hang-timeout": 0.3})
     assert engine._child is not None
     os.kill(engine._child.engine_pid, signal.SIGSTOP)
@@ -361,7 +361,7 @@ async def test_a_hand_off_that_nobody_was_told_of_is_not_held(start: Start) -> N
 
 async def test_a_hand_off_that_nobody_releases_expires(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(role="prefill")
-    engine._holds = holds.Holds(hold_s=0.05)
+    engine._holds = held_hand_offs.HeldHandOffs(hold_s=0.05)
     await engine.start()
     await engine.prefill(prompt(), HandedOver())
     await asyncio.wait_for(engine.stop(), 10)

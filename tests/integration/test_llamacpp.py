@@ -20,7 +20,7 @@ pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
 from dynaplan.engines.llamacpp import engine as llamacpp_engine
 from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
-from dynaplan.engines.llamacpp.launch import KIND
+from dynaplan.engines.llamacpp.launch_line import KIND
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import engine as server_engine
 from dynaplan.engines.server.child import EngineChild
@@ -528,7 +528,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.engines.server.watchdog.METRICS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dynaplan.engines.server.engine_watchdog.METRICS_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     dying = asyncio.create_task(worker.engine.wait_for_failure())
     os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)

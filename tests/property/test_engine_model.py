@@ -8,15 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dynaplan.engines.timing_model.kv_blocks import block_hashes
-from dynaplan.engines.timing_model.model import (
+from dynaplan.engines.timing_model.engine_model import (
     EngineModel,
     EngineRequest,
     EngineSettings,
     RequestState,
     StepResult,
 )
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.kv_blocks import block_hashes
+from dynaplan.engines.timing_model.step_timing import StepTiming
 
 BLOCK_TOKENS = 4
 

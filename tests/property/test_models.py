@@ -16,8 +16,8 @@ from dynaplan.models.rules.memory import Holding, Need, free_bytes, has_room
 from dynaplan.models.rules.planning import plan
 from dynaplan.models.rules.turns import Leave, deadline_s, max_swap_wait_s, tenure_of
 from dynaplan.simulation.many_models.box import FREE_S, Box, SimulatedModel
+from dynaplan.simulation.many_models.call_chains import Chain, ChainCall
 from dynaplan.simulation.many_models.policies import Dynaplan
-from dynaplan.simulation.many_models.workloads import Chain, ChainCall
 
 NAMES = "abcde"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
-from dynaplan.planner.model import Decision, DecisionRecord, Load, Observation, PlannerState
+from dynaplan.planner.model import AverageLoad, Decision, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide
 from tests.unit.planner.rules.situations import interval
@@ -26,7 +26,7 @@ fleets = st.builds(FleetCounts, pools, pools, st.sampled_from([0, 1, 4, 8, 16]))
 ids = st.integers(min_value=-1, max_value=3)
 desired_counts = st.builds(DesiredCounts, st.integers(-1, 6), st.integers(-1, 6), ids, ids)
 loads = st.builds(
-    Load,
+    AverageLoad,
     pulls=counts,
     kv_usage=amounts,
     prefill_queue=amounts,
@@ -46,7 +46,7 @@ observations = st.builds(
 )
 
 
-def holds_nan(load: Load) -> bool:
+def holds_nan(load: AverageLoad) -> bool:
     """Whether a number is none: decisions bear it, records refuse it, as no planner writes one."""
     return any(isinstance(value, float) and math.isnan(value) for value in vars(load).values())
 

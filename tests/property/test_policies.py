@@ -19,12 +19,12 @@ from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,
     LOAD_WITHIN,
+    AverageLoad,
     Backtest,
     Corrections,
     Decision,
     ErrorBudget,
     Expected,
-    Load,
     Observation,
     PlannerState,
     TrafficForecast,
@@ -52,7 +52,7 @@ bounds = st.one_of(
     ),
 )
 loads = st.builds(
-    Load,
+    AverageLoad,
     pulls=counts,
     kv_usage=amounts(2),
     prefill_queue=amounts(100),

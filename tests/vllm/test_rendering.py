@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from dynaplan.gateway.kv_routing.chat_templates import ChatTemplates
-from dynaplan.gateway.kv_routing.model_files import read_chat_files
+from dynaplan.gateway.kv_routing.tokenizer_files import read_chat_files
 from dynaplan.gateway.kv_routing.tokenizer_main import SegmentedTokenizer
 from tests.e2e.deployment import REPOSITORY
 from tests.vllm.conftest import ON_CPU, START_UP_S

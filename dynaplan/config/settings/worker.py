@@ -97,7 +97,7 @@ class CommandSettings(Settings):
 class ModelSettings(Settings):
     """The model, and how much of it a request may use. The defaults are the simulated engine's.
 
-    ``context_tokens`` 0 is what fits: see ``engines/timing_model/model.py``.
+    ``context_tokens`` 0 is what fits: see ``engines/timing_model/engine_model.py``.
     """
 
     model: str = option(

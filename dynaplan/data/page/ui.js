@@ -121,12 +121,14 @@ function showLook(look) {
   seenAt = new Date();
   const names = Object.keys(look.on_request ?? {});
   models = names.length ? names : look.models;
-  hasPlanner = Boolean(look.policy);
+  const planned = Object.entries(look.planned_models ?? {}).map(([model, each]) => `policy ${each.policy} for ${model}`);
+  const policy = look.policy ? `policy ${look.policy}` : planned.join(", ") || "no planner";
+  hasPlanner = Boolean(look.policy || planned.length);
   connection("live", "Live");
   document.title = `${look.namespace} – dynaplan`;
   text(byId("name"), look.namespace);
-  text(byId("service"), [names.length ? "models on request" : look.models.join(", ") || "model not known yet", look.policy ? `policy ${look.policy}` : "no planner"].join("  ·  "));
-  keyed(byId("notes"), look.notes, (note) => note, (note) => element("li", "", note), () => {});
+  text(byId("service"), [names.length ? "models on request" : look.models.join(", ") || "model not known yet", policy].join("  ·  "));
+  for (const name of ["notes", "planners"]) keyed(byId(name), look[name], (line) => line, (line) => element("li", "", line), () => {});
   showLoad(look);
   showRoles(look);
   showModels(look.on_request ?? {});
@@ -225,9 +227,12 @@ function showModel(node, [name, row]) {
   const now_s = Date.now() / 1000;
   const state = row.state === "loading" ? `loading ${clock(Math.max(0, now_s - row.since_unix_s))}${row.load_s ? ` (usually ${clock(row.load_s)})` : ""}` : row.state;
   const leaves = row.is_pinned ? "pinned" : row.state === "ready" && row.leaves_unix_s ? `in ${clock(Math.max(0, row.leaves_unix_s - now_s))}` : "–";
-  const workers = HOLDING.reduce((sum, each) => sum + (row.workers[each] ?? 0), 0);
+  const workers = (pool) => {
+    const number = HOLDING.reduce((sum, each) => sum + (pool.workers[each] ?? 0), 0);
+    return pool.max_workers > 1 || row.prefill ? `${number} of ${pool.max_workers}` : String(number);
+  };
   const cells = [
-    name, state, row.max_workers > 1 ? `${workers} of ${row.max_workers}` : String(workers),
+    name, state, workers(row) + (row.prefill ? `, prefill ${workers(row.prefill)}` : ""),
     row.memory_bytes ? `${(row.memory_bytes / 1e9).toFixed(1)} GB` : "–", row.gpus.join(",") || "–",
     known(row.in_flight), known(row.waiting), leaves,
   ];
@@ -345,7 +350,7 @@ function loadCharts() {
 function showDecisions(decisions) {
   byId("no-decisions").hidden = decisions.length > 0;
   text(byId("no-decisions"), hasPlanner ? "None yet. The planner decides every adjustment interval." : byId("models-part").hidden ? "None: no planner scales this deployment." : "None yet: requests decide which models are loaded.");
-  keyed(byId("decisions"), decisions, (each) => String(each.at_s), (each) => {
+  keyed(byId("decisions"), decisions, (each) => `${each.at_s} ${each.text}`, (each) => {
     const item = element("li", each.is_change ? "change" : "", "");
     const details = document.createElement("details"), summary = document.createElement("summary");
     summary.append(element("time", "", each.time), each.text);

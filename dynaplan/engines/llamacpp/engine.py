@@ -9,7 +9,7 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.engines.llamacpp.launch import KIND, check_fields, fingerprint, read_options
+from dynaplan.engines.llamacpp.launch_line import KIND, check_fields, fingerprint, read_options
 from dynaplan.engines.llamacpp.saved_slots import (
     RESTORE_TIMEOUT_S,
     SAVE_TIMEOUT_S,
@@ -20,9 +20,9 @@ from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_RESERVATION_S, Slot
 from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.server.engine_options import Options
 from dynaplan.engines.server.kind import Ask, prefill_body
 from dynaplan.engines.server.metrics import EngineMetrics
-from dynaplan.engines.server.options import Options
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.clock import SystemClock

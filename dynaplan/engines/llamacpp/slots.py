@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dynaplan.engines.holds import HOLD_S, Holds
+from dynaplan.engines.held_hand_offs import HOLD_S, HeldHandOffs
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.util.clock import Clock
 from dynaplan.util.documents import flag_field, whole_field
@@ -168,7 +168,7 @@ class SlotFiles:
         # The random part: names of files of the worker's last process may still be under way.
         self._names = (f"{worker_name}.{secrets.token_hex(4)}.{number}.kv" for number in itertools.count(1))
         self._of_request: dict[str, list[str]] = {}
-        self.holds = Holds(self._delete_for_request, hold_s)
+        self.holds = HeldHandOffs(self._delete_for_request, hold_s)
 
     @property
     def directory(self) -> Path | None:

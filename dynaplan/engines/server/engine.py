@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.engines.holds import Holds
+from dynaplan.engines.held_hand_offs import HeldHandOffs
 from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import BlockChangesCallback, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import BlockEvents
 from dynaplan.engines.server.child import EngineChild, describe_exit, wait_until_ready
 from dynaplan.engines.server.client import ServerClient
+from dynaplan.engines.server.engine_options import Options, lora_names, physical_gpus
+from dynaplan.engines.server.engine_watchdog import EngineWatchdog
 from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
-from dynaplan.engines.server.options import Options, lora_names, physical_gpus
 from dynaplan.engines.server.sleep import EngineSleep
 from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
-from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.memory import box_memory
@@ -57,7 +57,7 @@ class ServerEngine:
         self._child: EngineChild | None = None
         self._lease: PortLease | None = None
         self._launch_files: tuple[Path, ...] = ()
-        self._holds = Holds()
+        self._holds = HeldHandOffs()
         self._blocks: BlockEvents | None = None
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False

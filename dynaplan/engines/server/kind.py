@@ -10,8 +10,8 @@ from typing import Any
 
 from dynaplan.config.parallelism import DATA, parallel_size
 from dynaplan.engines.port import EngineContext, HandOffReady
+from dynaplan.engines.server.engine_options import Options
 from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import Options
 from dynaplan.engines.server.sleep import SleepPaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError, TemporaryError

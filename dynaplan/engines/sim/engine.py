@@ -19,11 +19,11 @@ from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.port import BlockChangesCallback, Engine, EngineContext, HandOffReady
 from dynaplan.engines.sim.api import RemoteKv
 from dynaplan.engines.sim.block_changes import BlockChanges
-from dynaplan.engines.sim.endpoints import LiveAnswer, SimEndpoints
 from dynaplan.engines.sim.kv_transfer import HeldPrompts, KvFetcher
+from dynaplan.engines.sim.openai_endpoints import LiveAnswer, SimEndpoints
 from dynaplan.engines.sim.profiles import timing_for
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
-from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError

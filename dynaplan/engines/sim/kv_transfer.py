@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
-from dynaplan.engines.holds import Holds
-from dynaplan.engines.timing_model.timing import hand_off_s
+from dynaplan.engines.held_hand_offs import HeldHandOffs
+from dynaplan.engines.timing_model.step_timing import hand_off_s
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -34,7 +34,7 @@ class HeldPrompts:
         self._address = urlsplit(address)
         self._release = release
         self._tokens: dict[str, int] = {}
-        self.holds = Holds(self._free)
+        self.holds = HeldHandOffs(self._free)
 
     def hold(self, hand_off_id: str, tokens: int, blocks: int) -> Mapping[str, Any]:
         """Hold a computed prompt; returns its ``kv_transfer_params``, with vLLM's names."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.engines.timing_model.timing import (
+from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.step_timing import (
     DECODE_KEYS,
     FITTED,
     MOCKER_KV_BLOCKS,

@@ -20,7 +20,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from dynaplan.gateway.kv_routing.model_files import DEFAULT, WITH_TOOLS, ChatFiles
+from dynaplan.gateway.kv_routing.tokenizer_files import DEFAULT, WITH_TOOLS, ChatFiles
 
 NOT_RENDERED = ("chat_template", "continue_final_message", "truncate_prompt_tokens", "mm_processor_kwargs")
 """Fields of a request by which engines render it in ways that are not followed here."""

@@ -127,7 +127,7 @@ def model_reader(directory: Path, template: str) -> Encode:
     from tokenizers import Tokenizer
 
     from dynaplan.gateway.kv_routing.chat_templates import ChatTemplates
-    from dynaplan.gateway.kv_routing.model_files import TOKENIZER, read_chat_files
+    from dynaplan.gateway.kv_routing.tokenizer_files import TOKENIZER, read_chat_files
     from dynaplan.gateway.kv_routing.tokenizer_main import SegmentedTokenizer
 
     tokenizer = SegmentedTokenizer(Tokenizer.from_file(str(directory / TOKENIZER)))

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from dynaplan.engines.timing_model.kv_blocks import TOKEN_BYTES, block_hashes, packed_block_hashes
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.model_files import model_directory
+from dynaplan.gateway.kv_routing.tokenizer_files import model_directory
 from dynaplan.gateway.openai_api import Call, PromptBlocks
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess
 from dynaplan.util.tasks import BackgroundTasks

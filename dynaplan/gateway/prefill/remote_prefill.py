@@ -21,7 +21,7 @@ from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.fleet.store_keys import live_settings_prefix
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.inputs import ReportedBlocks
+from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
 from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill, with_live_settings
 from dynaplan.gateway.prefill.prefill_queue import PrefillDepth, PrefillRouter, RoutedPrompt
@@ -41,14 +41,12 @@ class HandOff:
 
     ``release`` has the prefill worker free the entries; only the first call counts.
     ``cached_tokens`` of the prompt were in the prefill worker's cache; None where it does not report them.
-    ``instance_id`` is that worker's, 0 where it is not known. ``on_first_token`` is called with a
-    stream's first token.
+    ``on_first_token`` is called with a stream's first token.
     """
 
     fields: Mapping[str, Any]
     release: Callable[[], None]
     cached_tokens: int | None = None
-    instance_id: int = 0
     on_first_token: Callable[[], None] = lambda: None
 
 
@@ -65,12 +63,10 @@ class HandOffs:
         if answer.release_to and not answer.error:
             self._held[answer.request_id] = answer.release_to
 
-    def make(
-        self, answer: PrefillAnswer, instance_id: int = 0, on_first_token: Callable[[], None] = lambda: None
-    ) -> HandOff:
-        """Return the hand-off that the answer of this instance brings; ``on_first_token`` is its own."""
+    def make(self, answer: PrefillAnswer, on_first_token: Callable[[], None] = lambda: None) -> HandOff:
+        """Return the hand-off that an answer brings; ``on_first_token`` is its own."""
         release = partial(self.release, answer.request_id)
-        return HandOff(answer.hand_off, release, answer.cached_tokens, instance_id, on_first_token)
+        return HandOff(answer.hand_off, release, answer.cached_tokens, on_first_token)
 
     def release(self, request_id: str) -> None:
         """Tell the prefill worker that this request's hand-off is not needed any more, if one is held."""
@@ -143,7 +139,8 @@ class PrefillCounter(Protocol):
 class RemotePrefill:
     """Decides where a prompt is computed, and has it computed remotely.
 
-    Work without a waiting request (releasing hand-offs, withdrawing prefills) runs in ``background``.
+    Work without a waiting request (releasing hand-offs, withdrawing prefills) runs in ``background``. One of
+    several models (``is_one_of_several``) has a queue of its own.
     """
 
     def __init__(
@@ -155,6 +152,7 @@ class RemotePrefill:
         *,
         sleeping: SleepingWorkers | None = None,
         reported: ReportedBlocks | None = None,
+        is_one_of_several: bool = False,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._wall_s = wall_s
@@ -162,6 +160,7 @@ class RemotePrefill:
         self._discovery = discovery = runtime.discovery
         self._namespace = namespace = runtime.namespace
         self._component = settings.prefill_component
+        self._stream = prefill_stream(namespace, self._component if is_one_of_several else "")
         self._wait_s = settings.prefill_wait_s
         self._worker_patience_s = self._wait_s * WORKER_QUEUE_SHARE
         self._connect = connect = runtime.messenger
@@ -173,7 +172,7 @@ class RemotePrefill:
         self._background = background
         self._hand_offs = HandOffs(connect, background)
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
-        self._prefill_router = PrefillRouter(namespace, connect, reported)
+        self._prefill_router = PrefillRouter(self._stream, connect, reported)
         self._workers: dict[int, Instance] = {}
         self._first_token_delay = UsualTime()
         self._retry_queue_at_s = float("-inf")
@@ -189,7 +188,7 @@ class RemotePrefill:
             try:
                 messenger = await self._connect()
                 await messenger.subscribe(self._reply_to, self._receive)
-                self._queue = await messenger.queue(prefill_stream(self._namespace))
+                self._queue = await messenger.queue(self._stream)
             except TemporaryError as error:
                 log.debug("no prefill queue yet: %s", error)
                 await asyncio.sleep(error.delay_s)
@@ -198,6 +197,11 @@ class RemotePrefill:
         """Take over the live settings from the keys under ``live_prefix``."""
         self._settings = with_live_settings(self._configured, self._namespace, keys)
         log.info("disaggregation: %s", self._settings)
+
+    @property
+    def is_on(self) -> bool:
+        """True where prefill workers are wanted."""
+        return self._configured.is_on
 
     @property
     def is_connected(self) -> bool:
@@ -254,7 +258,7 @@ class RemotePrefill:
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
         self._metrics.count_prefill(call.model, "remote")
         on_first_token = partial(self._observe_first_token, self._loop.time())
-        return self._hand_offs.make(answer, self._instance_of(answer.worker), on_first_token)
+        return self._hand_offs.make(answer, on_first_token)
 
     def _observe_first_token(self, handed_over_s: float) -> None:
         """Note the first token of a prompt that was handed over at this time of the loop."""

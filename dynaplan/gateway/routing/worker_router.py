@@ -15,7 +15,7 @@ from random import Random
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.fleet.rules.absence import Absence
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.router_metrics import RouterMetrics

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.lab.profiling.deployment import EngineFacts
 from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import WORKER, Phase
+from dynaplan.lab.profiling.measured_deployment import EngineFacts
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.lab.profiling.session import SizeUnusable
 from dynaplan.lab.profiling.stage import Journal, LoadsOf, Measurement, Progress, Stage, StageResult

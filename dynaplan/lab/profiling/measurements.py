@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
-from dynaplan.engines.timing_model.timing import MeasuredProfile
+from dynaplan.engines.timing_model.step_timing import MeasuredProfile
 from dynaplan.util.errors import ConfigError
 
 

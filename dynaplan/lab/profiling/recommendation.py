@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dynaplan.engines.timing_model.timing import MeasuredProfile
+from dynaplan.engines.timing_model.step_timing import MeasuredProfile
 from dynaplan.lab.profiling.measurements import (
     DecodeMeasurement,
     Measurements,

@@ -11,10 +11,10 @@ from typing import Any
 from dynaplan.config.overrides import Sections
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.engines.timing_model.timing import DECODE_KEYS, PREFILL_KEYS, MeasuredProfile
+from dynaplan.engines.timing_model.step_timing import DECODE_KEYS, PREFILL_KEYS, MeasuredProfile
 from dynaplan.lab.drawing.plots import Plot, plot_svg
 from dynaplan.lab.profiling.measurements import Measurements
-from dynaplan.lab.profiling.plots import DECODE_DIRECTORY, PREFILL_DIRECTORY, plots_of
+from dynaplan.lab.profiling.profile_plots import DECODE_DIRECTORY, PREFILL_DIRECTORY, plots_of
 from dynaplan.lab.profiling.recommendation import Goal, Recommendation
 from dynaplan.util.errors import ConfigError
 

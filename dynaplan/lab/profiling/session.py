@@ -11,12 +11,6 @@ from typing import Any
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
 from dynaplan.fleet.gpu_devices import available_gpus
-from dynaplan.lab.profiling.deployment import (
-    DeploymentRefused,
-    EngineDidNotStart,
-    EngineFacts,
-    MeasurementPlan,
-)
 from dynaplan.lab.profiling.load_points import (
     PREFILL_OSL_TOKENS,
     DecodeLoad,
@@ -26,6 +20,12 @@ from dynaplan.lab.profiling.load_points import (
     tensor_parallel_sizes,
 )
 from dynaplan.lab.profiling.measured_config import WORKER, Phase, measured_config, splits_layers
+from dynaplan.lab.profiling.measured_deployment import (
+    DeploymentRefused,
+    EngineDidNotStart,
+    EngineFacts,
+    MeasurementPlan,
+)
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from dynaplan.lab.profiling.recommendation import (
     Goal,

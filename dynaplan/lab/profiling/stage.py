@@ -12,12 +12,17 @@ from typing import Any, Protocol
 
 from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.worker import SIMULATED
-from dynaplan.lab.profiling.deployment import EngineFacts, MeasuredDeployment, MeasurementPlan, engine_facts
 from dynaplan.lab.profiling.load.completions import CompletionClient, open_session, served_model
 from dynaplan.lab.profiling.load.meters import DecodeMeter, measure_prefill, warm_up
 from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase, engine_name
+from dynaplan.lab.profiling.measured_deployment import (
+    EngineFacts,
+    MeasuredDeployment,
+    MeasurementPlan,
+    engine_facts,
+)
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.util.errors import ConfigError
 

@@ -15,8 +15,7 @@ from dynaplan.engines.model_memory import memory_need
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.memory import GB, load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
-from dynaplan.simulation.many_models.comparison import Outcome, compare
-from dynaplan.simulation.many_models.workloads import (
+from dynaplan.simulation.many_models.call_chains import (
     KINDS,
     Chain,
     chains_of,
@@ -24,6 +23,7 @@ from dynaplan.simulation.many_models.workloads import (
     length_s,
     made_up,
 )
+from dynaplan.simulation.many_models.comparison import BoxOutcome, compare
 from dynaplan.simulation.traces.reading import read_trace
 from dynaplan.util.errors import ConfigError
 
@@ -116,7 +116,7 @@ def constraints_of(config: Sections) -> Constraints:
     return Constraints({name: gone for name, gone in leaves.items() if gone}, models_together(config))
 
 
-def run_comparison(options: ManyModels) -> list[Outcome]:
+def run_comparison(options: ManyModels) -> list[BoxOutcome]:
     """Run the load under our rules, the rivals, and with a GPU for each model.
 
     Raises ConfigError for an invalid load, or one that is for other models.
@@ -141,7 +141,7 @@ def _load(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
     return lambda: chains_of(requests, names), requests[-1].arrival_s if requests else 0.0
 
 
-def rows(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+def rows(outcomes: Iterable[BoxOutcome]) -> list[dict[str, Any]]:
     return [asdict(each) for each in outcomes]
 
 

@@ -12,7 +12,7 @@ from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.router import SimulatedRouting
-from dynaplan.simulation.service import UNLIMITED_QUEUE
+from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE
 from dynaplan.util.errors import ConfigError
 
 EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=UNLIMITED_QUEUE)
@@ -87,7 +87,7 @@ class SimulatedGraph:
         waiting."""
         from dynaplan.config.frontend import SECTIONS as ROUTED_BY
         from dynaplan.config.frontend import read_settings
-        from dynaplan.simulation.service import UNLIMITED_QUEUE
+        from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE
 
         sections = [(name, self.sections[name]) for name in ROUTED_BY]
         if not self.is_served:

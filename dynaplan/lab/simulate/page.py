@@ -20,7 +20,7 @@ from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.table import Columns, Row, columns_of, notes, rows
 from dynaplan.simulation.outcome import Distribution, Slo, Window
 from dynaplan.simulation.run import Result, ScaleEvent
-from dynaplan.simulation.service import UNLIMITED_QUEUE
+from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE
 
 PERCENT = 95
 """The percentile of the latencies in a window that is drawn."""

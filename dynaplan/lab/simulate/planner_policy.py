@@ -13,12 +13,12 @@ from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
-from dynaplan.planner.model import Decision, Load, Observation, PlannerState
+from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.rules.decision import backtest_basis
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 
 
 class BlockingForecaster(Protocol):
@@ -103,7 +103,7 @@ class PlannerPolicy:
     async def pull_load(self) -> Sample:
         return self._service.sample()
 
-    async def observe(self, load: Load, state: PlannerState) -> Observation:
+    async def observe(self, load: AverageLoad, state: PlannerState) -> Observation:
         """Return the observation of the interval, with the forecast where targets are planned for."""
         service, settings = self._service, self._settings
         observation = Observation(service.now_s, service.pools.counts(), self._desired, load)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dynaplan.models.files.command_lines import LLAMA_OTHER_NAMES, LLAMA_SHORT, SET_BY_US, typed
-from dynaplan.models.files.model import ImportedFile, ImportedModel
+from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
 from dynaplan.util.errors import ConfigError
 
 TOOL = "llama.cpp"

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.models.files.command_lines import recognise
-from dynaplan.models.files.model import ImportedFile, ImportedModel, RequestFilters
+from dynaplan.models.files.imported_model import ImportedFile, ImportedModel, RequestFilters
 from dynaplan.models.files.model_sets import expand
 from dynaplan.models.model import Constraints
 from dynaplan.util.errors import ConfigError, nearest

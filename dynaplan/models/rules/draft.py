@@ -16,9 +16,9 @@ from dynaplan.models.model import (
     Load,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Plan,
     PlanStep,
     Refuse,
@@ -38,7 +38,7 @@ DEFAULTS = ModelPolicy()
 class Draft:
     """One call of ``plan``. ``settled`` are the models about which nothing more is decided in it."""
 
-    def __init__(self, observation: Observation, settings: ModelPolicies, now_s: float) -> None:
+    def __init__(self, observation: ModelsObservation, settings: ModelPolicies, now_s: float) -> None:
         self.devices, self.constraints, self.now_s = observation.devices, settings.constraints, now_s
         self._settings, self._actions, self._trail = settings.models, list[Action](), list[PlanStep]()
         self._next_at_s = inf
@@ -65,7 +65,9 @@ class Draft:
         own = self._settings.get(self.model_of(name), DEFAULTS)
         if self.model_of(name) == name:
             return own
-        return replace(own, is_pinned=False, ttl_s=min(own.ttl_s or inf, SHRINK_AFTER_S), sleep_levels=())
+        ttl_s = min(own.ttl_s or inf, SHRINK_AFTER_S)
+        pool = own.prefill if own.prefill and self.statuses[name].is_prefill else own
+        return replace(pool, is_pinned=False, priority=own.priority, ttl_s=ttl_s, sleep_levels=())
 
     def is_configured(self, name: str) -> bool:
         return self.model_of(name) in self._settings

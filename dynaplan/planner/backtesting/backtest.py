@@ -13,7 +13,7 @@ from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_correction
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.router import SimulatedRouting
-from dynaplan.simulation.service import UNLIMITED_QUEUE, ServiceSettings
+from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE, ServiceSettings
 
 MAX_COMPARED = 4
 """Splits that an answer keeps, its own first and then those that cost as little."""

@@ -65,6 +65,7 @@ class Interval:
     """One interval of traffic. Its lengths are the recent ones where its own are too few.
 
     ``missed`` are the requests that missed a target in it; None where frontends do not count them.
+    ``failing`` are the workers that had failed, or were started again unasked, at its end.
     """
 
     length_s: float
@@ -74,6 +75,7 @@ class Interval:
     osl: Lengths
     hit_rate: float = 0.0
     missed: float | None = None
+    failing: int = 0
 
 
 NOTHING = Lengths.fixed(1.0)
@@ -87,7 +89,7 @@ class Evidence:
         self._intervals: deque[Interval] = deque()
         self.span_s = 0.0
 
-    def add(self, traffic: Traffic, isl: Lengths | None, osl: Lengths | None) -> int:
+    def add(self, traffic: Traffic, isl: Lengths | None, osl: Lengths | None, failing: int = 0) -> int:
         """Add an interval, with the histograms of recent requests; return how many are too old by then.
 
         One without data, or before any length is known, is left out.
@@ -107,6 +109,7 @@ class Evidence:
                 osl,
                 min(traffic.prefix_hit_rate or 0.0, MAX_HIT_RATE),
                 max(missed, default=None),
+                failing,
             )
         )
         self.span_s += traffic.interval_s

@@ -8,6 +8,8 @@
 - A worker leaves only in the interval in which an answer comes (``Backtest.is_new``), so an answer never
   removes what was added after its evidence.
 - A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
+- Workers that failed within the window leave an answer that adds only, though all serve again: fewer would
+  have borne the load that came, but not with what else may fail.
 - What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
   down to half of what is promised.
 """
@@ -83,7 +85,8 @@ class BacktestSchedule:
         """Add the traffic of an interval to the evidence."""
         traffic, foresight = observation.traffic, observation.foresight
         if traffic and foresight:
-            dropped = self._evidence.add(traffic, foresight.isl, foresight.osl)
+            failing = _failing(observation)
+            dropped = self._evidence.add(traffic, foresight.isl, foresight.osl, failing)
             self._intervals_seen = max(0, self._intervals_seen - dropped)
             self._dropped_since_asked += dropped
 
@@ -125,8 +128,10 @@ class BacktestSchedule:
             return replace(self._answer, missing=missing)
         intervals, known = self._evidence.intervals, self._intervals_seen
         ahead = lookahead(observation.startup_s, self._settings.adjustment_interval_s)
+        failed = max(each.failing for each in intervals)
         return replace(
             self._answer,
+            missing=self._answer.missing or (f"workers failed in the window ({failed})" if failed else ""),
             is_new=is_new,
             change=load_change(intervals, _coming(observation.foresight), known),
             missed_lately=missed_lately(intervals, RECENT_S, self._rest()),
@@ -149,6 +154,12 @@ class BacktestSchedule:
         budget, rest = state.error_budget, self._rest()
         owed = max(0.0, -min(budget.ttft_requests, budget.itl_requests))
         return max(MIN_MISS_FRACTION * rest, rest - owed / max(1.0, self._evidence.requests))
+
+
+def _failing(observation: Observation) -> int:
+    """Return the workers that failed: also those that start though nobody has asked for another one."""
+    roles, is_asked = (observation.fleet.prefill, observation.fleet.decode), observation.desired.is_pending
+    return sum(each.failed + each.backoff + (0 if is_asked else each.starting) for each in roles)
 
 
 def _coming(foresight: TrafficForecast | None) -> float:

@@ -35,7 +35,7 @@ from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.planner.backtesting.evidence import allowed_misses
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
-from dynaplan.simulation.service import ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
 
 RECENT_S = 600.0
 """Seconds that are looked at once more for themselves, because they may be how it goes on."""

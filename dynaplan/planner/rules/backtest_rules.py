@@ -12,7 +12,7 @@ Where the GPUs do not hold that, an answer that has them all goes first: it was 
 Else it is what the forecast needs, for a load above, or the answer.
 
 Objections: workers that fail, more misses lately than promised (the model is too good, or the evidence too
-old), and a backtest that was not computed.
+old), a backtest that was not computed, and workers that failed within its window.
 """
 
 from __future__ import annotations

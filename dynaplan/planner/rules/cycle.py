@@ -12,7 +12,7 @@ from typing import Protocol
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Sample
 from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.planner.model import Decision, Load, Observation, PlannerState
+from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide, state_without_change
 from dynaplan.planner.rules.load_policy import average_load
@@ -38,7 +38,7 @@ class PlannedDeployment(Protocol):
         """Return the load of a metric pull."""
         ...
 
-    async def observe(self, load: Load, state: PlannerState) -> Observation:
+    async def observe(self, load: AverageLoad, state: PlannerState) -> Observation:
         """Return the observation of the interval that ends now and had this load.
 
         ``state`` is what is known from before: a backtest is about the engines as they were measured.

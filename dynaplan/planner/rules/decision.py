@@ -20,10 +20,10 @@ from dynaplan.fleet.holds import RoleHolds
 from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import (
+    AverageLoad,
     Decision,
     DecisionRecord,
     DecisionStep,
-    Load,
     Observation,
     PlannerState,
     Prediction,
@@ -337,7 +337,7 @@ def _ready(counts: WorkerCounts, workers: int) -> WorkerCounts:
     return WorkerCounts(ready=workers, gpus=counts.gpus, startup_s=counts.startup_s)
 
 
-def _spread_load(load: Load, workers: PoolSizes) -> Load:
+def _spread_load(load: AverageLoad, workers: PoolSizes) -> AverageLoad:
     """Return the same load over these workers; the prefill queue is that of all of them already."""
     usage = load.kv_usage
     if usage is not None and workers.decode:

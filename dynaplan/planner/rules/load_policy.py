@@ -19,21 +19,21 @@ from dynaplan.config.settings.planner import (
 from dynaplan.fleet.counts import PoolSizes, Sample
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.model import DecisionStep, Load, Observation, PlannerState
+from dynaplan.planner.model import AverageLoad, DecisionStep, Observation, PlannerState
 from dynaplan.planner.rules import guards
 
 
-def average_load(samples: Sequence[Sample]) -> Load:
+def average_load(samples: Sequence[Sample]) -> AverageLoad:
     """Return the pulls of one interval as one load: the mean over pulls, each a mean over workers already.
 
     Dynamo takes one mean over all workers of all pulls, so that pulls with more workers weigh more there.
     """
     if not samples:
-        return Load(kv_missing="nothing was measured", queue_missing="nothing was measured")
+        return AverageLoad(kv_missing="nothing was measured", queue_missing="nothing was measured")
     usages = [usage for sample in samples if (usage := finite(sample.kv_usage)) is not None]
     depths = [depth for sample in samples if (depth := finite(sample.prefill_queue)) is not None]
     last = samples[-1]
-    return Load(
+    return AverageLoad(
         pulls=len(samples),
         kv_usage=_mean(usages),
         kv_missing="" if usages else last.kv_missing or "no decode worker answered",

@@ -4,8 +4,8 @@ A model has a worker or none, and further ones where the policy starts them; a r
 has the fewest. A load takes the model's ``load_s``; a worker that has drained gives its memory
 back ``FREE_S`` later, and waking takes its level's time. A worker answers ``slots`` requests at once, the
 others queue in it; an answer takes ``prompt_tokens / prefill_tokens_per_s + output_tokens x itl_s``, whatever
-else it answers. That is coarser than the simulation of one model (``simulation.service``): waits for models
-are tens of seconds, and what batches do to a token is milliseconds.
+else it answers. That is coarser than the simulation of one model (``simulation.simulated_service``): waits
+for models are tens of seconds, and what batches do to a token is milliseconds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dynaplan.models.model import (
     Device,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
 )
 from dynaplan.models.rules.memory import level_of
 from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
-from dynaplan.simulation.many_models.workloads import Chain, ChainCall
+from dynaplan.simulation.many_models.call_chains import Chain, ChainCall
 
 FREE_S = 0.5
 """How long the driver takes to show the memory of a worker that has gone."""
@@ -90,7 +90,7 @@ class SimulatedModelWorker:
         return len(self.running) + len(self.queued)
 
 
-class Policy(Protocol):
+class BoxPolicy(Protocol):
     """Who is admitted, loaded and put away; called after everything that happens, and when it asked to be."""
 
     @property
@@ -110,7 +110,7 @@ class Box:
         self,
         devices: tuple[Device, ...],
         models: Mapping[str, SimulatedModel],
-        policy: Policy,
+        policy: BoxPolicy,
         constraints: Constraints = NO_CONSTRAINTS,
     ) -> None:
         self.devices, self.now_s = devices, 0.0
@@ -206,9 +206,9 @@ class Box:
 
     # what a policy sees
 
-    def observation(self) -> Observation:
+    def observation(self) -> ModelsObservation:
         models = [self._seen(name) for name in self.workers]
-        return Observation((*models, *self._seen_further(models)), self.devices)
+        return ModelsObservation((*models, *self._seen_further(models)), self.devices)
 
     def _seen(self, name: str) -> ModelStatus:
         worker = self.workers[name]

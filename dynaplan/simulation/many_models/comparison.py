@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device
-from dynaplan.simulation.many_models.box import Box, Policy, SimulatedCall, SimulatedModel
+from dynaplan.simulation.many_models.box import Box, BoxPolicy, SimulatedCall, SimulatedModel
+from dynaplan.simulation.many_models.call_chains import Chain
 from dynaplan.simulation.many_models.policies import OwnGpu, policies
-from dynaplan.simulation.many_models.workloads import Chain
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BoxOutcome:
     """What came of all requests under one policy.
 
     A *wait* is the time from a request's arrival until a worker took it. ``lost`` requests were refused, cut,
@@ -43,9 +43,9 @@ def compare(
     models: Mapping[str, SimulatedModel],
     devices: Sequence[Device],
     duration_s: float,
-    rivals: Sequence[Policy] | None = None,
+    rivals: Sequence[BoxPolicy] | None = None,
     constraints: Constraints = NO_CONSTRAINTS,
-) -> list[Outcome]:
+) -> list[BoxOutcome]:
     """Run the load under each policy; last comes a box with a GPU for each model."""
     outcomes = [
         simulate(chains(), models, devices, duration_s, policy, constraints)
@@ -62,22 +62,22 @@ def simulate(
     models: Mapping[str, SimulatedModel],
     devices: Sequence[Device],
     duration_s: float,
-    policy: Policy,
+    policy: BoxPolicy,
     constraints: Constraints = NO_CONSTRAINTS,
-) -> Outcome:
+) -> BoxOutcome:
     box = Box(tuple(devices), models, policy, constraints)
     box.run(chains, duration_s)
     return outcome_of(box, policy.name, duration_s)
 
 
-def outcome_of(box: Box, name: str, duration_s: float) -> Outcome:
+def outcome_of(box: Box, name: str, duration_s: float) -> BoxOutcome:
     answered = [each for each in box.requests if each.end_s < inf and not each.refused and not each.is_cut]
     waits = sorted(each.admitted_s - each.arrival_s for each in answered)
     number = max(1, len(box.requests))
     hours = duration_s / 3600
     swaps = box.loads - len({each.call.model for each in box.requests})
     size = max(each.total_bytes for each in box.devices)
-    return Outcome(
+    return BoxOutcome(
         policy=name,
         requests=len(box.requests),
         lost=len(box.requests) - len(answered),

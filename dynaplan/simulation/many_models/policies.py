@@ -22,7 +22,7 @@ from dynaplan.models.model import Action, Device, Load, ModelState, Plan, Sleep,
 from dynaplan.models.rules.eviction import EvictionChoice, choose
 from dynaplan.models.rules.memory import Holding, Holdings, Need, holding, need, promise
 from dynaplan.models.rules.planning import plan
-from dynaplan.simulation.many_models.box import Box, Policy, SimulatedModel
+from dynaplan.simulation.many_models.box import Box, BoxPolicy, SimulatedModel
 
 
 class Dynaplan:
@@ -233,6 +233,6 @@ def always_fitting(models: Mapping[str, SimulatedModel], devices: Sequence[Devic
     return max(1, len(taken))
 
 
-def policies(models: Mapping[str, SimulatedModel], devices: Sequence[Device]) -> list[Policy]:
+def policies(models: Mapping[str, SimulatedModel], devices: Sequence[Device]) -> list[BoxPolicy]:
     """Return our rules, and the three rivals for the same memory."""
     return [Dynaplan(), LlamaSwap(), Ollama(), LeastRecentlyUsed(always_fitting(models, devices))]

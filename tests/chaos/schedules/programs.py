@@ -253,7 +253,7 @@ def installed(machine: Machine, config: dict[str, dict[str, Any]]) -> Iterator[N
         stack.enter_context(
             patch("dynaplan.gateway.routing.worker_router.Random", lambda: Random(first + next(seeds)))
         )
-        stack.enter_context(patch("dynaplan.engines.sim.endpoints.AnswerText", answers))
+        stack.enter_context(patch("dynaplan.engines.sim.openai_endpoints.AnswerText", answers))
         stack.enter_context(patch.dict(RemotePrefill.__init__.__kwdefaults__, wall_s=wall_now))
         defaults = PrefillPuller.__init__.__defaults__
         PrefillPuller.__init__.__defaults__ = (*(defaults or ())[:-1], wall_now)

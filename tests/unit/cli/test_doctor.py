@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli import doctor
-from dynaplan.cli.doctor import Finding, Level, command, page
+from dynaplan.cli.doctor import Finding, Level, ModelNeeds, command, page
 from dynaplan.engines import requirements
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet import servers as embedded
 from dynaplan.fleet.gpus import Gpu, GpuProcess, GpuUse
-from dynaplan.util.errors import UserError
+from dynaplan.models.model import NO_CONSTRAINTS, Device
+from dynaplan.models.rules.memory import GB, Need
+from dynaplan.util.errors import ConfigError, UserError
 
 FINDINGS = (
     Finding(Level.OK, "port", "8000 is free"),
@@ -170,3 +172,67 @@ def test_a_directory_that_cannot_be_written_is_a_fault(
     found: list[Finding] = list(doctor.directories())
     assert {each.level for each in found} == {Level.FAULT}
     assert "DYN_LOCAL_STATE_DIR" in found[0].advice
+
+
+GPUS = (Device(0, 24 * GB), Device(1, 24 * GB))
+
+
+def fit_shown(*needs: Need, devices: Sequence[Device] = GPUS[:1], unknown: Sequence[str] = ()) -> list[str]:
+    found = doctor.model_findings(ModelNeeds("m.yaml", needs, devices, NO_CONSTRAINTS, unknown))
+    return [f"{each.level.value} {each.topic}: {each.says}" for each in found]
+
+
+def test_models_that_all_fit_at_once_are_one_finding() -> None:
+    assert fit_shown(Need("ant", 10 * GB), Need("bee", 8 * GB)) == [
+        "ok models: all fit at once: ant, bee (18.0 GB)"
+    ]
+
+
+def test_models_that_do_not_all_fit_are_told_in_the_sets_that_do() -> None:
+    shown = fit_shown(Need("ant", 20 * GB), Need("bee", 10 * GB), Need("cow", 6 * GB))
+    assert shown == ["- models: not all fit at once, but: ant (20.0 GB); or bee, cow (16.0 GB)"]
+
+
+def test_a_model_that_never_fits_says_how_much_it_needs_and_there_is() -> None:
+    never, sets = fit_shown(Need("ant", 30 * GB), Need("bee", GB))
+    assert never == "warn model ant: it needs 30.0 GB, and the largest GPU has 24.0 GB: never loaded"
+    assert sets == "- models: not all fit at once, but: bee (1.0 GB)"
+    assert fit_shown(Need("ant", 30 * GB))[0].startswith("FAIL model ant")
+    assert fit_shown(Need("wide", GB, devices=3), devices=GPUS) == [
+        "FAIL model wide: it asks for 3 GPUs, and there are 2"
+    ]
+
+
+def test_memory_that_other_programs_hold_is_told_from_memory_that_is_not_there() -> None:
+    held = [Device(0, 24 * GB, foreign_bytes=20 * GB)]
+    assert fit_shown(Need("ant", 10 * GB), devices=held) == [
+        "FAIL model ant: it needs 10.0 GB, and 4.0 GB are free: other programs hold the rest of 24.0 GB"
+    ]
+
+
+def test_a_model_whose_memory_is_assumed_says_so() -> None:
+    assumed, _ = fit_shown(Need("ant", 10 * GB), unknown=["ant"])
+    assert assumed == ("warn model ant: its memory is not known before its first load; 10.0 GB are assumed")
+
+
+def test_models_are_read_as_serve_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("Models: {ant: {engine: sim, memory: 50GB}, bee: {engine: sim}}")
+    found = doctor.read_model_needs(str(file), ["--Models.ant.memory=40GB"], 1, 60 * GB)
+    assert next((each.model, each.bytes_each) for each in found.needs) == ("ant", 40 * GB)
+    assert [(each.index, each.total_bytes) for each in found.devices] == [(0, 60 * GB)]
+    assert found.unknown == {"bee"}
+    file.write_text("Planner: {policy: sla}")
+    with pytest.raises(ConfigError, match="no section Models"):
+        doctor.read_model_needs(str(file), [], 1, 0)
+
+
+def test_the_findings_about_models_come_below_those_about_the_box(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_checks(monkeypatch, FINDINGS[0])
+    file = tmp_path / "models.yaml"
+    file.write_text("Models: {ant: {engine: sim, memory: 50GB}}")
+    arguments = ["-f", str(file), "--gpus", "1", "--model-memory", "60GB"]
+    shown = CliRunner().invoke(command, arguments, standalone_mode=False).output.splitlines()
+    assert [line.split()[1] for line in shown[:2]] == ["port", "models"]

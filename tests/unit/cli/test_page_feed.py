@@ -33,8 +33,8 @@ def record(ago_s: float, *, is_change: bool) -> dict[str, Any]:
     return json.loads(json.dumps(found.to_json()))
 
 
-def history(records: list[dict[str, Any]]) -> DecisionHistory:
-    return DecisionHistory(lambda last, tail_bytes: records[-last:], NOW_S - HISTORY_S)
+def history(records: list[dict[str, Any]], model: str = "") -> DecisionHistory:
+    return DecisionHistory(lambda last, tail_bytes: records[-last:], NOW_S - HISTORY_S, model)
 
 
 def test_history_is_read_from_the_log_once_and_then_what_is_new() -> None:
@@ -72,12 +72,21 @@ def test_changes_are_listed_with_all_that_why_says_and_of_the_rest_the_last() ->
     assert read.listed == sorted(read.listed, key=lambda each: each["at_s"])
 
 
+def test_of_a_model_the_decisions_bear_its_name_and_its_workers_are_no_sample_of_the_deployment() -> None:
+    read = history([record(60, is_change=False), record(30, is_change=True)], "ant")
+    assert read.poll(NOW_S)
+    assert read.samples == []
+    assert read.changes[0].text.startswith("ant: changed prefill 1, decode 1 -> ")
+    assert [each["text"].partition(":")[0] for each in read.listed] == ["ant", "ant"]
+
+
 class Looks:
     """A deployment that looks the same at each poll; copies ``StatusPoller``."""
 
     def __init__(self, *histories: dict[str, Any]) -> None:
         self.looks = self.asked = 0
         self.histories = list(histories)
+        self.planned_models: dict[str, Any] = {}
         self.found = SimpleNamespace(began_s=0.0)
 
     async def load_histories(self) -> list[dict[str, Any]]:
@@ -87,10 +96,10 @@ class Looks:
     async def poll(self) -> dict[str, Any]:
         self.looks += 1
         prefill = worker_document("p", role="prefill", state="backoff", reason="it crashed")
-        return document(worker_document(), prefill, load=FIGURES)
+        return document(worker_document(), prefill, load=FIGURES, planned_models=self.planned_models)
 
 
-def no_records(last: int, tail_bytes: int) -> Sequence[dict[str, Any]]:
+def no_records(component: str, last: int, tail_bytes: int) -> Sequence[dict[str, Any]]:
     return []
 
 
@@ -122,10 +131,28 @@ async def test_charts_are_drawn_again_when_there_is_more_to_see(monkeypatch: pyt
         assert [name for name, _ in await drawing.events([SMALL])] == ["look", SMALL.name]
 
 
-async def test_new_decisions_are_listed_once() -> None:
-    feed = PageFeed(Looks(), lambda last, tail_bytes: [record(10, is_change=True)])  # type: ignore[arg-type]
-    feed._history.poll = lambda now_s, poll=feed._history.poll: poll(NOW_S)  # type: ignore[method-assign]
+async def test_new_decisions_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEPLOYMENT_POLL_S", 0.0)
+    monkeypatch.setattr(module, "DRAW_S", 0.0)
+    monkeypatch.setattr(module.time, "time", lambda: NOW_S)
+    records = [record(10, is_change=True)]
+    feed = PageFeed(Looks(), lambda component, last, tail_bytes: records)  # type: ignore[arg-type]
     assert [name for name, _ in await feed.events([])] == ["look", "decisions"]
+    assert [name for name, _ in await feed.events([])] == ["look"]
+
+
+async def test_the_decisions_of_every_planned_model_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "time", lambda: NOW_S)
+    logs = {"ant": [record(10, is_change=True)], "b-2": [record(20, is_change=True)]}
+    looks = Looks()
+    looks.planned_models = {
+        name: {"component": component, "policy": "load", "targets": None}
+        for name, component in {"ant": "ant", "b/2": "b-2"}.items()
+    }
+    feed = PageFeed(looks, lambda component, last, tail_bytes: logs[component])  # type: ignore[arg-type]
+    events = dict(await feed.events([]))
+    listed = json.loads(events["decisions"])
+    assert [each["text"].partition(": ")[0] for each in listed] == ["ant", "b/2"]
 
 
 async def test_where_there_is_no_decision_the_page_is_told_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dynaplan.cli.simulate import command
 from dynaplan.config.settings.worker import DEFAULT_PROFILE
 from dynaplan.engines.sim.profiles import SHIPPED_DIR
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import recommend_policy, run_simulations
+from dynaplan.lab.simulate.policy_runs import recommend_policy, run_simulations
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine
 

@@ -11,7 +11,7 @@ import pytest
 
 from dynaplan.cli import status_poller
 from dynaplan.cli.status_document import DeploymentState
-from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, StatusPoller, percentile_ms
+from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, ModelLoad, StatusPoller, percentile_ms
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet.deployments import RunningDeployment
@@ -126,6 +126,29 @@ def test_two_readings_give_rates_means_and_percentiles() -> None:
     # 10 of 50 lie below 100 ms and 40 evenly up to 200 ms: 47.5 of them are below 193.75 ms.
     assert figures.ttft_percentile_ms == pytest.approx(193.75)
     assert (figures.itl_mean_ms, figures.itl_percentile_ms) == (0.0, None)
+
+
+def test_the_times_are_at_the_percentiles_that_the_targets_name() -> None:
+    window = LoadWindow()
+    window.add(0.0, counts(0, (0, 0, 0)))
+    window.add(10.0, counts(50, (10, 50, 50)))
+    figures = window.figures({"ttft_percentile": 50.0, "itl_percentile": 95.0})
+    assert figures
+    # 10 of 50 lie below 100 ms and 40 evenly up to 200 ms: 25 of them are below 137.5 ms.
+    assert figures.ttft_percentile_ms == pytest.approx(137.5)
+
+
+def test_a_models_load_is_that_of_its_own_requests() -> None:
+    ant, everything = ModelLoad("ns", "ant"), ModelLoad("ns")
+    for at_s, requests in ((0.0, 0), (10.0, 5)):
+        text = "\n".join(
+            f'dynamo_frontend_requests_started_total{{dynamo_namespace="ns",model="{model}"}} {count}'
+            for model, count in (("ant", requests), ("bee", 10 * requests))
+        )
+        for load in (ant, everything):
+            load.add(at_s, [text.encode()])
+    rates = [figures.requests_per_s for load in (ant, everything) if (figures := load.figures())]
+    assert rates == [0.5, 5.5]
 
 
 def test_an_idle_minute_has_no_times() -> None:

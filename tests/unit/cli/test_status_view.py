@@ -139,7 +139,7 @@ def test_what_waits_failed_or_is_ignored_has_a_paragraph_each() -> None:
 
 
 def test_a_worker_that_leaves_is_named_with_the_reason() -> None:
-    why = "1 of 2 VllmWorker wanted; its cache served the least, 0 tokens in about 10 minutes"
+    why = "1 of 2 VllmWorker wanted"
     leaving = worker_document("box_VllmWorker_1", state="draining", reason=why)
     assert f"box_VllmWorker_1 leaves: {why}" in view_of(document(leaving), 0.0).notes
 
@@ -150,5 +150,39 @@ def test_the_order_of_queued_prompts_stands_beside_the_policy() -> None:
 
 
 def test_the_policies_of_models_with_planners_of_their_own_are_shown() -> None:
-    shown = view_of(document(policy=None, planned_models={"ant": "load", "bee": "sla"}), 0.0).service
-    assert "policy load for ant, policy sla for bee" in shown
+    planned = {"ant": {"policy": "load"}, "bee": {"policy": "sla"}}
+    shown = view_of(document(policy=None, planned_models=planned), 0.0)
+    assert "policy load for ant, policy sla for bee" in shown.service
+    assert shown.planners == (), "nothing was polled"
+
+
+def test_each_planned_model_that_is_loaded_has_a_line_with_its_load_its_targets_and_its_last_decision() -> (
+    None
+):
+    targets = {"ttft_ms": 250.0, "itl_ms": 50.0, "ttft_percentile": 99.0, "itl_percentile": 95.0}
+    budget = {"ttft_requests": 3.0, "itl_requests": 4.0}
+    bee = {"policy": "sla", "targets": targets, "load": FIGURES, "error_budget": budget}
+    planned = {
+        "ant": {
+            "policy": "load",
+            "targets": None,
+            "load": None,
+            "last_decision": "16:00:00  no change: idle",
+        },
+        "bee": bee,
+        "cow": {"policy": "load", "targets": None, "load": FIGURES},
+    }
+    states = {"ant": "ready", "bee": "loading", "cow": "unloaded"}
+    on_request = {name: model_document(state=state) for name, state in states.items()}
+    events = [{"at_unix_s": 0.0, "model": "bee", "sentence": "load: asked for"}]
+    shown = document(policy=None, planned_models=planned, on_request=on_request, model_events=events)
+    view = view_of(shown, 0.0)
+    assert view.planners == (
+        "ant: policy load  counting requests ...  last decision 16:00:00  no change: idle",
+        "bee: policy sla  7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p99 96.3 ms (target 250)  ITL -"
+        "  error budget: TTFT +3 requests, ITL +4",
+    )
+    lines = click.unstyle(render_page(view)).splitlines()
+    last = next(place for place, line in enumerate(lines) if line.startswith("last decision"))
+    assert lines[last].endswith("model bee: load: asked for")
+    assert lines[last + 1].startswith("ant: policy load")

@@ -36,7 +36,7 @@ from dynaplan.planner.metrics.exposition import DEFAULT_PREFIX
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.rules.decision import decide
-from dynaplan.util.metrics import render
+from dynaplan.util.prometheus_text import render
 from tests.fakes.clock import ManualClock
 from tests.fakes.promlint import promtool
 from tests.unit.fleet.rules.test_statefile import FIRST, new_document

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings, StepResult
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
-from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings, StepResult
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 
 BLOCK_TOKENS = 4
 

@@ -26,7 +26,7 @@ LLAMA_3_8B = KvShape((8,) * 32, 128, 128)
 
 
 def test_a_token_of_llama_3_8b_takes_128_kib_and_half_of_it_in_8_bits() -> None:
-    """The figure of Dynamo's mocker (engines/timing_model/timing.py), and of Llama 3.1's model card."""
+    """The figure of Dynamo's mocker (engines/timing_model/step_timing.py), and of Llama 3.1's model card."""
     assert LLAMA_3_8B.bytes_per_token() == 128 * 1024
     assert LLAMA_3_8B.bytes_per_token(1, 1) == 64 * 1024
     assert KvShape((32,) * 32, 128, 128).bytes_per_token() == 512 * 1024, "Llama 2 7B: no GQA"

@@ -14,8 +14,8 @@ import yaml
 
 from dynaplan.engines import trtllm
 from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.engine_watchdog import EngineWatchdog
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
-from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import PermanentError, TemporaryError
 from tests.fakes.clock import ManualClock

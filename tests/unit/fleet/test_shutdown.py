@@ -21,8 +21,8 @@ from dynaplan.store import connections
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
-from dynaplan.util.metrics import PREFIX, render
 from dynaplan.util.progress import ProgressLine
+from dynaplan.util.prometheus_text import PREFIX, render
 from tests.fakes.polling import consistently, eventually
 
 DRAIN_S = 30.0

@@ -31,7 +31,7 @@ def report(**covered: int) -> dict[str, object]:
     ("name", "flat"),
     [
         ("dynaplan/store/etcd.py", "store"),
-        ("dynaplan/engines/timing_model/model.py", "engines"),
+        ("dynaplan/engines/timing_model/engine_model.py", "engines"),
         ("dynaplan/util/clock.py", "util"),
         ("dynaplan/services.py", "services"),
     ],

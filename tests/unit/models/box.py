@@ -11,9 +11,9 @@ from dynaplan.models.model import (
     Device,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Plan,
 )
 from dynaplan.models.rules.planning import plan
@@ -58,7 +58,7 @@ class Box:
         self.settings = ModelPolicies(models, constraints or Constraints())
 
     def plan(self, *statuses: ModelStatus, now_s: float = NOW_S) -> Plan:
-        return plan(Observation(statuses, self.devices), self.settings, now_s)
+        return plan(ModelsObservation(statuses, self.devices), self.settings, now_s)
 
     def actions(self, *statuses: ModelStatus, now_s: float = NOW_S) -> list[Action]:
         return list(self.plan(*statuses, now_s=now_s).actions)

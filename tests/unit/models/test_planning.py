@@ -11,9 +11,9 @@ from dynaplan.models.model import (
     Load,
     ModelPolicies,
     ModelPolicy,
+    ModelsObservation,
     ModelState,
     ModelStatus,
-    Observation,
     Refuse,
     Sleep,
     SleepLevel,
@@ -446,7 +446,7 @@ def test_a_pinned_model_that_may_not_be_beside_it_is_a_409() -> None:
 
 
 def test_a_plan_can_be_made_of_nothing() -> None:
-    assert plan(Observation(), ModelPolicies({}), 0.0).next_at_s == inf
+    assert plan(ModelsObservation(), ModelPolicies({}), 0.0).next_at_s == inf
 
 
 def test_a_worker_that_starts_where_its_memory_was_given_to_another_is_stopped() -> None:

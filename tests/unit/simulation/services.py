@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
-from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Distribution, Slo
 from dynaplan.simulation.router import SimulatedRouting
-from dynaplan.simulation.service import UNLIMITED_QUEUE, ServiceSettings
+from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE, ServiceSettings
 
 TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)
 ENGINE = EngineSettings(total_blocks=1000, block_tokens=16, batched_tokens=1024)

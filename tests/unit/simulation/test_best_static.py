@@ -12,7 +12,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.best_static import BestStatic, find_best_static
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result, StaticPolicy, simulate
-from dynaplan.simulation.service import ServiceSettings
+from dynaplan.simulation.simulated_service import ServiceSettings
 from tests.unit.simulation.services import ENGINE, TIMING, every, service
 
 PROMISE = SlaTargets(500, 50, 95, 95)

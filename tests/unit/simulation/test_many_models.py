@@ -7,8 +7,9 @@ import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.models.model import Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
-from dynaplan.simulation.many_models.box import FREE_S, Box, Policy, SimulatedModel
-from dynaplan.simulation.many_models.comparison import Outcome, compare, simulate
+from dynaplan.simulation.many_models.box import FREE_S, Box, BoxPolicy, SimulatedModel
+from dynaplan.simulation.many_models.call_chains import Chain, ChainCall, chains_of, length_s, made_up
+from dynaplan.simulation.many_models.comparison import BoxOutcome, compare, simulate
 from dynaplan.simulation.many_models.policies import (
     Dynaplan,
     LeastRecentlyUsed,
@@ -17,7 +18,6 @@ from dynaplan.simulation.many_models.policies import (
     OwnGpu,
     always_fitting,
 )
-from dynaplan.simulation.many_models.workloads import Chain, ChainCall, chains_of, length_s, made_up
 from dynaplan.util.errors import ConfigError
 
 LOAD_S = 10.0
@@ -32,7 +32,7 @@ def asks(name: str, at_s: float = 0.0, answer_s: int = 2) -> Chain:
     return Chain(at_s, (ChainCall(name, 0, answer_s),), inf)
 
 
-def run(policy: Policy, *chains: Chain, gpus: int = 1, **models: SimulatedModel) -> Box:
+def run(policy: BoxPolicy, *chains: Chain, gpus: int = 1, **models: SimulatedModel) -> Box:
     box = Box(tuple(Device(index, 16) for index in range(gpus)), models, policy)
     box.run(sorted(chains, key=lambda each: each.begin_s), 100.0)
     return box
@@ -161,7 +161,7 @@ def test_with_a_gpu_for_each_model_nobody_waits() -> None:
 # Load
 
 
-def by_policy(load: str) -> dict[str, Outcome]:
+def by_policy(load: str) -> dict[str, BoxOutcome]:
     gb = {"a": 20, "b": 13, "c": 13, "d": 7, "e": 7, "f": 1}
     models = {name: SimulatedModel(ModelPolicy(claim_bytes=size), size) for name, size in gb.items()}
     outcomes = compare(

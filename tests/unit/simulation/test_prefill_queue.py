@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.events.dispatch_order import DispatchRule
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role, WorkerState
@@ -12,7 +12,7 @@ from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
-from dynaplan.simulation.service import REFILL_S, ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import REFILL_S, ServiceSettings, SimulatedService
 from tests.unit.simulation.services import ENGINE, at_once, every, service, workers
 
 STEP_MS = 100.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.engines.timing_model.model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.gateway.traced_requests import TracedRequest
@@ -17,7 +17,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.simulation.router import PredictedCaches, ReportedCaches, SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 from tests.unit.simulation.services import TIMING, service, workers
 
 TOLD, PREDICTED = SimulatedRouting("kv"), SimulatedRouting("kv", is_kv_events=False)

@@ -16,7 +16,7 @@ from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
-from dynaplan.lab.simulate.simulation import run_load, service_settings
+from dynaplan.lab.simulate.policy_runs import run_load, service_settings
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.run import ClosedLoop, Policy, StaticPolicy, simulate

@@ -1,21 +1,28 @@
 from __future__ import annotations
 
 from dynaplan.store.model import Deleted, KeyValue, Put
-from dynaplan.store.nats_bucket import Draft, Entry, lease_draft, lease_name, tombstone, value_draft
+from dynaplan.store.nats_bucket import (
+    BucketMessage,
+    Entry,
+    lease_message,
+    lease_name,
+    tombstone,
+    value_message,
+)
 from dynaplan.store.nats_store import BucketMirror
 
 
-def stored(draft: Draft, sequence: int) -> Entry:
+def stored(message: BucketMessage, sequence: int) -> Entry:
     """The message as the server has it."""
-    return Entry(draft.name, draft.data, sequence, draft.headers)
+    return Entry(message.name, message.data, sequence, message.headers)
 
 
 def put(key: str, sequence: int, lease: int = 0) -> Entry:
-    return stored(value_draft(key, "v", lease), sequence)
+    return stored(value_message(key, "v", lease), sequence)
 
 
 def lease(number: int, sequence: int) -> Entry:
-    return stored(lease_draft(number, 10), sequence)
+    return stored(lease_message(number, 10), sequence)
 
 
 def expired(number: int, sequence: int) -> Entry:

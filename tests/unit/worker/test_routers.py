@@ -150,7 +150,14 @@ async def test_the_routers_of_other_workers_are_not_asked(stage: Stage) -> None:
     assert stage.routed.asked == 0
 
 
-async def test_the_engine_must_be_empty_twice(stage: Stage) -> None:
+async def test_it_ends_at_once_when_every_router_has_said_that_it_has_nothing_here(stage: Stage) -> None:
+    await stage.router(HOME, 0)
+    await stage.router(AWAY, 0)
+    assert await stage.waited_s() == 0
+    assert stage.routed.asked == 2
+
+
+async def test_without_routers_the_engine_must_be_empty_twice(stage: Stage) -> None:
     readings = iter([0, 1, 0, 0])
 
     async def requests() -> int:

@@ -26,7 +26,7 @@ the ones that a step does not compute are the next step's, so two successive ste
     utilisation = r (F + B m) / (B c),  overloaded from 1 on
 
 The limit is the option ``max-num-batched-tokens``. A prompt longer than it costs its own all the same:
-chunks add nothing (``engines/timing_model/timing.py``). Engine models that are fed without pause compute c B
+chunks add nothing (``engines/timing_model/step_timing.py``). Engine models fed without pause compute c B
 / (F + B m) prompts per ms to 0.2 % (K of 4 and 16, prompts of 300 and 1000 tokens, c = 1).
 
 At lower load n solves a fixed point. A worker that computes finds all the others busy too with chance

@@ -31,7 +31,7 @@ Poisson arrivals at each worker, however requests are routed.
 **Percentiles.** chance(time > limit) is computed directly; ``predict`` inverts it, upwards from the mean by
 half again until the limit is kept, then by halving to 0.5 %.
 
-**Sources.** Named where they are used; the steps are those of ``engines/timing_model/timing.py``, the
+**Sources.** Named where they are used; the steps are those of ``engines/timing_model/step_timing.py``, the
 transfer is that of Dynamo's mocker. The combination is this project's own: Dynamo's planner works with means
 (``formula.py``).
 
@@ -54,7 +54,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.engines.timing_model.timing import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
+from dynaplan.engines.timing_model.step_timing import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.forecasting.arrivals import dispersions_of
@@ -82,7 +82,7 @@ class QueueingModel:
 
     ``is_evenly_routed``: decode workers take turns (round-robin); else each request draws one at random. A
     hand-off takes ``transfer_ms`` plus ``transfer_ms_per_token`` for each computed token of the prompt; the
-    defaults are those of ``engines/timing_model/timing.py``.
+    defaults are those of ``engines/timing_model/step_timing.py``.
     """
 
     decode: WorkerKind

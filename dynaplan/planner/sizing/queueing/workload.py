@@ -1,7 +1,7 @@
 """A demand in the units of one kind of worker: milliseconds of computing, decode steps, tokens of KV cache.
 
 **Prompts.** The profile's prefill time T(i), in ms for i tokens, is split as
-``engines/timing_model/timing.py`` does: T(0) is the fixed cost of a step that begins prompts (F in
+``engines/timing_model/step_timing.py`` does: T(0) is the fixed cost of a step that begins prompts (F in
 ``prefill_model.py``), and a prompt of i tokens of which h are cached adds
 
     own = T(i) - T(h),  at least 0
@@ -37,8 +37,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
 

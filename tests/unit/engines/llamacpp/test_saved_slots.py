@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.llamacpp.launch import fingerprint, read_options
+from dynaplan.engines.llamacpp.launch_line import fingerprint, read_options
 from dynaplan.engines.llamacpp.saved_slots import (
     SavedSlot,
     SavedSlots,

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from dynaplan.engines import sglang, trtllm, vllm
-from dynaplan.engines.llamacpp import launch as llamacpp
+from dynaplan.engines.llamacpp import launch_line as llamacpp
 from dynaplan.engines.port import EngineContext
+from dynaplan.engines.server.engine_options import lora_names
 from dynaplan.engines.server.kind import EngineKind, LaunchLine, cached_tokens_of
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
-from dynaplan.engines.server.options import lora_names
 from dynaplan.util.errors import ConfigError
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines"

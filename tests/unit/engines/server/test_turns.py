@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.llamacpp.launch import KIND as LLAMACPP
+from dynaplan.engines.llamacpp.launch_line import KIND as LLAMACPP
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import engine as module
 from dynaplan.engines.server.engine import ServerEngine

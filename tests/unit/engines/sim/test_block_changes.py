@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from dynaplan.engines.kv_events import BlockChange, Removed, Stored
 from dynaplan.engines.sim.block_changes import BlockChanges
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.kv_blocks import block_hashes, own_hashes
-from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 
 TIMING = StepTiming(lambda tokens: 5.0 + tokens, lambda decodes, kv: 2.0)
 

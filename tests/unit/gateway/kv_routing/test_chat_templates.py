@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
 from dynaplan.gateway.kv_routing.chat_templates import ChatTemplates, Unrenderable
-from dynaplan.gateway.kv_routing.model_files import ChatFiles
+from dynaplan.gateway.kv_routing.tokenizer_files import ChatFiles
 from tests.fakes.tokenizers import CHATML
 
 HELLO = {"role": "user", "content": "hello"}

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.kv_routing.inputs import CachedPrefixes, RouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, parse_call
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.store.instances import Instance
-from tests.unit.gateway.kv_routing.test_inputs import Told
+from tests.unit.gateway.kv_routing.test_router_inputs import Told
 
 CARD = {"tokenizer": "sim", "kv_block_tokens": 4}
 KV = FrontendSettings(router="kv", overlap_weight=1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynaplan.engines.timing_model.timing import FITTED, StepTiming, mocker_timing
+from dynaplan.engines.timing_model.step_timing import FITTED, StepTiming, mocker_timing
 from dynaplan.lab.profiling.load_points import (
     DecodeLoad,
     decode_points,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.timing_model.timing import MeasuredProfile, StepTiming
+from dynaplan.engines.timing_model.step_timing import MeasuredProfile, StepTiming
 from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measurements import (
     DecodeMeasurement,

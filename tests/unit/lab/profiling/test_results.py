@@ -11,7 +11,7 @@ import pytest
 
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import timing_for
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.lab.profiling.measurements import Measurements
 from dynaplan.lab.profiling.recommendation import Recommendation
 from dynaplan.lab.profiling.results import write_results

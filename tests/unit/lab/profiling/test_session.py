@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart, EngineFacts
 from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
+from dynaplan.lab.profiling.measured_deployment import DeploymentRefused, EngineDidNotStart, EngineFacts
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.lab.profiling.recommendation import Goal
 from dynaplan.lab.profiling.session import ProfileOptions, profile

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dynaplan.lab.profiling import stage as stages
-from dynaplan.lab.profiling.deployment import EngineFacts, MeasurementPlan
 from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
+from dynaplan.lab.profiling.measured_deployment import EngineFacts, MeasurementPlan
 from dynaplan.lab.profiling.measurements import DecodeMeasurement
 from dynaplan.lab.profiling.stage import JOURNAL_FILE, Journal, Stage, fingerprint, run_stage
 from dynaplan.util.errors import ConfigError

@@ -5,7 +5,7 @@ import pytest
 from dynaplan.fleet.counts import PoolSizes, Sample
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 from tests.bench.autoscalers import HpaPolicy, KpaPolicy, fit_gpus
 from tests.unit.simulation.services import service, workers
 

@@ -3,7 +3,7 @@
 import re
 
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.simulation.outcome import Slo
 from tests.bench.pictures import picture
 

@@ -11,7 +11,7 @@ import pytest
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.page import page, panels_of
-from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.lab.simulate.table import columns_of, rows
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result, ScaleEvent

@@ -9,8 +9,8 @@ from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
-from dynaplan.lab.simulate.simulation import service_settings
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.lab.simulate.policy_runs import service_settings
+from dynaplan.simulation.simulated_service import SimulatedService
 
 
 class Waiting:

@@ -3,7 +3,7 @@
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.lab.simulate.simulation import candidates_beside, compare_results, describe_change
+from dynaplan.lab.simulate.policy_runs import candidates_beside, compare_results, describe_change
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result
 

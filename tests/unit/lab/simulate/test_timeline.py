@@ -8,7 +8,7 @@ from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Windows
 from dynaplan.simulation.run import Result, StaticPolicy, ThinnedSeries, simulate
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.simulated_service import SimulatedService
 from tests.unit.simulation.services import every, mean, service, workers
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dynaplan.models.files import llama_swap
-from dynaplan.models.files.model import ImportedFile, ImportedModel, RequestFilters
+from dynaplan.models.files.imported_model import ImportedFile, ImportedModel, RequestFilters
 from dynaplan.util.errors import ConfigError
 
 DOCUMENTED = """

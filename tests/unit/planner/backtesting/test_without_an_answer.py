@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -26,16 +26,23 @@ def seen(number: int, requests_per_s: float) -> Observation:
     return planned_interval(PRESENT.prefill, PRESENT.decode, [requests_per_s], at_s=number * T)
 
 
-def after(intervals: int, requests_per_s: float) -> BacktestSchedule:
+def after(
+    intervals: int, requests_per_s: float, failing: Mapping[int, WorkerCounts] | None = None
+) -> BacktestSchedule:
+    """The evidence of so many intervals; ``failing`` are the decode workers at the end of some of them."""
     schedule = BacktestSchedule(SETTINGS)
     for number in range(intervals):
-        schedule.add(seen(number, requests_per_s))
+        now = seen(number, requests_per_s)
+        decode = (failing or {}).get(number, now.fleet.decode)
+        schedule.add(replace(now, fleet=replace(now.fleet, decode=decode)))
     return schedule
 
 
-def answered(present_per_s: float) -> tuple[BacktestSchedule, Observation]:
+def answered(
+    present_per_s: float, failing: Mapping[int, WorkerCounts] | None = None
+) -> tuple[BacktestSchedule, Observation]:
     """Ten minutes of this load, and an answer in this interval: one worker of each would do."""
-    schedule, now = after(60, present_per_s), seen(60, present_per_s)
+    schedule, now = after(60, present_per_s, failing), seen(60, present_per_s)
     question = schedule.question(now, PlannerState(), WorkerLimits(8), PRESENT)
     assert question
     schedule.note(question, Backtest(ENOUGH), now.at_s, 1.0)
@@ -67,6 +74,14 @@ def workers_that_failed(present_per_s: float) -> Observation:
     failing = with_answer(*answered(present_per_s))
     counts = WorkerCounts(ready=PRESENT.decode - 1, failed=1, gpus=1)
     return replace(failing, fleet=replace(failing.fleet, decode=counts))
+
+
+def a_worker_that_failed_and_serves_again(present_per_s: float) -> Observation:
+    return with_answer(*answered(present_per_s, {30: WorkerCounts(ready=1, backoff=1, gpus=1)}))
+
+
+def a_worker_that_started_again_unasked(present_per_s: float) -> Observation:
+    return with_answer(*answered(present_per_s, {30: WorkerCounts(ready=1, starting=1, gpus=1)}))
 
 
 def held(present_per_s: float) -> Observation:
@@ -111,6 +126,8 @@ CASES: dict[str, Callable[[float], Observation]] = {
         first_start,
         restart_without_evidence,
         workers_that_failed,
+        a_worker_that_failed_and_serves_again,
+        a_worker_that_started_again_unasked,
         held,
         outgrown,
         killed,
@@ -132,7 +149,16 @@ def test_nothing_is_removed(case: Callable[[float], Observation]) -> None:
     assert decided(case(QUIET_PER_S)) == PRESENT
 
 
-@pytest.mark.parametrize("case", [each for each in CASES.values() if each not in (held, workers_that_failed)])
+NOT_MISSING = (
+    held,
+    workers_that_failed,
+    a_worker_that_failed_and_serves_again,
+    a_worker_that_started_again_unasked,
+)
+"""The cases in which an answer bounds the number from below, or a hold does."""
+
+
+@pytest.mark.parametrize("case", [each for each in CASES.values() if each not in NOT_MISSING])
 def test_the_queueing_model_adds(case: Callable[[float], Observation]) -> None:
     assert decided(case(BUSY_PER_S)).prefill > PRESENT.prefill
 
@@ -143,3 +169,23 @@ def test_where_no_further_gpu_is_available_nothing_is_added_and_nothing_removed(
         fleet = replace(now.fleet, gpus_total=PRESENT.prefill + PRESENT.decode)
         wanted = decided(replace(now, fleet=fleet))
         assert wanted.prefill + wanted.decode == fleet.gpus_total
+
+
+def test_a_worker_that_fails_while_a_decision_is_carried_out_is_told_by_its_state_alone() -> None:
+    starting = WorkerCounts(ready=1, starting=1, gpus=1)
+    schedule = BacktestSchedule(SETTINGS)
+    for number in range(61):
+        now = seen(number, QUIET_PER_S)
+        pending = replace(now.desired, decision_id=now.desired.scaled_decision_id + 1)
+        schedule.add(replace(now, desired=pending, fleet=replace(now.fleet, decode=starting)))
+    assert not schedule.answer(now).missing.startswith("workers failed")
+
+
+def test_a_failure_that_the_window_has_forgotten_stops_no_removal() -> None:
+    window = round(SETTINGS.slo_window_s / T)
+    schedule = after(window + 31, QUIET_PER_S, {30: WorkerCounts(ready=1, backoff=1, gpus=1)})
+    now = seen(window + 31, QUIET_PER_S)
+    question = schedule.question(now, PlannerState(), WorkerLimits(8), PRESENT)
+    assert question
+    schedule.note(question, Backtest(ENOUGH), now.at_s, 1.0)
+    assert decided(with_answer(schedule, now)) == ENOUGH

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from dynaplan.engines.timing_model.model import EngineModel, EngineRequest
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
 from dynaplan.planner.sizing.queueing.workload import WorkerKind

@@ -19,7 +19,7 @@ import pytest
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS, load_profile, timing_for
-from dynaplan.engines.timing_model.model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Expected, Sizing, WorkerLimits

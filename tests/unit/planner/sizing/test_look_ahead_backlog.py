@@ -8,7 +8,7 @@ import pytest
 
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.model import Demand, Load, Observation
+from dynaplan.planner.model import AverageLoad, Demand, Observation
 from dynaplan.planner.sizing.look_ahead import backlog_demand
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
@@ -31,7 +31,7 @@ def seen(queue: float | None, workers: WorkerCounts, startup_s: float = 0.0) -> 
     return Observation(
         0.0,
         FleetCounts(prefill=workers, decode=WorkerCounts(ready=1)),
-        load=Load(prefill_queue_last=queue, prefill_workers=workers.ready),
+        load=AverageLoad(prefill_queue_last=queue, prefill_workers=workers.ready),
         startup_s=startup_s,
     )
 

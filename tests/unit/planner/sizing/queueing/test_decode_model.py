@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
 from dynaplan.planner.sizing.queueing.decode_model import DecodeBatch

@@ -29,7 +29,7 @@ from dynaplan.engines.sim.extra_apis import (
     embeddings_document,
     tokenize_response,
 )
-from dynaplan.engines.timing_model.model import EngineRequest, RequestState
+from dynaplan.engines.timing_model.engine_model import EngineRequest, RequestState
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
 from dynaplan.util.http_routes import Route
 

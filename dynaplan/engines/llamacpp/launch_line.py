@@ -20,15 +20,13 @@ from typing import Any, NamedTuple
 
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
-from dynaplan.engines.llamacpp.child import set_field
 from dynaplan.engines.llamacpp.saved_slots import fingerprint_of
+from dynaplan.engines.llamacpp.server_main import set_field
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.model_memory import gguf_files
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.requirements import check_installed
-from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
-from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.engines.server.options import (
+from dynaplan.engines.server.engine_options import (
     FlagStyle,
     Options,
     check_common,
@@ -38,6 +36,8 @@ from dynaplan.engines.server.options import (
     merge_aliases,
     physical_gpus,
 )
+from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
+from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.util.errors import ConfigError, nearest
 
 DEFAULT_SLOT_TOKENS = 4096
@@ -331,7 +331,7 @@ def _nearest_field(params: Any, name: str) -> str:
     return near if near.startswith("Did you") else "xllamacpp takes the fields of its CommonParams."
 
 
-CHILD = "dynaplan.engines.llamacpp.child"
+CHILD = "dynaplan.engines.llamacpp.server_main"
 """The module of our own program, which serves with the xllamacpp package."""
 
 EXIT_RETRY = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.lab.drawing.plots import Plot
-from dynaplan.lab.profiling.plots import plots_of
+from dynaplan.lab.profiling.profile_plots import plots_of
 from tests.unit.lab.profiling.known import TIMINGS, recommended, swept
 
 

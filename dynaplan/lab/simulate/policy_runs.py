@@ -22,8 +22,8 @@ from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import profile_tp_size, timing_for
-from dynaplan.engines.timing_model.model import EngineSettings
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
@@ -35,7 +35,7 @@ from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
 from dynaplan.simulation.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
-from dynaplan.simulation.service import ServiceSettings
+from dynaplan.simulation.simulated_service import ServiceSettings
 from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError, nearest
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dynaplan.config.settings.worker import EngineOptions, SimOptions
 from dynaplan.engines.timing_model.kv_blocks import BlockListener, KvBlocks
-from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.splitmix import uniform_draws

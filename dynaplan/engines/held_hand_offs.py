@@ -12,7 +12,7 @@ HOLD_S = 60.0
 """Seconds after which a hand-off expires that is never released: its frontend has died."""
 
 
-class Holds:
+class HeldHandOffs:
     """The requests whose KV entries a decode worker still has to read here.
 
     ``let_go`` is called once with the id of each request whose hold ends, by release or after ``hold_s``.

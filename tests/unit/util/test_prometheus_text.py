@@ -14,7 +14,7 @@ from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.rules.decision import decide
-from dynaplan.util.metrics import HELP, help_of, labelled, render
+from dynaplan.util.prometheus_text import HELP, help_of, labelled, render
 from tests.fakes.promlint import faults
 from tests.unit.planner.rules import targets
 

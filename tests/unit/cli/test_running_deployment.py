@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from dynaplan.cli import deployment
-from dynaplan.cli.deployment import find_store, make_paths_absolute
+from dynaplan.cli import running_deployment
 from dynaplan.cli.main import main
 from dynaplan.cli.options import store_option
+from dynaplan.cli.running_deployment import find_store, make_paths_absolute
 from dynaplan.config.settings.servers import BACKEND_VARIABLE
 from dynaplan.fleet import deployments
 from dynaplan.util.errors import ConfigError, DeploymentError
@@ -49,7 +49,7 @@ def running(monkeypatch: pytest.MonkeyPatch, store: str) -> None:
         os.environ[BACKEND_VARIABLE] = store
         return SimpleNamespace(namespace=namespace)
 
-    monkeypatch.setattr(deployment, "connect", connect)
+    monkeypatch.setattr(running_deployment, "connect", connect)
     monkeypatch.setattr(deployments, "find_deployments", lambda _: [SimpleNamespace(namespace="ns")])
 
 

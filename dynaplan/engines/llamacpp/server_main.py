@@ -1,6 +1,6 @@
 """Runs llama.cpp's HTTP server, out of the xllamacpp package, in a process of its own.
 
-``python -m dynaplan.engines.llamacpp.child 2 --port=40001 --model.path='"m.gguf"' ...`` is started
+``python -m dynaplan.engines.llamacpp.server_main 2 --port=40001 --model.path='"m.gguf"' ...`` is started
 by a llama.cpp worker (``command`` in ``kind.py``). The first word is the exit code for a model that does not
 load, every other one a field of ``xllamacpp.CommonParams`` and its value as JSON. The API key is in the
 environment, as ``LLAMA_API_KEY``, because every user of the machine can read a command line.

@@ -11,8 +11,8 @@ import pytest
 
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import SHIPPED_DIR, known_profiles, load_profile, timing_for
-from dynaplan.engines.timing_model.model import EngineModel, EngineRequest, EngineSettings
-from dynaplan.engines.timing_model.timing import MeasuredProfile, hand_off_s
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
+from dynaplan.engines.timing_model.step_timing import MeasuredProfile, hand_off_s
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from dynaplan.util.errors import ConfigError
 

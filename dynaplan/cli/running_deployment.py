@@ -72,6 +72,19 @@ def refuse_on_demand(found: RunningDeployment) -> None:
         )
 
 
+def planners_of(found: RunningDeployment) -> dict[str, str]:
+    """Return the component of each model with a planner of its own, by the model's name.
+
+    Where no model has one, the only planner is that of all workers: its model and component are empty.
+    """
+    from dynaplan.config.models import components_of, planned_models
+    from dynaplan.config.overrides import MODELS
+
+    config = service_config(found)
+    components = components_of(config.get(MODELS) or {})
+    return {name: components[name] for name in planned_models(config)} or {"": ""}
+
+
 def decisions_of(found: RunningDeployment, last: int, component: str = "") -> list[dict[str, Any]]:
     """Return the last records of this deployment's planner, oldest first; none of an earlier deployment.
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.llamacpp import engine, launch
+from dynaplan.engines.llamacpp import engine, launch_line
 from dynaplan.engines.llamacpp import engine as llamacpp
-from dynaplan.engines.llamacpp import launch as llamacpp_options
-from dynaplan.engines.llamacpp.child import main
-from dynaplan.engines.llamacpp.launch import LlamaOptions, read_options
+from dynaplan.engines.llamacpp import launch_line as llamacpp_options
+from dynaplan.engines.llamacpp.launch_line import LlamaOptions, read_options
+from dynaplan.engines.llamacpp.server_main import main
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server.child import EngineChild
 from dynaplan.engines.server.kind import LaunchLine
@@ -92,7 +92,7 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], named: str) 
     with pytest.raises(ConfigError, match=named):
         read(**options)
     section = {key.replace("_", "-"): value for key, value in {"model": MODEL, **options}.items()}
-    for check in (engine.check, launch.KIND.check):
+    for check in (engine.check, launch_line.KIND.check):
         with pytest.raises(ConfigError, match=named):
             check(section, 1)
 
@@ -119,17 +119,17 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(launch_line.importlib.util, "find_spec", lambda _: None)
 
 
 @pytest.fixture
 def with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: "xllamacpp")
+    monkeypatch.setattr(launch_line.importlib.util, "find_spec", lambda _: "xllamacpp")
 
 
 def line(**options: Any) -> LaunchLine:
     section = {key.replace("_", "-"): value for key, value in options.items()}
-    return launch.KIND.command({"model": MODEL, **SECTION, **section}, CONTEXT, [7001])
+    return launch_line.KIND.command({"model": MODEL, **SECTION, **section}, CONTEXT, [7001])
 
 
 def test_the_program_gets_the_options_as_flags_and_its_key_is_none_of_them() -> None:
@@ -151,7 +151,7 @@ def test_the_program_gets_the_options_as_flags_and_its_key_is_none_of_them() -> 
 def test_our_own_program_gets_the_same_as_json_and_its_key_is_not_among_it(with_the_package: None) -> None:
     made = line(n_keep=64)
     assert made.argv == (
-        *(sys.executable, "-m", "dynaplan.engines.llamacpp.child", "2"),
+        *(sys.executable, "-m", "dynaplan.engines.llamacpp.server_main", "2"),
         *('--hostnames=["127.0.0.1"]', "--port=7001", "--endpoint_metrics=true", "--endpoint_slots=true"),
         *("--ui=false", "--verbosity=1", '--slot_save_path="/dev/shm/d/"', f'--model.path="{MODEL}"'),
         *(
@@ -219,15 +219,15 @@ def test_an_option_that_llamacpp_lacks_is_named_and_not_tried_again(
 def test_without_the_package_the_program_on_path_serves(
     without_the_package: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.shutil, "which", lambda name: f"/bin/{name}")
-    launch.KIND.check({"model": MODEL}, 0)
+    monkeypatch.setattr(launch_line.shutil, "which", lambda name: f"/bin/{name}")
+    launch_line.KIND.check({"model": MODEL}, 0)
     assert line().argv[0] == "/bin/llama-server"
 
 
 def test_without_either_the_error_says_what_to_install(
     without_the_package: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.shutil, "which", lambda _: None)
+    monkeypatch.setattr(launch_line.shutil, "which", lambda _: None)
     with pytest.raises(ConfigError) as raised:
         llamacpp.LlamaCppEngine({"model": MODEL}, EngineContext("w"))
     assert "pip install 'xllamacpp" in raised.value.hint
@@ -240,8 +240,8 @@ async def test_no_secret_is_on_the_command_line_or_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, program: str
 ) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
-    monkeypatch.setattr(launch, "check_installed", lambda *_: None)
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: "xllamacpp")
+    monkeypatch.setattr(launch_line, "check_installed", lambda *_: None)
+    monkeypatch.setattr(launch_line.importlib.util, "find_spec", lambda _: "xllamacpp")
     caplog.set_level(logging.INFO)
     spawned: list[Any] = []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.gateway.kv_routing.model_files import model_directory, read_chat_files
+from dynaplan.gateway.kv_routing.tokenizer_files import model_directory, read_chat_files
 
 
 def test_a_path_is_a_model_when_it_has_a_tokenizer(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from dynaplan.engines.server.engine_watchdog import EngineWatchdog
 from dynaplan.engines.server.metrics import EngineMetrics
-from dynaplan.engines.server.watchdog import EngineWatchdog
 from dynaplan.util.errors import TemporaryError
 from tests.fakes.clock import ManualClock
 

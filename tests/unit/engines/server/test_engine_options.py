@@ -7,8 +7,8 @@ from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.config.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
 from dynaplan.config.stock import OWN_OPTIONS, LlamaCppOptions
-from dynaplan.engines.llamacpp.launch import HANDLED
-from dynaplan.engines.server.options import (
+from dynaplan.engines.llamacpp.launch_line import HANDLED
+from dynaplan.engines.server.engine_options import (
     FlagStyle,
     engine_flags,
     flag_style,

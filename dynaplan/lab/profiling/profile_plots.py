@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from dynaplan.engines.timing_model.timing import MeasuredProfile
+from dynaplan.engines.timing_model.step_timing import MeasuredProfile
 from dynaplan.lab.drawing.plots import Curve, Plot
 from dynaplan.lab.profiling.measurements import Measurements
 from dynaplan.lab.profiling.recommendation import (

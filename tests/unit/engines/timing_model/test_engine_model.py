@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.timing_model.model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.util.errors import ConfigError
 from tests.unit.engines.models import names, request, run, small_model
 
