@@ -29,9 +29,10 @@ def test_a_loaded_model_gets_a_prefill_worker_with_the_memory_that_one_needs() -
     assert Box(gpus(16), a=pair()).actions(ready("a"), prefill()) == []
 
 
-def test_it_starts_while_the_model_still_loads_and_not_before() -> None:
+def test_it_starts_along_with_its_model_or_while_that_still_loads() -> None:
     box = Box(gpus(16), a=pair())
-    assert said(box.actions(wanted("a"))) == ["Load a"]
+    assert box.actions() == []
+    assert said(box.actions(wanted("a"))) == ["Load a", f"Load {PREFILL}"]
     loading = in_state("a", ModelState.LOADING, waiting=1, oldest_arrival_s=NOW_S)
     assert said(box.actions(loading)) == [f"Load {PREFILL}"]
 
@@ -65,6 +66,7 @@ def test_it_stays_while_a_decode_worker_is_left_or_the_crashed_one_comes_again()
     assert box.actions(again, prefill()) == []
     failed = ModelStatus("a", ModelState.FAILED, waiting=1, oldest_arrival_s=NOW_S, retry_at_s=NOW_S)
     assert said(box.actions(failed, prefill())) == ["Load a"]
+    assert said(Box(gpus(12), a=pair()).actions(wanted("a"))) == ["Load a"], "where both do not fit"
 
 
 def test_it_leaves_at_once_for_a_model_that_has_no_worker_and_its_own_goes_on() -> None:
