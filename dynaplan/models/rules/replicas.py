@@ -46,7 +46,7 @@ def replica_name(pool: str, number: int) -> str:
     return pool if number == 1 else f"{pool} (worker {number})"
 
 
-def prefill_pool(model: str) -> str:
+def prefill_pool_name(model: str) -> str:
     """Return the name of the model's prefill workers; its decode workers go by the name of the model."""
     return f"{model} (prefill)"
 
@@ -89,7 +89,7 @@ class _Pool:
 
     @property
     def name(self) -> str:
-        return prefill_pool(self.model.name) if self.is_prefill else self.model.name
+        return prefill_pool_name(self.model.name) if self.is_prefill else self.model.name
 
     @property
     def planned(self) -> int | None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.models.model import Constraints, Load, ModelPolicy, ModelState, ModelStatus
-from dynaplan.models.rules.replicas import as_replica, prefill_pool, replica_name
+from dynaplan.models.rules.replicas import as_replica, prefill_pool_name, replica_name
 from tests.unit.models.box import NOW_S, Box, gpus, in_state, model, ready, said, wanted
 
-PREFILL = prefill_pool("a")
+PREFILL = prefill_pool_name("a")
 SECOND = replica_name(PREFILL, 2)
 
 
@@ -93,10 +93,10 @@ def test_the_first_one_takes_the_memory_of_a_second_worker_and_never_that_of_ano
     box = Box(gpus(15), a=pair(), b=pair(5))
     second = ready(replica_name("b", 2), replica_of="b", in_flight=1, last_use_s=NOW_S)
     busy = ready("b", in_flight=9, placed_on=(9,))
-    its_own = prefill(prefill_pool("b"), 9, "b", in_flight=1)
+    its_own = prefill(prefill_pool_name("b"), 9, "b", in_flight=1)
     plan = box.plan(ready("a", in_flight=1), busy, second, its_own)
     assert f"Unload {replica_name('b', 2)}" in said(plan.actions)
-    first = prefill(prefill_pool("b"), 0, "b", in_flight=1)
+    first = prefill(prefill_pool_name("b"), 0, "b", in_flight=1)
     assert box.actions(ready("a", in_flight=1), ready("b", 9), first) == []
 
 
