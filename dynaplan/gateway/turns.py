@@ -1,11 +1,10 @@
-"""Pass on together what several streams bring in one turn of the event loop: read all, handle all, write all.
+"""Pass on together what several streams bring in one turn (iteration) of the event loop.
 
-Done one by one, reading and writing alternate with Python. Then a call of Python costs about twice as much,
-because its code and data leave the caches meanwhile. And a client's process that has read one event falls
-asleep before the next is written: to wake it costs as much as the writing. Gathered, all are passed on in
-less time than one by one, so that the first, which waits for the others, comes hardly later, and the last
-earlier.
-A stream that is alone does not wait.
+All is read, then all is handled, then all is written. Done one by one, reading and writing alternate with
+Python. Then a call of Python costs about twice as much, because its code and data leave the caches meanwhile.
+And a client's process that has read one event falls asleep before the next is written: to wake it costs as
+much as the writing. Gathered, all are passed on in less time than one by one, so that the first, which waits
+for the others, comes hardly later, and the last earlier. A stream that is alone does not wait.
 """
 
 from __future__ import annotations

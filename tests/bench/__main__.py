@@ -36,6 +36,7 @@ from tests.bench import (
     throughput,
     watching,
 )
+from tests.bench.data_path import kv
 from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -43,6 +44,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "lifecycle": lifecycle.rows,
     "throughput": throughput.rows,
     "data-path": data_path.rows,
+    "data-path-kv": kv.rows,
     "frontends": frontends.rows,
     "latency": latency.rows,
     "connections": connections.rows,
