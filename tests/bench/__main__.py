@@ -32,6 +32,7 @@ from tests.bench import (
     stores,
     swaps,
     throughput,
+    unloaded_models,
     watching,
 )
 from tests.bench.table import HEADER, Row, line
@@ -61,6 +62,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "routing-memory": routing_memory.rows,
     "stores": stores.rows,
     "swaps": swaps.rows,
+    "unloaded-models": unloaded_models.rows,
     "watching": watching.rows,
 }
 
