@@ -9,22 +9,16 @@
 2. Settings of remote prefill that are changed while requests flow, as in Dynamo 0.2:
    ``/{namespace}/disagg_router/{max_local_prefill_length, max_prefill_queue_size}``, decimal text; a key
    that is deleted gives the configured value back.
-3. The worth of workers' caches, as frontends report it: the tokens that each worker has lately served. One
-   key for each frontend, under its lease: ``v1/{namespace}/cache_worth/{its instance id}``, with a JSON
-   object of tokens by the worker's instance id, both ids as hex.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from dynaplan.graph.lifecycle import Role
-from dynaplan.store.instances import InstanceKeys
-from dynaplan.util.documents import parse_object, whole_field, whole_number
+from dynaplan.util.documents import whole_number
 
 T = TypeVar("T")
 
@@ -155,24 +149,3 @@ def live_setting(text: str) -> int | None:
     """Read a value; None when it is no whole number from 0 on."""
     found = whole_number(text)
     return None if found is None or found < 0 else found
-
-
-CACHE_WORTH = InstanceKeys("cache_worth")
-"""The instance is a frontend that routes by prefix; the value is what ``worth_text`` makes."""
-
-
-def worth_text(tokens: Mapping[int, int]) -> str:
-    """Write the served tokens by the worker's instance id."""
-    return json.dumps({f"{worker:x}": tokens[worker] for worker in sorted(tokens)}, separators=(",", ":"))
-
-
-def worth_in(texts: Iterable[str]) -> dict[int, int]:
-    """Add the frontends' tokens up by the worker's instance id; what cannot be read is left out."""
-    sums: Counter[int] = Counter()
-    for text in texts:
-        try:
-            document = parse_object(text)
-            sums.update({int(worker, 16): whole_field(document, worker) for worker in document})
-        except ValueError:
-            continue
-    return dict(sums)

@@ -677,14 +677,8 @@ class Attempt:
         self._suspect.begin_answer()
 
     def _note_answered(self) -> None:
-        """Note a whole answer: it clears the request of deaths, and shows what of its prompt was cached."""
+        """Note a whole answer: it clears the request of deaths."""
         self._suspect.mark_answered()
-        booking = self._booking
-        if self.hand_off:
-            served = self.hand_off.instance_id, self.hand_off.cached_tokens or 0
-        else:
-            served = self.instance.instance_id, booking.overlap_blocks * booking.block_tokens
-        self._model.inputs.record_hit(*served)
 
 
 def _needs_hand_off(instance: Instance) -> bool:

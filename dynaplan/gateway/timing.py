@@ -128,9 +128,6 @@ REPLICA_HEARTBEAT_S = 1.0
 REPLICA_SILENT_S = 3.5
 """Time without a message after which another frontend's bookings are dropped."""
 
-CACHE_WORTH_INTERVAL_S = 5.0
-"""Time between two publications of the caches' worth; without a change nothing is written."""
-
 STORE_TIMEOUT_S = 3.0
 """Time after which a call to the store counts as failed."""
 

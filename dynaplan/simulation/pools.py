@@ -158,7 +158,7 @@ class Pools:
     """The workers of both roles on one box. ``on_start`` is called with every worker that begins to start.
 
     ``on_change`` is called with the moment when workers have come, gone or become ready, or others are
-    wanted. ``cache_worth`` returns for a moment the tokens that caches have lately served, by number.
+    wanted.
     ``held_gpus`` are the GPUs of all workers, starting and leaving ones included.
     """
 
@@ -179,7 +179,6 @@ class Pools:
         self._serving: dict[Role, tuple[SimulatedWorker, ...]] = dict.fromkeys(Role, ())
         self._numbers = 0
         self.on_change: Callable[[float], None] = _do_nothing
-        self.cache_worth: Callable[[float], Mapping[int, int]] = _no_cache_worth
         self.held_gpus = 0.0
         self._held_since_s = 0.0
         self._gpu_s = 0.0
@@ -238,9 +237,7 @@ class Pools:
     def _reconcile(self, at_s: float) -> None:
         fleet = tuple(worker.record for worker in self._by_name.values())
         desired = {NAMES[role]: self.wanted.of(role) for role in self._gpus_per_worker}
-        served = self.cache_worth(at_s)
-        worth = {name: served.get(worker.number, 0) for name, worker in self._by_name.items()}
-        after = reconcile(self._graph, fleet, desired, self._inventory, {}, at_s, worth=worth)
+        after = reconcile(self._graph, fleet, desired, self._inventory, {}, at_s)
         started = {worker.name for worker in after.started(fleet)}
         for name in after.removed.keys() - started:
             del self._by_name[name]
@@ -273,11 +270,6 @@ class Pools:
 
 def _do_nothing(at_s: float) -> None:
     """Stand for an ``on_change`` that is not set."""
-
-
-def _no_cache_worth(at_s: float) -> Mapping[int, int]:
-    """The default ``cache_worth``: of no worker anything is known."""
-    return {}
 
 
 def _is_drained(worker: SimulatedWorker) -> bool:

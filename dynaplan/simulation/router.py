@@ -145,11 +145,6 @@ class SimulatedRouter:
             self._caches = PredictedCaches(PrefixIndex(routing.predicted_s, routing.predicted_blocks))
 
     @property
-    def is_by_prefix(self) -> bool:
-        """True when prompts go where their beginning is cached."""
-        return self.routing.mode == PREFIX_AWARE
-
-    @property
     def needs_present(self) -> bool:
         """True when the choice depends on the engines' state: they have to be brought up to the present."""
         return self.routing.mode != "round-robin"

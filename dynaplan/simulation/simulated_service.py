@@ -21,7 +21,6 @@ from dynaplan.engines.timing_model.step_timing import StepTiming, hand_off_s
 from dynaplan.engines.worker_load import kv_pressure
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
 from dynaplan.fleet.counts import PoolSizes, Sample
-from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill
 from dynaplan.gateway.routing.booking import BookEntry
 from dynaplan.gateway.traced_requests import TracedRequest
@@ -100,9 +99,7 @@ class SimulatedService:
         self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills, rule)
         self._rest = UsualTime()
         self._router = SimulatedRouter(settings.routing, settings.seed)
-        self._cache_worth = CacheWorth()
         self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
-        self.pools.cache_worth = self._cache_worth.tokens
         self._is_first = True
         self.pools.scale(first, 0.0)
         self._is_first = False
@@ -260,9 +257,6 @@ class SimulatedService:
         traced, came_s, tokens = request.traced, request.traced.arrival_s, request.traced.output_tokens
         cached_tokens = request.computed.cached_tokens
         self.meter.finished(traced, at_s - request.first_s, at_s - came_s, cached_tokens)
-        if self._router.is_by_prefix:
-            computing = request.prefill or request.decode
-            self._cache_worth.record_hit(computing.number, cached_tokens, at_s)
         itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
         self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens)
         self.outcome.queued_ms.add(max(0.0, request.begun_s - came_s) * 1000)

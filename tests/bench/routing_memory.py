@@ -22,7 +22,6 @@ from random import Random
 from prometheus_client import CollectorRegistry
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.kv_routing.index import KvIndex
 from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call
@@ -117,7 +116,7 @@ class Fleet:
 async def routed(source: str, requests: int) -> list[dict[str, float]]:
     """Route that many; return what is held after ``SETTLED``, and in the end, with nothing in flight."""
     index = KvIndex() if source == "told" else None
-    fleet, dice, worth = Fleet(index), Random(1), CacheWorth()
+    fleet, dice = Fleet(index), Random(1)
     settings = FrontendSettings(router="kv", router_max_tree_size=50_000, router_ttl_s=5.0)
     metrics = RouterMetrics("ns", "W", CollectorRegistry())
     inputs = RouterInputs(CachedPrefixes(settings, fleet if index else None))
@@ -145,7 +144,6 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
             booking.finish_prefill()
             suspect.mark_answered()
         fleet.compute(booking.instance.instance_id, booking.blocks.hashes)
-        worth.record_hit(booking.instance.instance_id, booking.overlap_blocks * booking.block_tokens, now_s())
         flying.append(booking)
         if len(flying) > IN_FLIGHT:
             done = flying.popleft()
@@ -153,7 +151,6 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
             done.close()
         if number % NEW_WORKER_EVERY == 0:
             fleet.replace_one()
-            worth.tokens(now_s())
         if number in (SETTLED, requests):
             while flying:
                 flying.popleft().close()

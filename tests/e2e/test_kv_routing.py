@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from tests.e2e.deployment import MODEL, Deployment
-from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until
 
 Deploy = Callable[..., Deployment]
@@ -93,32 +89,6 @@ def test_a_conversation_goes_where_its_beginning_is_cached_and_on_when_that_work
     assert all(each.ask("are you still there?")[0] for each in conversations)
     wait_until(lambda: sources(deployment) == {"events"})
     assert deployment.stop() == 0
-
-
-@in_torture
-def test_the_worker_that_has_a_conversation_cached_stays_when_others_leave(deploy: Deploy) -> None:
-    options = (*OPTIONS[:4], "--VllmWorker.ServiceArgs.workers=3")
-    deployment = deploy("graphs.agg_router:Frontend", "agg_router.yaml", *options)
-    wait_until(lambda: set(sources_at_one(deployment)) == {"events"})
-    conversation = Conversation(deployment, "emma")
-    for turn in range(4):
-        conversation.ask(f"question {turn} " * 100)
-    database = Path(deployment.clients_environment()["DYN_FILE_KV"]) / "sqlite" / "store.db"
-    wait_until(lambda: any("worth" in key for key in keys_in(database)))
-    for number in (2, 1):
-        deployment.scale(decode=number)
-    why = deployment.run("why", "--namespace", deployment.namespace).stdout
-    print(why)
-    assert why.count("its cache") == 2, why
-    tokens, cached = conversation.ask("are you still there?")
-    assert cached > 0.8 * tokens
-    assert deployment.stop() == 0
-
-
-def keys_in(database: Path) -> list[str]:
-    """The keys of a file store."""
-    with closing(sqlite3.connect(database)) as connection:
-        return [key.decode() for (key,) in connection.execute("SELECT key FROM item")]
 
 
 def sources_at_one(deployment: Deployment) -> list[str]:

@@ -97,7 +97,6 @@ class FakeLink:
         self.sleep_reasons: dict[int, str] = {}
         self.sleep_orders: dict[int, str] = {}
         self.woken: list[int] = []
-        self.cache_worth: dict[int, int] = {}
         self.model_demand: dict[str, ModelDemand] | None = {}
         self.model_orders: str | None = ""
         self.model_workers: str | None = ""

@@ -16,9 +16,7 @@ import aiohttp
 import pytest
 
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.rules.absence import ABSENT, Absence
-from dynaplan.gateway import timing
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually
@@ -409,27 +407,6 @@ async def test_kv_routing_sends_an_equal_beginning_to_the_same_worker() -> None:
         for number in range(4):
             await here.post(COMPLETIONS, prompt="once upon a time " * 50 + str(number))
     assert sorted(len(worker.bodies) for worker in workers) == [0, 4]
-
-
-async def test_the_fleet_plugin_hears_what_each_workers_cache_has_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(timing, "CACHE_WORTH_INTERVAL_S", 0.05)
-    async with stage(router="kv") as here:
-        here.runtime.instance_id = await here.store.grant(60)
-        link = StoreLink(here.store, "ns", asyncio.Event())
-        link.start()
-        try:
-            workers = [await here.worker() for _ in range(2)]
-            for number in range(3):
-                await here.post(COMPLETIONS, prompt="once upon a time " * 50 + str(number))
-            asked = next(number for number, worker in enumerate(workers, 1) if worker.bodies)
-            await eventually(lambda: bool(link.cache_worth))
-            assert link.cache_worth.keys() == {asked}
-            await here.store.revoke(here.runtime.instance_id)
-            await eventually(lambda: not link.cache_worth)
-        finally:
-            await link.close()
 
 
 async def test_the_api_key_protects_the_api_and_not_the_probes() -> None:

@@ -34,7 +34,6 @@ class Fleet(RuleBasedStateMachine):
         self.fleet: tuple[Worker, ...] = ()
         self.desired: dict[str, int] = {}
         self.foreign: frozenset[int] = frozenset()
-        self.worth: dict[str, int] = {}
         self.now_s = 0.0
         self.reconcile()
 
@@ -48,7 +47,6 @@ class Fleet(RuleBasedStateMachine):
             dict.fromkeys(self.foreign - owned, "taken"),
             self.now_s,
             retry_failed,
-            self.worth,
         )
 
     def reconcile(self, retry_failed: bool = False) -> None:
@@ -74,7 +72,7 @@ class Fleet(RuleBasedStateMachine):
                 case "drain":
                     assert worker.state is WorkerState.DRAINING
                     assert before[worker.name].state in (WorkerState.STARTING, WorkerState.READY)
-                    self.check_worth(before[worker.name], after)
+                    self.check_order(before[worker.name], after)
                 case "restart":
                     assert worker.state is WorkerState.STARTING
                     assert before[worker.name].state is WorkerState.BACKOFF, (
@@ -86,18 +84,11 @@ class Fleet(RuleBasedStateMachine):
                 case _:
                     raise AssertionError(step)
 
-    def check_worth(self, leaves: Worker, after: Reconciled) -> None:
-        """Of those that are ready none stays whose cache has served less."""
+    def check_order(self, leaves: Worker, after: Reconciled) -> None:
+        """A ready worker leaves last: those without requests have left."""
         if leaves.state is WorkerState.READY:
             alike = [each for each in after.fleet if each.component == leaves.component]
-            stay = [each for each in alike if each.state is WorkerState.READY]
-            assert all(self.worth.get(each.name, 0) >= self.worth.get(leaves.name, 0) for each in stay)
             assert all(each.state in (WorkerState.READY, WorkerState.DRAINING) for each in alike)
-
-    @rule(data=st.data())
-    def serve(self, data: st.DataObject) -> None:
-        tokens = st.sampled_from([0, 0, 5, 12_000, 10**9])
-        self.worth = {worker.name: data.draw(tokens) for worker in self.fleet}
 
     @rule(component=st.sampled_from(["Frontend", "VllmWorker", "VllmWorker_1"]), number=st.integers(-1, 9))
     def scale(self, component: str, number: int) -> None:

@@ -257,8 +257,6 @@ class Reconciler:
         reserved = self._reserved()
         gpus.reserve(reserved)
         unusable = gpus.unusable(fleet)
-        served = self._link.cache_worth
-        worth = {worker.name: served.get(worker.instance_id, 0) for worker in fleet} if served else {}
         models = self._plan_models(fleet)
         fleet = gpus.reallocated(fleet, self._pending.overdue(self._clock.now_s()), unusable)
         while True:
@@ -266,7 +264,6 @@ class Reconciler:
             after = reconcile(
                 *(launch.graph, fleet, desired, launch.gpus, unusable, now_s),
                 retry_failed=is_new,
-                worth=worth,
                 leave_first=self._link.leave_first,
                 reserved=reserved,
                 renewed=renewed,

@@ -14,7 +14,6 @@ from typing import Any
 from dynaplan.fleet.model_keys import MODEL_DEMAND, MODEL_ORDERS, MODEL_WORKERS, ModelDemand, demand_in
 from dynaplan.fleet.rules.lost_keys import PersistedKeys
 from dynaplan.fleet.store_keys import (
-    CACHE_WORTH,
     DesiredCounts,
     by_name,
     first_to_leave,
@@ -23,7 +22,6 @@ from dynaplan.fleet.store_keys import (
     live_settings_prefix,
     scaling_key,
     scaling_prefix,
-    worth_in,
 )
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
@@ -57,7 +55,6 @@ class StoreLink:
         self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
         self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
         self._to_sleep = PrefixWatcher(store, SLEEP.prefix(namespace), full_key_string, value_string)
-        self._worth = PrefixWatcher(store, CACHE_WORTH.prefix(namespace), full_key_string, value_string)
         self._demand = PrefixWatcher(store, MODEL_DEMAND.prefix(namespace), full_key_string, value_string)
         self._named: Mapping[str, str] = {}
         self._discovery = Discovery(store, namespace, process_table.network())
@@ -81,7 +78,6 @@ class StoreLink:
         self._tasks.spawn(self._follow_registrations(), "registrations")
         self._tasks.spawn(self._counts.run(), "desired counts")
         self._tasks.spawn(self._asleep.run(), "sleeping engines")
-        self._tasks.spawn(self._worth.run(), "the worth of caches")
         self._tasks.spawn(self._live.run(), "live settings")
         self._tasks.spawn(self._write(), "store writer")
 
@@ -155,11 +151,6 @@ class StoreLink:
             lease=instance_id,
         )
         self._tasks.spawn(self._commit(change), "wake up")
-
-    @property
-    def cache_worth(self) -> dict[int, int]:
-        """The tokens that workers' caches have lately served, by instance id, as frontends say."""
-        return worth_in(self._worth.current.values())
 
     @property
     def persisted(self) -> PersistedKeys | None:

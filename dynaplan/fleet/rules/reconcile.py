@@ -30,19 +30,13 @@ _FIRST_TO_LEAVE = {
     WorkerState.STARTING: 2,
     WorkerState.READY: 3,
 }
-"""The order in which surplus workers leave: workers without requests first, then those whose caches have
-served least, then the highest index."""
-
-NO_WORTH: Mapping[str, int] = MappingProxyType({})
-"""The worth of caches where no frontend routes by them."""
+"""The order in which surplus workers leave: workers without requests first, then the highest index."""
 
 NOTHING_RESERVED: Mapping[int, str] = MappingProxyType({})
 """The reserved GPUs where nobody has reserved any."""
 
 OPERATOR_RESTART = "told to by circusctl restart"
 """The reason of a worker that is replaced on a person's word."""
-
-_IN_THOUSANDS = 10_000
 
 _WITHOUT_PROCESS = frozenset({WorkerState.FAILED, WorkerState.BACKOFF, WorkerState.STOPPED})
 
@@ -84,7 +78,6 @@ def reconcile(
     unusable: Mapping[int, str],
     now_s: float,
     retry_failed: bool = False,
-    worth: Mapping[str, int] = NO_WORTH,
     leave_first: str = "",
     reserved: Mapping[int, str] = NOTHING_RESERVED,
     renewed: Collection[str] = (),
@@ -96,9 +89,8 @@ def reconcile(
     the number in the graph; a component that the graph lacks gets none. ``unusable`` are the GPUs that
     somebody else has: index -> a description of the holder. A failed worker counts as one of the desired
     ones, so that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s``
-    has come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
-    workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
-    Before any other the one named ``leave_first`` leaves. Workers on a GPU that is ``reserved``, index -> the
+    has come, or, by ``retry_failed``, when the desired counts are written anew. Before any
+    other the one named ``leave_first`` leaves. Workers on a GPU that is ``reserved``, index -> the
     reason, and the workers named in ``renewed``, leave once others are ready in their places. A service of
     ``models`` has the number that they say, and a worker of it starts where they place it.
     """
@@ -107,7 +99,7 @@ def reconcile(
     wanted = {service.name: _wanted(service, desired) for service in own_process}
     vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, OPERATOR_RESTART)
     due = _due(fleet, models, now_s, retry_failed)
-    leaving = _leaving(fleet, wanted, due, worth, leave_first, vacating, models.leaving)
+    leaving = _leaving(fleet, wanted, due, leave_first, vacating, models.leaving)
     leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
@@ -200,7 +192,6 @@ def _leaving(
     fleet: Fleet,
     wanted: Mapping[str, int],
     due: Iterable[Worker],
-    worth: Mapping[str, int],
     leave_first: str,
     vacating: Collection[str],
     chosen: Mapping[str, str],
@@ -225,18 +216,13 @@ def _leaving(
             key=lambda worker: (
                 worker.name != leave_first,
                 _FIRST_TO_LEAVE[worker.state],
-                _worth_of(worker, worth),
                 -worker.index,
             )
         )
         number = wanted.get(component, 0)
         surplus = workers[: max(0, len(workers) - number)]
         why = f"{number} of {len(workers)} {component} wanted"
-        is_by_worth = any(_worth_of(worker, worth) for worker in workers) and workers[0].name != leave_first
-        leaving |= {
-            worker.name: (worker, why + (_least_served(worker, worth) if is_by_worth and number else ""))
-            for worker in surplus
-        }
+        leaving |= {worker.name: (worker, why) for worker in surplus}
     return leaving
 
 
@@ -252,19 +238,6 @@ def _due(fleet: Fleet, models: DesiredModels, now_s: float, retry_failed: bool) 
             else retry_failed or 0 < worker.retry_at_s <= now_s
         )
     ]
-
-
-def _worth_of(worker: Worker, worth: Mapping[str, int]) -> int:
-    """The tokens that the cache of a ready worker has lately served; 0 for any other worker."""
-    return worth.get(worker.name, 0) if worker.state is WorkerState.READY else 0
-
-
-def _least_served(worker: Worker, worth: Mapping[str, int]) -> str:
-    if worker.state is not WorkerState.READY:
-        return ""
-    tokens = _worth_of(worker, worth)
-    told = f"{tokens / 1000:,.0f} k" if tokens >= _IN_THOUSANDS else f"{tokens}"
-    return f"; its cache served the least, {told} tokens in about 10 minutes"
 
 
 def _next(worker: Worker, leaving: Mapping[str, tuple[Worker, str]], now_s: float) -> Worker:

@@ -5,7 +5,7 @@
 - ``tokenizing`` turns a prompt into block hashes, in a process of its own (``tokenizer_main``, which reads
   ``model_files`` and renders ``chat_templates``).
 - ``replica_sync`` shares bookings among several frontends.
-- ``inputs`` has all of these for the router; ``cache_worth`` counts what the caches save.
+- ``router_inputs`` has all of these for the router.
 
 The choice itself is ``KvAware`` in ``routing/routing_logic``.
 """

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.engines.kv_events import FOLLOWS
-from dynaplan.fleet.store_keys import CACHE_WORTH, worth_text
-from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
 from dynaplan.gateway.kv_routing.follower import KvCacheFollower
 from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync
@@ -28,8 +25,6 @@ from dynaplan.gateway.kv_routing.tokenizing import ModelTokenizers, Tokenizers
 from dynaplan.gateway.openai_api import PromptBlocks
 from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.gateway.routing.routing_logic import KV_MODE
-from dynaplan.store.model import Transaction
-from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 if TYPE_CHECKING:
     from dynaplan.events.component_events import ComponentEvents
@@ -145,7 +140,6 @@ class FrontendRouterInputs(RouterInputs):
         self._follower = KvCacheFollower.from_runtime(runtime) if has_events else None
         self.reported: ReportedBlocks | None = self._follower
         self._model_tokenizers = ModelTokenizers() if is_by_prefix else None
-        self._worth = CacheWorthPublisher(runtime) if is_by_prefix else None
         super().__init__(
             CachedPrefixes(settings, self._follower) if is_by_prefix else None,
             self._model_tokenizers,
@@ -158,8 +152,6 @@ class FrontendRouterInputs(RouterInputs):
             self._follower.start()
             self._runtime.describe(**{FOLLOWS: True})
             self._runtime.add_metrics(self._follower.metrics)
-        if self._worth:
-            self._runtime.spawn(self._worth.run(), "publish the worth of caches")
         if self.replica_sync:
             self.replica_sync.start()
             self._runtime.discovery.on_change(self._take_registrations)
@@ -171,11 +163,6 @@ class FrontendRouterInputs(RouterInputs):
             await self._follower.close()
         if self._model_tokenizers:
             await self._model_tokenizers.close()
-
-    def record_hit(self, instance_id: int, tokens: int) -> None:
-        """Record tokens of a prompt that came out of the cache of this instance."""
-        if self._worth:
-            self._worth.record_hit(instance_id, tokens)
 
     @property
     def instance_id(self) -> int:
@@ -191,38 +178,3 @@ class FrontendRouterInputs(RouterInputs):
     def _take_registrations(self) -> None:
         assert self.replica_sync
         self.replica_sync.update_registrations(each.instance_id for each in self._runtime.discovery.all())
-
-
-class CacheWorthPublisher:
-    """Keeps the key ``cache_worth`` of this frontend, under its lease, up to date."""
-
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
-        self._worth = CacheWorth()
-        self._published: tuple[str, str] | None = None
-
-    def record_hit(self, instance_id: int, tokens: int) -> None:
-        """Record tokens of a prompt that came out of the cache of this instance."""
-        if instance_id:
-            self._worth.record_hit(instance_id, tokens, self._runtime.clock.now_s())
-
-    async def run(self) -> None:
-        """Publish every ``CACHE_WORTH_INTERVAL_S``, until cancelled."""
-        while True:
-            await self._runtime.clock.sleep(timing.CACHE_WORTH_INTERVAL_S)
-            try:
-                async with asyncio.timeout(timing.STORE_TIMEOUT_S):
-                    await self.publish()
-            except (TimeoutError, StoreUnavailable, PermanentError) as error:
-                log.debug("the worth of caches is not published: %s", error or "no answer")
-
-    async def publish(self) -> None:
-        """Write what the caches are worth now, unless that is there already, or nothing was ever served."""
-        runtime = self._runtime
-        text = worth_text(self._worth.tokens(runtime.clock.now_s()))
-        wanted = (CACHE_WORTH.key(runtime.namespace, runtime.instance_id), text)
-        is_news = wanted != self._published and (self._published or text != worth_text({}))
-        if not (is_news and runtime.instance_id):
-            return
-        await runtime.store.commit(Transaction(puts={wanted[0]: text}, lease=runtime.instance_id))
-        self._published = wanted

@@ -41,14 +41,12 @@ class HandOff:
 
     ``release`` has the prefill worker free the entries; only the first call counts.
     ``cached_tokens`` of the prompt were in the prefill worker's cache; None where it does not report them.
-    ``instance_id`` is that worker's, 0 where it is not known. ``on_first_token`` is called with a
-    stream's first token.
+    ``on_first_token`` is called with a stream's first token.
     """
 
     fields: Mapping[str, Any]
     release: Callable[[], None]
     cached_tokens: int | None = None
-    instance_id: int = 0
     on_first_token: Callable[[], None] = lambda: None
 
 
@@ -65,12 +63,10 @@ class HandOffs:
         if answer.release_to and not answer.error:
             self._held[answer.request_id] = answer.release_to
 
-    def make(
-        self, answer: PrefillAnswer, instance_id: int = 0, on_first_token: Callable[[], None] = lambda: None
-    ) -> HandOff:
-        """Return the hand-off that the answer of this instance brings; ``on_first_token`` is its own."""
+    def make(self, answer: PrefillAnswer, on_first_token: Callable[[], None] = lambda: None) -> HandOff:
+        """Return the hand-off that an answer brings; ``on_first_token`` is its own."""
         release = partial(self.release, answer.request_id)
-        return HandOff(answer.hand_off, release, answer.cached_tokens, instance_id, on_first_token)
+        return HandOff(answer.hand_off, release, answer.cached_tokens, on_first_token)
 
     def release(self, request_id: str) -> None:
         """Tell the prefill worker that this request's hand-off is not needed any more, if one is held."""
@@ -254,7 +250,7 @@ class RemotePrefill:
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
         self._metrics.count_prefill(call.model, "remote")
         on_first_token = partial(self._observe_first_token, self._loop.time())
-        return self._hand_offs.make(answer, self._instance_of(answer.worker), on_first_token)
+        return self._hand_offs.make(answer, on_first_token)
 
     def _observe_first_token(self, handed_over_s: float) -> None:
         """Note the first token of a prompt that was handed over at this time of the loop."""

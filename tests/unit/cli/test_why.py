@@ -20,7 +20,7 @@ def test_a_planned_model_without_a_decision_is_named_with_when_there_will_be_one
 
 def test_each_removal_is_printed_with_its_time_and_its_reason() -> None:
     at = datetime(2026, 5, 4, 3, 2, 1)
-    why = "2 of 3 VllmWorker wanted; its cache served the least, 12 k tokens in about 10 minutes"
+    why = "2 of 3 VllmWorker wanted"
     assert removal_lines([Removal("ns_VllmWorker_2", at.timestamp(), why)]) == [
         f"2026-05-04 03:02:01  ns_VllmWorker_2 was removed: {why}"
     ]

@@ -1,10 +1,8 @@
-"""The keys of a deployment: desired counts, live settings, and the worth of caches."""
+"""The keys of a deployment: desired counts and live settings."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dynaplan.fleet.store_keys import (
     LIVE_SETTINGS,
@@ -18,11 +16,8 @@ from dynaplan.fleet.store_keys import (
     planner_prefix,
     scaling_key,
     scaling_prefix,
-    worth_in,
-    worth_text,
 )
 from dynaplan.graph.lifecycle import Role
-from dynaplan.util.documents import MAX_WHOLE
 
 
 def keys(**values: str) -> dict[str, str]:
@@ -93,25 +88,3 @@ def test_the_keys_are_those_of_the_original() -> None:
 )
 def test_a_value_is_a_whole_number_from_0_on(text: str, number: int | None) -> None:
     assert live_setting(text) == number
-
-
-IDS = st.integers(1, MAX_WHOLE)
-
-
-@given(st.dictionaries(IDS, st.integers(1, 10**12), max_size=5))
-def test_what_one_frontend_says_is_read(tokens: dict[int, int]) -> None:
-    assert worth_in([worth_text(tokens)]) == tokens
-
-
-def test_what_several_frontends_say_is_added_up() -> None:
-    assert worth_in([worth_text({0xAB: 5, 2: 1}), worth_text({0xAB: 7}), "{}"]) == {0xAB: 12, 2: 1}
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"1": -1}', '{"1": true}', '{"1": 1e9}', '{"worker": 1}', "\0"])
-def test_a_worth_that_cannot_be_read_is_left_out(text: str) -> None:
-    assert worth_in([text, worth_text({3: 4})]) == {3: 4}
-
-
-@given(st.text(max_size=30))
-def test_the_reader_is_total(text: str) -> None:
-    assert all(isinstance(worker, int) for worker in worth_in([text]))

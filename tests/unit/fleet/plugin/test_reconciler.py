@@ -326,22 +326,6 @@ async def test_a_worker_that_still_loads_may_not_hold_its_gpu_for_as_long_as_req
     assert len(box.processes.killed) == 1
 
 
-async def test_the_worker_whose_cache_served_least_leaves_and_the_published_fleet_says_why(
-    tmp_path: Path,
-) -> None:
-    box = await Box(tmp_path).started(decode=3)
-    ids = {name: worker.instance_id for name, worker in box.reconciler.workers.items()}
-    box.link.cache_worth = {ids["ns_VllmWorker"]: 900, ids["ns_VllmWorker_2"]: 5000, 4711: 1}
-    box.link.counts = DesiredCounts(1, 2, 7, 0)
-    await box.reconciler.reconcile_once()
-    assert box.states()["ns_VllmWorker_1"] == "draining"
-    [removal] = box.link.fleet["removals"]
-    assert removal["worker"] == "ns_VllmWorker_1"
-    assert (
-        removal["why"] == "2 of 3 VllmWorker wanted; its cache served the least, 0 tokens in about 10 minutes"
-    )
-
-
 async def test_a_worker_is_not_ready_from_the_first_look_after_its_end_on(tmp_path: Path) -> None:
     box = await Box(tmp_path).started()
     before = box.reconciler.workers["ns_VllmWorker"]

@@ -1,19 +1,12 @@
-"""Cached prefixes are reported by engines or predicted; the worth of caches is published."""
+"""Cached prefixes are reported by engines or predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
-
-import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.fleet.store_keys import CACHE_WORTH, worth_in
-from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, CacheWorthPublisher, RouterInputs
+from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import PromptBlocks
-from dynaplan.store.memory import MemoryStore
-from tests.fakes.clock import ManualClock
 
 TOKENIZED = PromptBlocks((1, 2, 3), 16, 50)
 ESTIMATED = PromptBlocks((1, 2, 3), 16)
@@ -86,60 +79,3 @@ def test_a_worker_that_left_is_forgotten() -> None:
     send(prefixes, ESTIMATED, 7)
     prefixes.remove_worker(7)
     assert prefixes.overlaps(ESTIMATED, [7], 0.0) == {}
-
-
-class Here:
-    """A frontend's notice over a store in memory."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.store = MemoryStore(self.clock)
-        self.runtime = SimpleNamespace(
-            namespace="ns", instance_id=0, store=self.store, clock=self.clock, worker_name="ns_Frontend"
-        )
-        self.publisher = CacheWorthPublisher(cast(Any, self.runtime))
-
-    async def register(self) -> None:
-        self.runtime.instance_id = await self.store.grant(10)
-
-    async def told(self) -> dict[int, int]:
-        return worth_in(item.value for item in await self.store.list(CACHE_WORTH.prefix("ns")))
-
-
-@pytest.fixture
-async def here() -> Here:
-    here = Here()
-    await here.register()
-    return here
-
-
-async def test_what_caches_served_is_reported_and_goes_with_the_frontends_lease(here: Here) -> None:
-    here.publisher.record_hit(7, 1600)
-    here.publisher.record_hit(8, 0)
-    await here.publisher.publish()
-    assert await here.told() == {7: 1600}
-    await here.store.revoke(here.runtime.instance_id)
-    assert await here.told() == {}
-    await here.register()
-    await here.publisher.publish()
-    assert await here.told() == {7: 1600}
-
-
-async def test_nothing_is_written_that_is_there_already_nor_before_anything_was_served(here: Here) -> None:
-    await here.publisher.publish()
-    here.publisher.record_hit(0, 100)  # of an instance that is not known any more
-    await here.publisher.publish()
-    assert await here.store.list(CACHE_WORTH.prefix("ns")) == ()
-    here.publisher.record_hit(7, 1600)
-    await here.publisher.publish()
-    (before,) = await here.store.list(CACHE_WORTH.prefix("ns"))
-    await here.publisher.publish()
-    (after,) = await here.store.list(CACHE_WORTH.prefix("ns"))
-    assert after.revision == before.revision
-
-
-async def test_a_frontend_that_is_not_registered_tells_nothing() -> None:
-    here = Here()
-    here.publisher.record_hit(7, 1600)
-    await here.publisher.publish()
-    assert await here.store.list(CACHE_WORTH.prefix("ns")) == ()
