@@ -25,13 +25,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, reports_in
+from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, published_reports
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
 from dynaplan.store.model import Transaction
-from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -81,10 +80,7 @@ class ModelQueue(FleetStatus):
 
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes of the model."""
-        try:
-            reports = reports_in(parse_object(fleet))
-        except ValueError:
-            reports = {}
+        reports = published_reports(fleet)
         self.report = reports.get(self._model.name)
         self._was_reported |= self.report is not None
         self._is_removed = self._was_reported and bool(reports) and self.report is None
