@@ -111,7 +111,7 @@ def settings_of_models(config: Mapping[str, Mapping[str, Any]], namespace: str) 
                 )
             own = {"namespace": namespace, "served-model-name": name, "decode-component": component}
             settings = PlannerSettings.from_options(with_worker_sizes({**given, **own}, config))
-            gpus = _gpus_of_worker(config, component)
+            gpus = gpus_of_worker(config, component)
             budget = min(settings.max_gpu_budget, models[name].settings.max_workers * gpus)
             settings = replace(settings, decode_engine_num_gpu=gpus, max_gpu_budget=max(gpus, budget))
             settings.check()
@@ -125,7 +125,7 @@ def settings_of_models(config: Mapping[str, Mapping[str, Any]], namespace: str) 
 _ITS_OWN = "the planner of a model is about that model, on this box."
 
 
-def _gpus_of_worker(config: Mapping[str, Mapping[str, Any]], component: str) -> int:
+def gpus_of_worker(config: Mapping[str, Mapping[str, Any]], component: str) -> int:
     """Return the GPUs of one worker of the service; 1 if it has none, so that the GPU budget counts
     workers."""
     resources = ((config.get(component) or {}).get(SERVICE_ARGS) or {}).get("resources") or {}
