@@ -53,7 +53,7 @@ def model_rows(
 
 def table_rows(rows: Mapping[str, Row], now_s: float) -> list[tuple[str, ...]]:
     """Return the table, its headings first; workers have a column where a model may have several."""
-    have_several = any(row["max_workers"] > 1 for row in rows.values())
+    have_several = any(row["max_workers"] > 1 or row["prefill"] for row in rows.values())
     headings = ("MODEL", "STATE", "WORKERS", "MEMORY", "GPUS", "RUNNING", "WAITING", "LEAVES")
     table = [headings, *(_cells(name, row, now_s) for name, row in rows.items())]
     return table if have_several else [(*each[:2], *each[3:]) for each in table]
@@ -88,13 +88,18 @@ def _cells(name: str, row: Row, now_s: float) -> tuple[str, ...]:
     return (
         name,
         model_state(row, now_s),
-        f"{WorkerCounts.from_json(row['workers']).holding} of {row['max_workers']}",
+        _workers(row) + (f", prefill {_workers(row['prefill'])}" if row["prefill"] else ""),
         f"{row['memory_bytes'] / 10**9:.1f} GB" if row["memory_bytes"] else "-",
         ",".join(map(str, row["gpus"])) or "-",
         str(row["in_flight"]),
         f"{row['waiting']}{waits}",
         _leaves(row, now_s),
     )
+
+
+def _workers(pool: Row) -> str:
+    """Return how many workers a pool has, and may have."""
+    return f"{WorkerCounts.from_json(pool['workers']).holding} of {pool['max_workers']}"
 
 
 def _saved_words(saved: SavedKv) -> str:

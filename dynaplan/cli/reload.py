@@ -204,10 +204,11 @@ def _reload_models(
     yes: bool,
 ) -> None:
     """Show which models are added, changed and removed, and apply that; see ``reload_models``."""
-    from dynaplan.cli.reload_models import model_changes, put_away
+    from dynaplan.cli.reload_models import check_prefill_queue, model_changes, put_away
     from dynaplan.graph.lifecycle import Role
 
     assert new.before is not None
+    check_prefill_queue(new.graph or launch.graph, os.environ)
     changes = model_changes(new.before, new.config)
     if not changes:
         click.echo(f"nothing has changed in {new.config_file or 'the settings'}")

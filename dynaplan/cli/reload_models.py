@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.config.models import components_of, planned_models
-from dynaplan.config.overrides import MODELS, PLANNER
+from dynaplan.config.models import components_of, planned_models, prefill_components_of
+from dynaplan.config.overrides import MODELS, PLANNER, PREFILL
 from dynaplan.config.service_config import COMMON, section_options
+from dynaplan.config.settings.servers import has_no_nats
+from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
+    from dynaplan.graph.model import GraphSpec
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,17 @@ class ModelChanges:
         ]
 
 
+def check_prefill_queue(graph: GraphSpec, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for prefill workers in a deployment that has no server for their queue."""
+    services = [each for each in graph.services if each.role is Role.PREFILL]
+    if services and has_no_nats(environ):
+        raise ConfigError(
+            f"{MODELS}.{services[0].model}.{PREFILL}: this deployment was started without a NATS server, on "
+            "which prompts are queued",
+            hint="`dynaplan stop`, then `dynaplan serve` again: it starts one.",
+        )
+
+
 def model_changes(before: Sections, after: Sections) -> ModelChanges:
     """Compare two configurations. Raises ConfigError where a model would get another's place."""
     old, new = (components_of(config.get(MODELS) or {}) for config in (before, after))
@@ -64,22 +78,27 @@ def model_changes(before: Sections, after: Sections) -> ModelChanges:
         tuple(changed),
         tuple(name for name in old if name not in new),
         planned_models(before) != planned_models(after),
-        _others(before, set(old.values())) != _others(after, set(new.values())),
+        _others(before) != _others(after),
     )
 
 
 def _settings(config: Sections, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return all that is said of a model: to its owner, and to its workers."""
     entries = config.get(MODELS) or {}
-    component = components_of(entries)[name]
+    components = components_of(entries)[name], prefill_components_of(entries).get(name, "")
     workers = {
-        **section_options(config, component),
-        "ServiceArgs": (config.get(component) or {}).get("ServiceArgs"),
+        component: {
+            **section_options(config, component),
+            "ServiceArgs": (config.get(component) or {}).get("ServiceArgs"),
+        }
+        for component in filter(None, components)
     }
     return {key: value for key, value in entries[name].items() if key != PLANNER}, workers
 
 
-def _others(config: Sections, components: set[str]) -> dict[str, Any]:
+def _others(config: Sections) -> dict[str, Any]:
+    entries = config.get(MODELS) or {}
+    components = {*components_of(entries).values(), *prefill_components_of(entries).values()}
     apart = components | {MODELS, PLANNER, COMMON}
     return {name: each for name, each in config.items() if name not in apart}
 

@@ -103,7 +103,9 @@ async def replace_worker(
     the old worker's GPU is released a while after its exit. The worker of a model that is loaded on request
     is put away: its next request starts another.
     """
-    models = {each.component: each.name for each in served_models(service_config(found))}
+    served = served_models(service_config(found))
+    models = {each.component: each.name for each in served}
+    models |= {each.prefill.component: each.name for each in served if each.prefill}
     if worker.component in models:
         await _put_away(store, found, worker, models[worker.component], timeout_s)
         return "the next request", gpu_wait_s

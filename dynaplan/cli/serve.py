@@ -321,7 +321,12 @@ def load_deployment(
     from dynaplan.cli.imported_models import read_config_file
     from dynaplan.cli.serve_checks import locate_models
     from dynaplan.config.frontend import frontends_for
-    from dynaplan.config.models import components_of, planned_models, with_worker_sections
+    from dynaplan.config.models import (
+        components_of,
+        planned_models,
+        prefill_components_of,
+        with_worker_sections,
+    )
     from dynaplan.config.overrides import MODELS
     from dynaplan.graph.config import (
         resolve_graph,
@@ -343,7 +348,8 @@ def load_deployment(
     planned = planned_models(config)
     if graph != (chosen := graph_of_models(graph, bool(planned))):
         loaded = load_graph(chosen, directory)
-    loaded = loaded.with_models(components_of(config.get(MODELS) or {}), planned)
+    models = config.get(MODELS) or {}
+    loaded = loaded.with_models(components_of(models), planned, prefill_components_of(models))
     warnings = notes + validate_config(loaded, config) + unused_common_overrides(config, overrides)
     config = locate_models(loaded, config, directory)
     cores = len(os.sched_getaffinity(0))

@@ -87,9 +87,14 @@ def _absolute_path(value: object, directory: Path, is_new: bool) -> str:
 
 
 def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
-    decode, prefill = spec.of_role(Role.DECODE), spec.of_role(Role.PREFILL)
-    if decode is None or prefill is None:
-        return
+    """Raise ConfigError where prefill workers could not hand over to the decode workers of their model."""
+    for prefill in (each for each in spec.services if each.role is Role.PREFILL):
+        same = (each for each in spec.services if each.role is Role.DECODE and each.model == prefill.model)
+        for decode in same:
+            _check_pair(decode, prefill, config)
+
+
+def _check_pair(decode: ServiceSpec, prefill: ServiceSpec, config: Sections) -> None:
     both = [section_options(config, each.name) for each in (decode, prefill)]
     engines = {engine_of(options) for options in both}
     real = sorted(engines - {SIMULATED})
@@ -100,7 +105,9 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
         if values[0] != values[1]:
             raise ConfigError(
                 f"{decode.name}.{key} is {values[0]!r}, but {prefill.name}.{key} is {values[1]!r}",
-                hint=f"Expected the same. --Common.{key}=... is for all services that list {key} in their "
+                hint=f"Expected the same. Write it in Models.{decode.model}, and not below prefill."
+                if decode.model
+                else f"Expected the same. --Common.{key}=... is for all services that list {key} in their "
                 "common-configs.",
             )
 

@@ -15,6 +15,7 @@ from dynaplan.config.models import planned_models, served_models
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import kebab
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, DisaggregationSettings, FrontendSettings
+from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.planner import PlannerSettings
 
 log = logging.getLogger(__name__)
@@ -163,14 +164,33 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
         log.info(
             "queued prompts are computed %s", configured_deadline({**config, SECTIONS[0]: dict(own)}, planner)
         )
-    models = served_models(config)
-    by_model = {name: promised_times(own) for name, own in planned_models(config).items()}
+    models, planners = served_models(config), planned_models(config)
+    by_model = {name: promised_times(own) for name, own in planners.items()}
     return replace(
         settings,
+        disaggregation_by_model={
+            each.name: disaggregation_of(each, config, planners.get(each.name, {}))
+            for each in models
+            if each.prefill
+        },
         promised_ms=None if models else promised_times(planner),
         promised_ms_by_model={name: promised for name, promised in by_model.items() if promised},
         models=models,
     )
+
+
+def disaggregation_of(
+    model: ServedModel, config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]
+) -> DisaggregationSettings:
+    """Return how prompts of one of several models are placed: as its entry says, else as those of all are.
+
+    ``planner`` are the options of its planner, empty without one. Raises ConfigError.
+    """
+    said: dict[str, Any] = {}
+    for name in (*SECTIONS[2::-1], model.component):
+        said |= {key: value for key, value in section_options(config, name).items() if value is not None}
+    settings = DisaggregationSettings.from_options(said)
+    return replace(settings, prefill_deadline_ms=prefill_deadline(settings, planner).ms)
 
 
 def promised_times(planner: Mapping[str, Any]) -> tuple[float, float] | None:

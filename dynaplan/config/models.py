@@ -3,21 +3,30 @@
 An entry is a name and the options of the model's workers, with those of ``OnDemandSettings``. Each model has
 a service of its own, its *component*, whose section is made here of the entry: from then on it is configured,
 checked and started as any other service of workers. What ``Common`` says holds for every model.
+
+An entry with a key ``prefill`` is disaggregated: its prefill workers are a second service, whose section has
+the options of the entry and, over them, those below ``prefill``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any
 
-from dynaplan.config.overrides import MODEL_SETS, MODELS, PLANNER, Sections, merge_sections
+from dynaplan.config.overrides import MODEL_SETS, MODELS, PLANNER, PREFILL, Sections, merge_sections
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
 from dynaplan.config.settings.fields import kebab, options_of
-from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.config.settings.models import (
+    PREFILL_POOL_OPTIONS,
+    OnDemandSettings,
+    PrefillPool,
+    ServedModel,
+)
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SIMULATED, Resources
 from dynaplan.config.stock import WORKER
@@ -39,13 +48,16 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
     """
     entries = config.get(MODELS) or {}
     common = kebab_keys(config.get(COMMON) or {})
-    planned = planned_models(config)
-    models = tuple(
-        ServedModel(name, component, _on_demand(name, entries[name], common, planned.get(name)))
-        for name, component in components_of(entries).items()
-    )
+    planned, prefill = planned_models(config), prefill_components_of(entries)
+    models = []
+    for name, component in components_of(entries).items():
+        settings = _on_demand(name, entries[name], common, planned.get(name))
+        pool = None
+        if name in prefill:
+            pool = PrefillPool(prefill[name], _prefill_settings(name, entries[name], settings, planned))
+        models.append(ServedModel(name, component, settings, pool))
     _check_names(models)
-    return models
+    return tuple(models)
 
 
 def planned_models(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -82,20 +94,35 @@ def models_together(config: Mapping[str, Mapping[str, Any]]) -> tuple[frozenset[
 
 def components_of(names: Mapping[str, Any]) -> dict[str, str]:
     """Return the component of each model: its name with nothing that a key or a file name cannot have."""
-    found: dict[str, str] = {}
     taken = set(_RESERVED)
-    for name in names:
-        base = component = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "model"
-        number = 2
-        while component.lower() in taken:
-            component, number = f"{base}-{number}", number + 1
-        taken.add(component.lower())
-        found[name] = component
-    return found
+    return {
+        name: _free_component(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "model", taken)
+        for name in names
+    }
+
+
+def prefill_components_of(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Return the component of the prefill workers of each disaggregated model, by the model's name."""
+    components = components_of(entries)
+    taken = {*_RESERVED, *(each.lower() for each in components.values())}
+    return {
+        name: _free_component(f"{components[name]}-{PREFILL}", taken)
+        for name, entry in entries.items()
+        if isinstance(entry, Mapping) and entry.get(PREFILL) is not None
+    }
+
+
+def _free_component(base: str, taken: set[str]) -> str:
+    """Return that name, or with a number where it is taken, and add it to those that are, in lower case."""
+    component, number = base, 2
+    while component.lower() in taken:
+        component, number = f"{base}-{number}", number + 1
+    taken.add(component.lower())
+    return component
 
 
 def with_worker_sections(config: Sections) -> Sections:
-    """Return the configuration with a section for the workers of each model; ``Models`` stays as it is.
+    """Return the configuration with a section for each service of a model; ``Models`` stays as it is.
 
     A section that is there already, of a model's component, comes before the entry.
     """
@@ -105,23 +132,36 @@ def with_worker_sections(config: Sections) -> Sections:
         component: _worker_section(name, entries[name], common)
         for name, component in components_of(entries).items()
     }
+    made |= {
+        component: _with_options(_worker_section(name, entries[name], common), entries[name][PREFILL])
+        for name, component in prefill_components_of(entries).items()
+    }
     return merge_sections(made, config)
 
 
 def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     _check_entry(name, entry)
     own = kebab_keys(entry)
-    options = {**common, **own}
-    section = {key: value for key, value in options.items() if key not in _ON_DEMAND | {RESOURCES, PLANNER}}
+    section = _with_options({}, {**common, RESOURCES: None, **own})
     section.setdefault("engine", "command" if "command" in own else engine_for(section.get("model")))
     section.setdefault("model", name)
     section["served-model-name"] = name
-    resources = own.get(RESOURCES)
-    if resources is not None:
-        arguments = dict(section.get(SERVICE_ARGS) or {})
-        section[SERVICE_ARGS] = {**arguments, RESOURCES: resources}
+    if own.get(PREFILL) is not None:
+        if why := NO_PREFILL_WORKERS.get(str(section["engine"])):
+            raise ConfigError(f"{MODELS}.{name}.{PREFILL}: engine is {section['engine']!r}", hint=why)
+        section["remote-prefill"] = True
     section.pop(COMMON_CONFIGS, None)
     return section
+
+
+def _with_options(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section with those of the given options that are a worker's."""
+    own = kebab_keys(given)
+    options = {key: value for key, value in own.items() if key not in _ON_DEMAND and key not in _NOT_WORKERS}
+    if own.get(RESOURCES) is not None:
+        arguments = options.get(SERVICE_ARGS) or section.get(SERVICE_ARGS) or {}
+        options[SERVICE_ARGS] = {**arguments, RESOURCES: own[RESOURCES]}
+    return {**section, **options}
 
 
 def engine_for(model: Any) -> str:
@@ -148,30 +188,71 @@ def _check_entry(name: str, entry: Any) -> None:
             f"{MODELS}.{name}.{PLANNER} = {entry[PLANNER]!r}: expected a mapping of options",
             hint=f"For example {PLANNER}: {{policy: sla, ttft: 500}}; {{}} for all defaults.",
         )
+    _check_resources(f"{MODELS}.{name}", entry)
+    if entry.get(PREFILL) is not None:
+        _check_prefill(name, entry[PREFILL])
+
+
+def _check_resources(where: str, entry: Mapping[str, Any]) -> None:
     resources = entry.get(RESOURCES)
     if resources is not None and not (
         isinstance(resources, Mapping) and resources.keys() <= options_of(Resources).keys()
     ):
         raise ConfigError(
-            f"{MODELS}.{name}.{RESOURCES} = {resources!r}: expected a mapping",
+            f"{where}.{RESOURCES} = {resources!r}: expected a mapping",
             hint=f"Keys: {', '.join(options_of(Resources))}.",
         )
 
 
+def _check_prefill(name: str, given: Any) -> None:
+    """Raise ConfigError for options of prefill workers that are none, or that are the whole model's."""
+    where = f"{MODELS}.{name}.{PREFILL}"
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where} = {given!r}: expected a mapping of the options in which prefill workers differ",
+            hint=f"For example {PREFILL}: {{memory: 20GB}}; {{}} where they have those of the model.",
+        )
+    for key in given:
+        known = kebab(str(key))
+        if known in _OF_THE_WHOLE_MODEL:
+            raise ConfigError(
+                f"{where}.{key}: it is one for all workers of a model", hint=f"Write {MODELS}.{name}.{key}."
+            )
+    _check_slips(f"{name}.{PREFILL}", given)
+    _check_resources(where, given)
+
+
 def _check_slips(name: str, entry: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key that looks like a slip of one of ours: an engine would get it as a flag."""
+    ours = {*_ON_DEMAND, *_NOT_WORKERS}
     for key in entry:
         known = kebab(str(key))
-        if known not in _ON_DEMAND and known not in WORKER and known != PLANNER:
-            near = get_close_matches(known, [*_ON_DEMAND, PLANNER], 1, cutoff=SLIP)
+        if known not in ours and known not in WORKER:
+            near = get_close_matches(known, sorted(ours), 1, cutoff=SLIP)
             if near:
                 raise ConfigError(f"{MODELS}.{name}.{key}: unknown option", hint=f"Did you mean {near[0]!r}?")
 
+
+NO_PREFILL_WORKERS: Mapping[str, str] = {
+    "command": "Leave it out: nothing is known of how such a server hands KV entries over.",
+    "sglang": "Leave it out, or serve a graph (sglang_disagg.yaml): decode workers of SGLang compute no "
+    "prompt, and a model is ready before its prefill workers are.",
+}
+"""Engines whose models have no prefill workers, and what to do."""
 
 SLIP = 0.75
 """The similarity (difflib's ratio) from which a key counts as a slip of an option."""
 
 _ON_DEMAND = frozenset(options_of(OnDemandSettings))
+
+_NOT_WORKERS = frozenset({RESOURCES, PLANNER, PREFILL})
+"""Keys of an entry that are no options of a worker's section."""
+
+_OF_THE_WHOLE_MODEL = (_ON_DEMAND - set(PREFILL_POOL_OPTIONS)) | {
+    *(PLANNER, PREFILL, "model", "engine", "served-model-name", "command"),
+    *options_of(DisaggregationSettings),
+}
+"""Keys that prefill workers cannot have of their own."""
 
 
 def _on_demand(
@@ -200,7 +281,23 @@ def _on_demand(
     return settings
 
 
-def _check_names(models: tuple[ServedModel, ...]) -> None:
+def _prefill_settings(
+    name: str, entry: Mapping[str, Any], model: OnDemandSettings, planned: Mapping[str, Any]
+) -> OnDemandSettings:
+    """Return the model's settings with those of its prefill workers; without a planner they are one."""
+    given = {key: value for key, value in kebab_keys(entry[PREFILL]).items() if key in PREFILL_POOL_OPTIONS}
+    own = OnDemandSettings.from_options(given, {key: f"{MODELS}.{name}.{PREFILL}.{key}" for key in given})
+    return replace(
+        model,
+        memory_bytes=own.memory_bytes or model.memory_bytes,
+        max_workers=model.max_workers if name in planned and "max-workers" not in given else own.max_workers,
+        requests_per_worker=own.requests_per_worker
+        if "requests-per-worker" in given
+        else model.requests_per_worker,
+    )
+
+
+def _check_names(models: Sequence[ServedModel]) -> None:
     """Raise ConfigError when two models go by the same name, or ``not-beside`` has a name of none."""
     owners: dict[str, str] = {}
     for model in models:

@@ -16,6 +16,9 @@ MODELS = "Models"
 PLANNER = "Planner"
 """The section of the planner, and below a model the one of the model's own."""
 
+PREFILL = "prefill"
+"""Below a model: the options of its prefill workers."""
+
 MODEL_SETS = "ModelSets"
 """The section of what may be loaded together: ``together``, lists of names. Without it memory decides."""
 
@@ -61,7 +64,7 @@ def parse_overrides(arguments: Sequence[str]) -> Sections:
         if not all(path):
             raise ConfigError(f"Error parsing service arg: {override}", hint="Write --Service.key=value.")
         if path[0] == MODELS and len(path) > 2:  # a model's name may have dots
-            keys = 2 if len(path) > 3 and path[-2] == PLANNER else 1
+            keys = 2 if len(path) > 3 and path[-2] in (PLANNER, PREFILL) else 1
             path = [MODELS, ".".join(path[1:-keys]), *path[-keys:]]
         value: Any = typed_value(path, text)
         for key in reversed(path[1:]):

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline
-from dynaplan.config.models import components_of, planned_models, served_models
+from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline, disaggregation_of
+from dynaplan.config.models import planned_models, served_models
 from dynaplan.config.overrides import MODELS
 from dynaplan.config.parallelism import gpus_needed
 from dynaplan.config.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import key_of, options_of
+from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.config.settings.worker import SIMULATED, Resources, SimOptions, engine_of
 from dynaplan.config.stock import WORKER
@@ -99,27 +100,45 @@ def settings_of_models(config: Mapping[str, Mapping[str, Any]], namespace: str) 
 
     Raises ConfigError, naming model, key and value.
     """
-    components = components_of(config.get(MODELS) or {})
     models = {each.name: each for each in served_models(config)}
     found = {}
     for name, given in planned_models(config).items():
-        component = components[name]
+        component = models[name].component
         try:
             if said := [key for key in OF_THE_MODEL if given.get(key) is not None]:
                 raise ConfigError(
                     f"Planner.{said[0]} is {given[said[0]]!r}", hint=f"Leave it out: {_ITS_OWN}"
                 )
-            own = {"namespace": namespace, "served-model-name": name, "decode-component": component}
+            own: dict[str, Any] = {
+                "namespace": namespace,
+                "served-model-name": name,
+                "decode-component": component,
+            }
+            if pool := models[name].prefill:
+                own |= {"prefill-component": pool.component}
+                own |= {DEADLINE: disaggregation_of(models[name], config, given).prefill_deadline_ms}
             settings = PlannerSettings.from_options(with_worker_sizes({**given, **own}, config))
-            gpus = gpus_of_worker(config, component)
-            budget = min(settings.max_gpu_budget, models[name].settings.max_workers * gpus)
-            settings = replace(settings, decode_engine_num_gpu=gpus, max_gpu_budget=max(gpus, budget))
+            settings = _with_gpus(settings, models[name], config)
             settings.check()
         except ConfigError as error:
             raise ConfigError(f"{MODELS}.{name}: {error.args[0]}", hint=error.hint) from error
         log_dir = f"{settings.log_dir}/{component}" if settings.log_dir else None
         found[name] = replace(settings, log_dir=log_dir)
     return found
+
+
+def _with_gpus(
+    settings: PlannerSettings, model: ServedModel, config: Mapping[str, Mapping[str, Any]]
+) -> PlannerSettings:
+    """Return the settings with the GPUs of a worker, and no more of them in all than its workers may have."""
+    gpus = gpus_of_worker(config, model.component)
+    least, most = gpus, model.settings.max_workers * gpus
+    settings = replace(settings, decode_engine_num_gpu=gpus)
+    if pool := model.prefill:
+        gpus = gpus_of_worker(config, pool.component)
+        least, most = least + gpus, most + pool.settings.max_workers * gpus
+        settings = replace(settings, prefill_engine_num_gpu=gpus)
+    return replace(settings, max_gpu_budget=max(least, min(settings.max_gpu_budget, most)))
 
 
 _ITS_OWN = "the planner of a model is about that model, on this box."

@@ -20,9 +20,14 @@ from dynaplan.util.documents import (
 from dynaplan.util.http_routes import passed_headers
 
 
-def prefill_stream(namespace: str) -> str:
-    """Return the JetStream stream of a namespace's prefill queue; its subject is ``{stream}.queue``."""
-    return f"{namespace}_prefill_queue".replace("/", "_").replace("\\", "_")
+def prefill_stream(namespace: str, component: str = "") -> str:
+    """Return the JetStream stream of a prefill queue; its subject is ``{stream}.queue``.
+
+    A namespace has one, under the original's name. Where it has several models, each has a queue of its own:
+    that of the ``component`` of its prefill workers.
+    """
+    queue = f"{namespace}_prefill_queue" + (f"_{component}" if component else "")
+    return queue.replace("/", "_").replace("\\", "_")
 
 
 def is_subject(text: str) -> bool:

@@ -7,8 +7,9 @@
 3. *Reports*, in the field ``models`` of the published fleet: the state of each model, and why requests for it
    are refused, if they are.
 4. *Planned workers*, ``v1/{namespace}/planner_extensions/model_workers``: how many workers each model with a
-   planner of its own wants. One JSON object of numbers by the model's name, which the planners' process
-   writes. It is a wish: ``models/rules/replicas.py`` divides the memory.
+   planner of its own wants. One JSON object of numbers by the pool's name, which is the model's, and another
+   for its prefill workers (``models/rules/replicas.py``). The planners' process writes it. It is a wish: the
+   memory is divided there.
 
 Moments are seconds since 1970-01-01 UTC (``_unix_s``): they are read by other processes, and after a restart.
 """
@@ -181,6 +182,21 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class PoolReport:
+    """The prefill workers of a model as the fleet plugin reports them.
+
+    The fields are those of a ``ModelReport``, which has them of the decode workers.
+    """
+
+    workers: Mapping[str, int] = field(default_factory=dict)
+    max_workers: int = 1
+    gpus_each: float = 0.0
+    load_s: float = 0.0
+    memory_bytes: int = 0
+    planned_workers: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelReport:
     """One model as the fleet plugin reports it.
 
@@ -188,7 +204,8 @@ class ModelReport:
     long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it. ``workers`` are its
     workers by state, as ``counts.WorkerCounts`` counts them, of ``gpus_each`` GPUs; it may have
     ``max_workers``, and one of them takes ``memory_bytes`` of each of its devices.
-    ``planned_workers`` is what its planner wants, None where that does not count.
+    ``planned_workers`` is what its planner wants, None where that does not count. ``gpus`` are those of all
+    its workers. ``prefill`` is None unless it is disaggregated.
     """
 
     component: str
@@ -205,11 +222,13 @@ class ModelReport:
     gpus_each: float = 0.0
     planned_workers: int | None = None
     max_workers: int = 1
+    prefill: PoolReport | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Write it, without what says nothing."""
         said = {name: value for name, value in vars(self).items() if value}
-        return said | {"refusal": asdict(self.refusal)} if self.refusal else said
+        nested = {"refusal": self.refusal, "prefill": self.prefill}
+        return said | {name: asdict(each) for name, each in nested.items() if each}
 
 
 MODEL_EVENTS = "model_events"
@@ -267,15 +286,16 @@ def reports_in(fleet: Mapping[str, Any]) -> dict[str, ModelReport]:
 
 
 def _report(document: Mapping[str, Any]) -> ModelReport:
-    refusal, workers = object_field(document, "refusal", {}), object_field(document, "workers", {})
+    refusal, prefill = object_field(document, "refusal", {}), object_field(document, "prefill", {})
+    pool = _pool(document)
     return ModelReport(
         text_field(document, "component"),
         text_field(document, "state"),
         number_field(document, "since_unix_s", 0.0),
-        number_field(document, "load_s", 0.0),
+        pool.load_s,
         text_field(document, "why", ""),
         bool(document.get("is_pinned")),
-        whole_field(document, "memory_bytes", 0),
+        pool.memory_bytes,
         tuple(each for each in document.get("gpus", ()) if isinstance(each, int)),
         number_field(document, "leaves_unix_s", 0.0),
         Refusal(
@@ -286,8 +306,21 @@ def _report(document: Mapping[str, Any]) -> ModelReport:
         )
         if refusal
         else None,
+        pool.workers,
+        pool.gpus_each,
+        pool.planned_workers,
+        pool.max_workers,
+        _pool(prefill) if prefill else None,
+    )
+
+
+def _pool(document: Mapping[str, Any]) -> PoolReport:
+    workers = object_field(document, "workers", {})
+    return PoolReport(
         {state: whole_field(workers, state) for state in workers},
-        number_field(document, "gpus_each", 0.0),
-        document["planned_workers"] if isinstance(document.get("planned_workers"), int) else None,
         whole_field(document, "max_workers", 1),
+        number_field(document, "gpus_each", 0.0),
+        number_field(document, "load_s", 0.0),
+        whole_field(document, "memory_bytes", 0),
+        document["planned_workers"] if isinstance(document.get("planned_workers"), int) else None,
     )

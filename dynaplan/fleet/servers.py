@@ -111,7 +111,9 @@ def shared_servers(
     if store_outlives:
         asyncio.run(check_external_store(os.environ, graph.namespace))
     if not has_own_nats:
-        stream = prefill_stream(graph.namespace) if has_prefill_queue(graph, config) else ""
+        of_model = next((each.name for each in graph.on_demand if each.role is Role.PREFILL), "")
+        has_queue = has_prefill_queue(graph, config)
+        stream = prefill_stream(graph.namespace, of_model) if has_queue else ""
         asyncio.run(check_external_nats(os.environ, stream))
     started, environment = [], {BACKEND_VARIABLE: backend}
     if backend == ETCD and not store_outlives:
@@ -135,7 +137,7 @@ def needs_nats(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> boo
 def has_prefill_queue(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> bool:
     """Tell whether prompts go through the prefill queue: there are workers for it, or Frontends use it."""
     is_remote = any(section_options(config, name).get("remote-prefill") for name in SECTIONS)
-    return is_remote or graph.of_role(Role.PREFILL) is not None
+    return is_remote or any(service.role is Role.PREFILL for service in graph.services)
 
 
 def _store_directory(places: OwnPlaces) -> Path:

@@ -32,6 +32,7 @@ import httptools
 from dynaplan.gateway import timing
 from dynaplan.gateway.http_messages import ENCODINGS, Request, RequestBody, Response, read_request
 from dynaplan.gateway.openai_api import internal_error
+from dynaplan.gateway.turns import Turn
 from dynaplan.util.http_routes import REQUEST_ID
 from dynaplan.worker.http_server import (
     MAX_HEAD_BYTES,
@@ -59,8 +60,11 @@ _LAST_CHUNK = b"0\r\n\r\n"
 class HttpServer:
     """The server of the public port. While it ``is_draining``, every answer says "Connection: close"."""
 
-    def __init__(self, handle: Handler, limits: ConnectionLimits, closed: Callable[[str], None]) -> None:
+    def __init__(
+        self, handle: Handler, limits: ConnectionLimits, closed: Callable[[str], None], turn: Turn
+    ) -> None:
         self.handle = handle
+        self.turn = turn
         self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
         self.is_draining = False
 
@@ -422,7 +426,11 @@ class ClientConnection(asyncio.Protocol):
         if not is_ready or transport is None or transport.is_closing():
             return False
         if data:
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            chunk = b"%x\r\n%b\r\n" % (len(data), data)
+            if (writes := self._server.turn.writes) is None:
+                transport.write(chunk)
+            else:
+                writes.append((transport, chunk))
             self._written_bytes += len(data)
         return True
 

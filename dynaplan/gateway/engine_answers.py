@@ -37,6 +37,7 @@ from dynaplan.gateway.openai_api import (
 
 _EVENT = b"data: {"
 _PLAIN_TOKEN = b'"delta":{"content":"'
+_PLAIN_ROLE = b'"delta":{"role":"assistant","content":""}'
 _NO_FRAME = b"\0", b"\0"
 """No event of a stream begins or ends so."""
 _MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
@@ -66,9 +67,9 @@ def count_chat_tokens(events: bytes) -> int:
 
     A frame is an event without a token. vLLM's events with an empty text are tokens: parts of a character.
     """
-    count = events.count(_EVENT)
-    if count == events.count(_PLAIN_TOKEN):
-        return count
+    count, tokens = events.count(_EVENT), events.count(_PLAIN_TOKEN)
+    if count == tokens or count == tokens + events.count(_PLAIN_ROLE):
+        return tokens
     return count - len(_frames(events))
 
 

@@ -160,6 +160,11 @@ class FrontendModels:
         """Return the number of requests in flight at this instance."""
         return sum(each.router.in_flight_at(instance_id) for each in self.all)
 
+    @property
+    def prefills(self) -> tuple[RemotePrefill, ...]:
+        """The remote prefill of each disaggregated model, and the one that the others have in common."""
+        return tuple(dict.fromkeys(each.prefill for each in self.all))
+
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes."""
         for each in self.all:

@@ -73,7 +73,7 @@ class Suspect:
     def sent_to(self, instance: Instance) -> None:
         """Count the request as in flight at that worker until ``close``."""
         self._process = instance.url, instance.pid
-        self._poison.in_flight.setdefault(self._process, []).append(self)
+        self._poison.in_flight.setdefault(self._process, set()).add(self)
 
     def begin_answer(self) -> None:
         """Let the next isolated request go: the answer has begun."""
@@ -93,7 +93,7 @@ class Suspect:
     def close(self) -> None:
         """End the attempt."""
         self.begin_answer()
-        others = self._poison.in_flight.get(self._process, []) if self._process else []
+        others = self._poison.in_flight.get(self._process, set()) if self._process else set()
         if self in others:
             others.remove(self)
             if self._process and not others:
@@ -108,7 +108,7 @@ class PoisonRequests:
         self._evidence: OrderedDict[bytes, _Evidence] = OrderedDict()
         self._dead: deque[Process] = deque(maxlen=MAX_DEAD)
         self._isolation = asyncio.Lock()
-        self.in_flight: dict[Process, list[Suspect]] = {}
+        self.in_flight: dict[Process, set[Suspect]] = {}
 
     async def admit(self, call: Call, *, has_begun: bool = False) -> Suspect:
         """Begin an attempt at the client's request; one that is suspected waits for the one before it.

@@ -71,13 +71,12 @@ class FrontendRoutes:
             return Response(error.status, headers, error.to_json())
 
     def _handler(self, request: Request) -> Handler:
+        method, handler = self._handlers.get(request.path, ("", self._check_life))
+        if method == request.method:
+            return handler
         if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
             return self.page
-        if (
-            self.model_routes
-            and request.path not in self._handlers
-            and (found := self.model_routes.find(request))
-        ):
+        if self.model_routes and not method and (found := self.model_routes.find(request)):
             return found
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))

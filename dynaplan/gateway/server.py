@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.models import ServedModel
 from dynaplan.fleet.counts import FleetCounts
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.fleet.store_keys import fleet_key
@@ -38,6 +40,7 @@ from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.tracing import open_tracer
+from dynaplan.gateway.turns import Turn
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
@@ -106,7 +109,8 @@ class FrontendServer:
         self._metrics = _new_metrics(runtime, settings)
         endpoint = settings.otlp_traces_endpoint
         self._tracer = open_tracer(endpoint) if endpoint else None
-        self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
+        self._turn = Turn()
+        self._upstream = Upstream(runtime.worker_token, runtime.client_tls, self._turn)
         self._background = BackgroundTasks()
         self._sleeping = SleepingWorkers(
             runtime.store, runtime.namespace, self._background, runtime.clock.now_s
@@ -143,15 +147,31 @@ class FrontendServer:
         """Return the models that are loaded on request; without any the one of all workers."""
         settings, inputs = self._settings, self._inputs
         only = FrontendModel("", settings, self._router, self.prefill, inputs)
-        on_demand = on_demand_settings(settings)
+        on_demand, discovery = on_demand_settings(settings), self._runtime.discovery
         return FrontendModels(
             [
-                on_demand_model(
-                    each, on_demand, self._runtime.discovery, self.prefill, inputs, self._sleeping
-                )
+                on_demand_model(each, on_demand, discovery, self._prefill_of(each), inputs, self._sleeping)
                 for each in settings.models
             ]
             or [only]
+        )
+
+    def _prefill_of(self, model: ServedModel) -> RemotePrefill:
+        """Return the remote prefill of one of several models: its own where it is disaggregated."""
+        if model.prefill is None:
+            return self.prefill
+        own = replace(
+            self._settings,
+            disaggregation=self._settings.disaggregation_by_model[model.name],
+            prefill_component=model.prefill.component,
+        )
+        return RemotePrefill(
+            self._runtime,
+            own,
+            self._metrics,
+            self._background,
+            sleeping=self._sleeping,
+            is_one_of_several=True,
         )
 
     def _new_model_routes(self) -> ModelRoutes:
@@ -215,10 +235,10 @@ class FrontendServer:
         if self._models.are_on_demand:
             orders = SLEEP.prefix(self._runtime.namespace)
             self._follow(orders, self._sleeping.follow_orders, "follow orders to sleep")
-        if self._settings.disaggregation.is_on:
-            live = self.prefill.live_prefix
-            self._follow(live, self.prefill.configure, "follow disaggregation settings")
-            self._runtime.spawn(self.prefill.connect(), "connect prefill queue")
+        for prefill in self._models.prefills:
+            if prefill.is_on:
+                self._follow(prefill.live_prefix, prefill.configure, "follow disaggregation settings")
+                self._runtime.spawn(prefill.connect(), "connect prefill queue")
 
     def _follow(self, prefix: str, changed: Callable[[Mapping[str, str]], None], name: str) -> None:
         """Call ``changed(key -> value)`` with all keys under the prefix, now and after every change."""
@@ -245,7 +265,8 @@ class FrontendServer:
 
     async def close(self) -> None:
         """Close every connection, after releasing the hand-offs at the prefill workers."""
-        await self.prefill.close()
+        for prefill in self._models.prefills:
+            await prefill.close()
         if self._page:
             await self._page.close()
         if self._acceptor:
@@ -290,7 +311,7 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection)
+        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection, self._turn)
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""

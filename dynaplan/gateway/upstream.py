@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from dynaplan.gateway.engine_connections import EngineConnection, EnginePool, Target, target_of
 from dynaplan.gateway.openai_api import JSON_TYPE, out_of_descriptors
+from dynaplan.gateway.turns import Turn
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
 from dynaplan.util.tls import ClientTls
@@ -45,9 +46,9 @@ class Upstream:
     ``tls`` verifies workers that serve https.
     """
 
-    def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
+    def __init__(self, worker_token: str, tls: ClientTls, turn: Turn) -> None:
         self._authorization = f"Authorization: Bearer {worker_token}\r\n".encode()
-        self._pool = EnginePool(tls)
+        self._pool = EnginePool(tls, turn)
 
     async def post(
         self,
@@ -160,9 +161,13 @@ class EngineAnswer:
 
         Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
         """
+        connection = self._connection
         if take is not None and not self._held:
-            await self._connection.forward(take)
-        chunk = await self._read_some()
+            await connection.forward(take)
+        try:
+            chunk = await connection.read()
+        except ConnectionError as error:
+            raise WorkerDied(_reason(error), is_connection_lost=True) from None
         if not self._held and chunk.endswith(b"\n"):
             return chunk
         return await self._complete_lines(chunk)

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 from dynaplan.config.settings.servers import COMPAT_VARIABLE
@@ -189,6 +189,8 @@ def _nearest_modules(name: str, working_dir: Path) -> str:
     return "Check the name and --working-dir."
 
 
+NO_MODELS: Mapping[str, str] = MappingProxyType({})
+
 _OF_A_MODEL = (Role.DECODE, Role.PREFILL)
 """The roles of services that serve one model."""
 
@@ -222,21 +224,19 @@ class Graph:
             else linked
         )
 
-    def with_models(self, models: Mapping[str, str], planned: Collection[str] = ()) -> Graph:
+    def with_models(
+        self, models: Mapping[str, str], planned: Collection[str] = (), prefill: Mapping[str, str] = NO_MODELS
+    ) -> Graph:
         """Return the graph in which each of these models, name -> component, has its own engine workers.
 
-        Its planner plans for each of the ``planned`` ones. Raises GraphError for a graph without engine
-        workers, for one without a planner where any is planned, and for one with a planner where none is.
+        Those in ``prefill``, name -> component, have prefill workers, too. Its planner plans for each of the
+        ``planned`` ones. Raises GraphError for a graph without such workers, for one without a planner where
+        any is planned, and for one with a planner where none is.
         """
         if not models:
             return self
         linked = self._linked()
-        template = next((each for each in linked if each.role is Role.DECODE), None)
-        if template is None:
-            raise GraphError(
-                f"{self.identifier} has no engine workers that could serve models",
-                hint="Leave the graph out: `dynaplan serve FILE` takes a file with a section Models.",
-            )
+        services = self._of_models(Role.DECODE, models) + self._of_models(Role.PREFILL, prefill)
         planner = next((each.name for each in linked if each.role is Role.PLANNER), "")
         if planner and not planned:
             raise GraphError(
@@ -249,8 +249,17 @@ class Graph:
                 f"{self.identifier} has no planner, and {', '.join(sorted(planned))} is to be planned for",
                 hint="Leave the graph out, or link a Planner.",
             )
-        services = tuple(template.of_model(name, component) for name, component in models.items())
         return replace(self, models=services)
+
+    def _of_models(self, role: Role, components: Mapping[str, str]) -> tuple[Service[Any], ...]:
+        """Return a service for each of these models, as the one of that role."""
+        template = next((each for each in self._linked() if each.role is role), None)
+        if template is None and components:
+            raise GraphError(
+                f"{self.identifier} has no {role.value} workers that could serve models",
+                hint="Leave the graph out: `dynaplan serve FILE` takes a file with a section Models.",
+            )
+        return tuple(template.of_model(name, each) for name, each in components.items()) if template else ()
 
     def _linked(self) -> list[Service[Any]]:
         found: dict[int, Service[Any]] = {}

@@ -90,6 +90,8 @@ class ModelPolicy:
     - ``sleep_levels``: how its engine can sleep, the quickest to wake first
     - ``max_workers``: the most workers that it may have at once, and ``requests_per_worker`` the requests of
       each above which a further one is started, where no planner says how many it wants
+    - ``prefill``: the same of its prefill workers: what one of them needs, and how many there may be; None
+      for a model whose workers compute prompts themselves
     """
 
     ttl_s: float = 1800.0
@@ -107,6 +109,7 @@ class ModelPolicy:
     sleep_levels: tuple[SleepLevel, ...] = ()
     max_workers: int = 1
     requests_per_worker: int = 8
+    prefill: ModelPolicy | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class ModelStatus:
     """One model at one moment, by the worker that stays longest; or a further worker of it.
 
     - ``replica_of``: the model whose further worker it is (``rules/replicas.py``); empty for a model
+    - ``is_prefill``: it is a prefill worker of that model
     - ``since_s``: when it came into its state
     - ``last_use_s``: when it last began or finished to answer
     - ``in_flight``: the requests that it answers now; ``waiting`` those that wait for it, loaded or
@@ -160,6 +164,7 @@ class ModelStatus:
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
     - ``reason``: why it is in its state
     - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests count
+    - ``planned_prefill_workers``: the prefill workers that its planner wants; None where none says so
     - ``history``: its last moves
     """
 
@@ -186,7 +191,9 @@ class ModelStatus:
     retry_at_s: float = 0.0
     reason: str = ""
     replica_of: str = ""
+    is_prefill: bool = False
     planned_workers: int | None = None
+    planned_prefill_workers: int | None = None
     history: tuple[str, ...] = field(default=(), compare=False)
 
     def moved(self, state: ModelState, now_s: float, why: str = "") -> ModelStatus:

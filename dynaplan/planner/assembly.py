@@ -267,7 +267,8 @@ def make_planner(
     ``model`` is the one of several that it plans for, None where it plans for all workers.
     """
     metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
-    observer = Observer(settings, discovery.instances, metrics, messenger, clock)
+    is_one_of_several = model is not None
+    observer = Observer(*(settings, discovery.instances, metrics, messenger, clock), is_one_of_several)
     connector, end = _connector(settings, store, observer, model)
     log_root = planner_log_root(model.component if model else "")
     log_dir = log_directory(settings, log_root)
@@ -285,7 +286,7 @@ def make_planner(
         from dynaplan.planner.inputs import traffic_observer
 
         sla_model = _sla_model(settings)
-        traffic = traffic_observer(settings, discovery, clock, is_one_of_several=model is not None)
+        traffic = traffic_observer(settings, discovery, clock, is_one_of_several=is_one_of_several)
         if settings.sizing != "formula":
             evidence = restore_evidence(records, settings, now)
             backtester = _backtester(settings, evidence, model)

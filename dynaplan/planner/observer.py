@@ -37,7 +37,7 @@ class Observer:
     """Reads the load of a deployment.
 
     ``instances`` gives the instances of a component; ``messenger`` connects to the prefill queue, and is
-    called only once prefill workers are registered.
+    called only once prefill workers are registered. One of several models has a queue of its own.
     """
 
     def __init__(
@@ -47,8 +47,11 @@ class Observer:
         metrics: WorkerLoadSource,
         messenger: Callable[[], Awaitable[Messenger]],
         clock: Clock,
+        is_one_of_several: bool = False,
     ) -> None:
         self._settings = settings
+        component = settings.prefill_component if is_one_of_several else ""
+        self._stream = prefill_stream(settings.namespace, component)
         self._instances = instances
         self._metrics = metrics
         self._messenger = messenger
@@ -122,7 +125,7 @@ class Observer:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 if self._queue is None:
                     messenger = await self._messenger()
-                    self._queue = await messenger.queue(prefill_stream(self._settings.namespace))
+                    self._queue = await messenger.queue(self._stream)
                 depth = await self._queue.depth()
         except Exception as error:
             # Whatever the client of the messaging server raises: the next pull tries again.

@@ -89,6 +89,7 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
         max_concurrent,
         lane=str(runtime.card.get(PREFILL_WORKER_QUEUE) or ""),
         is_asleep=lambda: engine.load().is_asleep,
+        component=runtime.component if runtime.is_on_request else "",
     )
 
     async def pull() -> None:

@@ -214,22 +214,17 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
-    from dynaplan.config.models import planned_models
+    from dynaplan.config.models import components_of, planned_models, prefill_components_of
+    from dynaplan.config.overrides import MODELS
     from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph
 
-    planned = planned_models(ServiceConfig.get_instance())
-    graph = load_graph(options["graph"], Path.cwd()).with_models(_models(), planned)
+    config = ServiceConfig.get_instance()
+    models = config.get(MODELS) or {}
+    graph = load_graph(options["graph"], Path.cwd()).with_models(
+        components_of(models), planned_models(config), prefill_components_of(models)
+    )
     return graph.service(options["service-name"])
-
-
-def _models() -> Mapping[str, str]:
-    """Return the component of each model that is loaded on request, by name."""
-    from dynaplan.config.models import components_of
-    from dynaplan.config.overrides import MODELS
-    from dynaplan.config.service_config import ServiceConfig
-
-    return components_of(ServiceConfig.get_instance().get(MODELS) or {})
 
 
 async def _runtime(
@@ -264,7 +259,7 @@ async def _runtime(
         scratch_dir=environment.scratch_dir,
         memory_fraction=environment.memory_fraction,
         role=service.role,
-        is_on_request=service.name in _models().values(),
+        is_on_request=bool(service.model),
         lease_ttl_s=environment.lease_ttl_s,
         network=network,
         owner=lease_owners.this_process(),

@@ -37,7 +37,9 @@ T = TypeVar("T")
 
 
 class PrefillPuller:
-    """Pulls from the namespace's prefill queue for as long as it runs, through outages of the queue.
+    """Pulls from a prefill queue for as long as it runs, through outages of the queue.
+
+    That is the namespace's, or with a ``component``, of one of several models, the queue of that.
 
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
@@ -59,11 +61,12 @@ class PrefillPuller:
         max_concurrent: int = WorkerSettings.max_concurrent_prefills,
         is_asleep: Callable[[], bool] = lambda: False,
         lane: str = "",
+        component: str = "",
     ) -> None:
         self._messenger = messenger
         self._engine = engine
         self._clock = clock
-        self._stream = prefill_stream(namespace)
+        self._stream = prefill_stream(namespace, component)
         self._worker_name = worker_name
         self._release_to = release_subject(namespace, worker_name) if engine.waits_for_release else ""
         self._is_subscribed = False

@@ -24,7 +24,7 @@ class Answer:
 
 
 async def ask(
-    session: aiohttp.ClientSession, url: str, model: str, *, is_stream: bool, tokens: int
+    session: aiohttp.ClientSession, url: str, model: str, *, is_stream: bool, tokens: int, prompt: str = ""
 ) -> Answer:
     """Send one request and read its answer to the end."""
     begun_s = time.monotonic()
@@ -32,7 +32,7 @@ async def ask(
         "model": model,
         "stream": is_stream,
         "max_tokens": tokens,
-        "messages": [{"role": "user", "content": f"Say something about {model}."}],
+        "messages": [{"role": "user", "content": prompt or f"Say something about {model}."}],
     }
     request_id, fault = "", ""
     try:

@@ -43,11 +43,22 @@ Models:
 """
 
 
-def serving(directory: Path, config: str) -> Deployment:
-    """Two simulated GPUs, of which each has room for one worker; not started."""
+PAIR = """
+Common: {engine: sim, memory: 50GB, startup-time: 0.3, max-swap-wait: 0.5, ttl: 0}
+Models:
+  ant:
+    max-prefill-queue-size: 100
+    prefill: {memory: 30GB, max-concurrent-prefills: 1, speedup-ratio: 0.2}
+    Planner: {adjustment-interval: 1, metric-pulling-interval: 0.1}
+"""
+"""A GPU has room for a decode and a prefill worker, or for two prefill workers."""
+
+
+def serving(directory: Path, config: str, gpus: int = 2) -> Deployment:
+    """Simulated GPUs, of which each has room for one worker of 50 GB; not started."""
     file = directory / "models.yaml"
     file.write_text(config)
-    return Deployment(directory, str(file), "", "--gpus", "2")
+    return Deployment(directory, str(file), "", "--gpus", str(gpus))
 
 
 def ready(deployment: Deployment, name: str) -> int:
@@ -76,6 +87,24 @@ async def test_the_planner_of_a_model_adds_a_worker_that_leaves_for_another_mode
         assert "one decode worker more" in why
         assert "model ant (worker 2): load: its planner wants 2 workers, and it has 1" in why
         assert "makes room for bee: other workers of ant go on" in why
+    finally:
+        made.close()
+
+
+async def test_the_planner_of_a_disaggregated_model_adds_a_prefill_worker_by_its_own_queue(
+    tmp_path: Path,
+) -> None:
+    made = serving(tmp_path, PAIR, gpus=3)
+    try:
+        deployment = await asyncio.to_thread(made.start)
+        async with Load(deployment.url, "ant", clients=12, tokens=8, prompt="word " * 2000) as load:
+            await eventually(lambda: ready(deployment, "ant-prefill") == 2)
+            await load.stop()
+        assert load.incomplete == []
+        assert '"ant (prefill)":2' in _wishes(deployment)
+        why = (await asyncio.to_thread(deployment.run, "why", "--changes", "-n", "30")).stdout
+        assert "model ant (prefill) (worker 2): load: its planner wants 2 prefill workers" in why
+        assert "one prefill worker more" in why
     finally:
         made.close()
 

@@ -135,12 +135,13 @@ PREFILL_COMPONENT = ComponentSettings.prefill_component
 class FrontendSettings(RoutingSettings, ComponentSettings):
     """Options of the Frontend.
 
-    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last six are no options
+    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last seven are no options
     of this section, ``config/frontend.py`` finds them out: the models that are loaded on request; how prompts
-    are placed; the name that clients must use (``model``, empty: any that the workers have); the directory
-    where several frontends add up their metrics (``shared_metrics``, None for one frontend); and the TTFT and
-    ITL of the Planner's promise (``promised_ms``, None where its policy makes none), and of those of models
-    that have planners of their own.
+    are placed, and those of each of several models that is disaggregated; the name that clients must use
+    (``model``, empty: any that the workers have); the directory where several frontends add up their metrics
+    (``shared_metrics``, None for one frontend); and the TTFT and ITL of the Planner's promise
+    (``promised_ms``, None where its policy makes none), and of those of models that have planners of their
+    own.
     """
 
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
@@ -201,6 +202,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     endpoint_chat: str | None = option(None, NO_EFFECT)
     endpoint_completions: str | None = option(None, NO_EFFECT)
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
+    disaggregation_by_model: Mapping[str, DisaggregationSettings] = field(default_factory=dict)
     model: str = ""
     shared_metrics: str | None = None
     promised_ms: tuple[float, float] | None = None

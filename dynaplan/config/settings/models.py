@@ -79,13 +79,29 @@ class OnDemandSettings(Settings):
     share: bool = option(True, "Share its GPUs with other models, by memory; false takes whole GPUs")
 
 
+PREFILL_POOL_OPTIONS = ("memory", "max-workers", "requests-per-worker")
+"""The options above that a model's prefill workers may have of their own; the others are the model's."""
+
+
+@dataclass(frozen=True)
+class PrefillPool:
+    """The prefill workers of a model: their service, and the model's settings with those of their own."""
+
+    component: str
+    settings: OnDemandSettings
+
+
 @dataclass(frozen=True)
 class ServedModel:
-    """One model of a deployment: its name, the service whose workers serve it, and when it is there."""
+    """One model of a deployment: its name, the service whose workers serve it, and when it is there.
+
+    ``prefill`` is None unless the model is disaggregated; then the workers of ``component`` decode.
+    """
 
     name: str
     component: str
     settings: OnDemandSettings = field(default_factory=OnDemandSettings)
+    prefill: PrefillPool | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

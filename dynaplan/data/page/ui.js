@@ -227,9 +227,12 @@ function showModel(node, [name, row]) {
   const now_s = Date.now() / 1000;
   const state = row.state === "loading" ? `loading ${clock(Math.max(0, now_s - row.since_unix_s))}${row.load_s ? ` (usually ${clock(row.load_s)})` : ""}` : row.state;
   const leaves = row.is_pinned ? "pinned" : row.state === "ready" && row.leaves_unix_s ? `in ${clock(Math.max(0, row.leaves_unix_s - now_s))}` : "–";
-  const workers = HOLDING.reduce((sum, each) => sum + (row.workers[each] ?? 0), 0);
+  const workers = (pool) => {
+    const number = HOLDING.reduce((sum, each) => sum + (pool.workers[each] ?? 0), 0);
+    return pool.max_workers > 1 || row.prefill ? `${number} of ${pool.max_workers}` : String(number);
+  };
   const cells = [
-    name, state, row.max_workers > 1 ? `${workers} of ${row.max_workers}` : String(workers),
+    name, state, workers(row) + (row.prefill ? `, prefill ${workers(row.prefill)}` : ""),
     row.memory_bytes ? `${(row.memory_bytes / 1e9).toFixed(1)} GB` : "–", row.gpus.join(",") || "–",
     known(row.in_flight), known(row.waiting), leaves,
   ];

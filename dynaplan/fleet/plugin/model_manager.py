@@ -24,7 +24,15 @@ from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders, ModelReport, Refusal
+from dynaplan.fleet.model_keys import (
+    MAX_EVENTS,
+    ModelDemand,
+    ModelEvent,
+    ModelOrders,
+    ModelReport,
+    PoolReport,
+    Refusal,
+)
 from dynaplan.fleet.plugin.shared_memory import (
     ReadHost,
     SharedDevices,
@@ -63,7 +71,7 @@ from dynaplan.models.model import (
 from dynaplan.models.rules.ladder import failed_sleep, idle_until_s
 from dynaplan.models.rules.memory import gb, level_of
 from dynaplan.models.rules.planning import plan
-from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
+from dynaplan.models.rules.replicas import as_replica, prefill_pool, replica_name, wanted_workers
 from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 
 log = logging.getLogger(__name__)
@@ -84,6 +92,25 @@ class ModelWishes(NamedTuple):
 
     orders: ModelOrders
     planned: Mapping[str, int]
+
+
+class Pool(NamedTuple):
+    """The decode workers of a model, which have its name, or its prefill workers: of one component."""
+
+    name: str
+    component: str
+    model: str
+    settings: OnDemandSettings
+    is_prefill: bool = False
+
+
+def _pools_of(model: ServedModel) -> tuple[Pool, ...]:
+    """Return the pools of a model, the decode workers first."""
+    decode = Pool(model.name, model.component, model.name, model.settings)
+    own = model.prefill
+    if own is None:
+        return (decode,)
+    return decode, Pool(prefill_pool(model.name), own.component, model.name, own.settings, is_prefill=True)
 
 
 class _Wait(NamedTuple):
@@ -117,7 +144,7 @@ class ModelManager:
         self._failed_to_sleep: set[str] = set()
         self._planner_seen_s: float | None = None
         self._planned: frozenset[str] = frozenset()
-        self._workers_by_state: dict[str, Mapping[str, int]] = {}
+        self._fleet: tuple[Worker, ...] = ()
         self.sleepers = Sleepers()
         self.learnt = dict(learnt or {})
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
@@ -131,20 +158,21 @@ class ModelManager:
         self._launch = launch
         known = {service.name for service in launch.graph.on_demand}
         self._models = tuple(each for each in served_models(launch.config) if each.component in known)
+        self._pools = tuple(pool for each in self._models for pool in _pools_of(each))
         self._planned = frozenset(
             name
             for name, settings in settings_of_models(launch.config, launch.namespace).items()
             if not settings.no_operation
         )
         self._settings = ModelPolicies(
-            {each.name: self._rules_of(each) for each in self._models},
+            {each.name: self._policy_of(each) for each in self._models},
             model_constraints(self._models, launch.config),
         )
 
     @property
     def components(self) -> dict[str, str]:
-        """The component of each model, by name."""
-        return {each.name: each.component for each in self._models}
+        """The component of each pool of workers, by the pool's name: the first of a model has its name."""
+        return {each.name: each.component for each in self._pools}
 
     @property
     def next_at_s(self) -> float:
@@ -173,13 +201,16 @@ class ModelManager:
             self._plan = Plan()
             return desired_models(self._plan, self.components, fleet)
         orders = wishes.orders
-        self._moment = moment
+        self._moment, self._fleet = moment, tuple(fleet)
         self._follow_planner(fleet)
         components = set(self.components.values())
         memory = self._memory.follow(
             (each for each in fleet if each.component in components),
             devices,
-            has_host=any(each.devices == 0 or each.sleep_levels for each in self._settings.models.values()),
+            has_host=any(
+                each.devices == 0 or each.sleep_levels or (each.prefill and each.prefill.devices == 0)
+                for each in self._settings.models.values()
+            ),
             now_s=moment.now_s,
             kept_bytes=self._kept_bytes(fleet),
         )
@@ -191,7 +222,8 @@ class ModelManager:
         self._settings_now = replace(self._settings, models=pinned)
         for each in self._models:
             self._statuses[each.name] = self._as_planned(each, fleet, wishes.planned)
-            self._statuses |= self._further_workers(each, fleet, orders)
+            for pool in _pools_of(each):
+                self._statuses |= self._further_workers(pool, fleet, orders)
         observation = ModelsObservation(tuple(self._statuses.values()), memory)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
@@ -215,10 +247,10 @@ class ModelManager:
 
     def learn(self, worker: Worker, load_s: float) -> None:
         """Note that a worker was seen ready after its load, with the memory that it holds."""
-        for model in self._models:
-            if model.component == worker.component:
-                before = self.learnt.get(model.name, NOTHING_LEARNT)
-                self.learnt[model.name] = learn_ready(
+        for pool in self._pools:
+            if pool.component == worker.component:
+                before = self.learnt.get(pool.name, NOTHING_LEARNT)
+                self.learnt[pool.name] = learn_ready(
                     before, self._memory.measure(worker), load_s, self._moment.unix_s
                 )
 
@@ -240,7 +272,7 @@ class ModelManager:
         orders: ModelOrders,
     ) -> ModelStatus:
         worker = next(iter(workers_of(model.component, fleet)), None)
-        learnt = self._learn_too_little(model, worker)
+        learnt = self._learn_too_little(model.name, worker)
         used_unix_s = demand[model.name].last_use_unix_s if model.name in demand else 0.0
         if used_unix_s > learnt.last_use_unix_s + USE_KEPT_S:
             learnt = self.learnt[model.name] = replace(learnt, last_use_unix_s=used_unix_s)
@@ -281,13 +313,19 @@ class ModelManager:
         Without a planner, or when that has been away for too long, its requests count.
         """
         status = self._statuses[model.name]
-        own = [each for each in fleet if each.component == model.component]
-        self._workers_by_state[model.name] = dict(Counter(each.state.value for each in own))
         seen_s = self._planner_seen_s
         if model.name not in self._planned or seen_s is None or self._moment.now_s - seen_s > PLANNER_GRACE_S:
             return status
-        present = sum(each.state in COUNTS and each.state is not WorkerState.FAILED for each in own)
-        return replace(status, planned_workers=planned.get(model.name, max(1, present)))
+
+        def wanted(pool: Pool) -> int:
+            own = [each for each in fleet if each.component == pool.component]
+            present = sum(each.state in COUNTS and each.state is not WorkerState.FAILED for each in own)
+            return planned.get(pool.name, max(1, present))
+
+        decode, *prefill = map(wanted, _pools_of(model))
+        return replace(
+            status, planned_workers=decode, planned_prefill_workers=prefill[0] if prefill else None
+        )
 
     def _kept_bytes(self, fleet: Iterable[Worker]) -> dict[str, int]:
         """Return what sleeping workers keep on each device, by name."""
@@ -301,25 +339,30 @@ class ModelManager:
         return kept
 
     def _further_workers(
-        self, model: ServedModel, fleet: Iterable[Worker], orders: ModelOrders
+        self, pool: Pool, fleet: Iterable[Worker], orders: ModelOrders
     ) -> dict[str, ModelStatus]:
-        """Return the workers of the model beside the first, by name, and what others have left behind."""
-        first, rules = self._statuses[model.name], self._settings.models[model.name]
+        """Return the pool's workers beside the model's first, by name, and what others have left behind."""
+        first, rules = self._statuses[pool.model], self._settings.models[pool.model]
+        rules = rules.prefill if pool.is_prefill and rules.prefill else rules
         found: dict[str, ModelStatus] = {}
-        wanted = wanted_workers(rules, first.in_flight + first.waiting, first.planned_workers)
-        for number, worker in enumerate(workers_of(model.component, fleet)[1:], 2):
-            name, learnt = replica_name(model.name, number), self.learnt.get(model.name, NOTHING_LEARNT)
-            status = model_status(name, worker, None, orders.of(model.name), learnt, self._moment)
+        planned = first.planned_prefill_workers if pool.is_prefill else first.planned_workers
+        wanted = wanted_workers(rules, first.in_flight + first.waiting, planned)
+        begin = 1 if pool.is_prefill else 2
+        for number, worker in enumerate(workers_of(pool.component, fleet)[begin - 1 :], begin):
+            name = replica_name(pool.name, number)
+            learnt = self._learn_too_little(pool.name, worker if pool.is_prefill else None)
+            status = model_status(name, worker, None, orders.of(pool.model), learnt, self._moment)
             if number <= wanted:
                 self._wanted_s[name] = self._moment.now_s
             last_use_s = self._wanted_s.get(name, status.since_s)
-            held = self._memory.held(worker, model.component)
+            held = self._memory.held(worker, pool.component)
             status = replace(status, last_use_s=last_use_s, held_bytes=held)
-            found[name] = as_replica(status, name, first, number <= wanted)
-        left = self._memory.held(None, model.component)
-        if left and first.state is not ModelState.DRAINING:
-            gone = ModelStatus(f"{model.name} (gone)", ModelState.DRAINING, replica_of=model.name)
-            found[gone.name] = replace(gone, held_bytes=left, placed_on=tuple(left))
+            found[name] = as_replica(status, name, first, number <= wanted, pool.is_prefill)
+        left = self._memory.held(None, pool.component)
+        if left and (pool.is_prefill or first.state is not ModelState.DRAINING):
+            name = f"{pool.name} (gone)"
+            gone = ModelStatus(name, ModelState.DRAINING, replica_of=pool.model, is_prefill=pool.is_prefill)
+            found[name] = replace(gone, held_bytes=left, placed_on=tuple(left))
         return found
 
     def _waiting_since_s(self, status: ModelStatus) -> float:
@@ -333,25 +376,30 @@ class ModelManager:
             wait = self._waits[status.name] = _Wait(since_s, now_s)
         return wait.since_s if wait else math.inf
 
-    def _learn_too_little(self, model: ServedModel, worker: Worker | None) -> Learnt:
-        """Return what was learnt of the model; of a load that lacked memory, how much was too little."""
-        learnt = self.learnt.get(model.name, NOTHING_LEARNT)
+    def _learn_too_little(self, pool: str, worker: Worker | None) -> Learnt:
+        """Return what was learnt of the pool; of a load that lacked memory, how much was too little."""
+        learnt = self.learnt.get(pool, NOTHING_LEARNT)
         given = failed_memory_bytes(worker) if worker else 0
         if given > learnt.failed_memory_bytes:
-            learnt = self.learnt[model.name] = replace(learnt, failed_memory_bytes=given)
+            learnt = self.learnt[pool] = replace(learnt, failed_memory_bytes=given)
         return learnt
 
-    def _rules_of(self, model: ServedModel) -> ModelPolicy:
-        service = self._launch.graph.service(model.component)
-        gpus = service.gpus if service else 0
-        policy = model_policy(
-            model.settings, self._launch.settings_of(model.component), gpus, self._launch.gpus
-        )
-        return replace(policy, estimate_load_s=self._usual_load_s(model.component, gpus))
+    def _policy_of(self, model: ServedModel) -> ModelPolicy:
+        """Return the policy of a model; one of several workers is not put to sleep."""
+        decode, *prefill = map(self._pool_policy, _pools_of(model))
+        return replace(decode, prefill=prefill[0], sleep_levels=()) if prefill else decode
 
-    def _usual_load_s(self, component: str, gpus: float) -> float:
-        anybody = Worker("", component, Role.DECODE, gpus=tuple(range(math.ceil(gpus))))
-        key = startup_key(anybody, self._launch.settings_of(component))
+    def _pool_policy(self, pool: Pool) -> ModelPolicy:
+        service = self._launch.graph.service(pool.component)
+        options = self._launch.settings_of(pool.component)
+        gpus = service.gpus if service else 0
+        policy = model_policy(pool.settings, options, gpus, self._launch.gpus)
+        return replace(policy, estimate_load_s=self._usual_load_s(pool, gpus))
+
+    def _usual_load_s(self, pool: Pool, gpus: float) -> float:
+        role = Role.PREFILL if pool.is_prefill else Role.DECODE
+        anybody = Worker("", pool.component, role, gpus=tuple(range(math.ceil(gpus))))
+        key = startup_key(anybody, self._launch.settings_of(pool.component))
         return median_startup_s(self._startup_times.read(), key) or 0.0
 
     # -- publish ---------------------------------------------------------------------------------
@@ -374,9 +422,10 @@ class ModelManager:
             gpus=tuple(sorted({index for each in workers for index in each.placed_on if index != HOST})),
             max_workers=rules.max_workers,
             leaves_unix_s=self._leaves_unix_s(rules, status),
-            workers=self._workers_by_state.get(model.name, {}),
+            workers=self._count_workers(model.component),
             gpus_each=rules.devices,
             planned_workers=status.planned_workers,
+            prefill=self._prefill_report(model, rules.prefill) if rules.prefill else None,
             refusal=Refusal(
                 refusal.status,
                 refusal.why,
@@ -386,6 +435,21 @@ class ModelManager:
             if refusal
             else None,
         )
+
+    def _prefill_report(self, model: ServedModel, rules: ModelPolicy) -> PoolReport:
+        learnt = self.learnt.get(prefill_pool(model.name), NOTHING_LEARNT)
+        return PoolReport(
+            workers=self._count_workers(self.components[prefill_pool(model.name)]),
+            max_workers=rules.max_workers,
+            gpus_each=rules.devices,
+            load_s=round(learnt.load_s or rules.estimate_load_s, 1),
+            memory_bytes=rules.claim_bytes or learnt.memory_bytes or rules.estimate_bytes,
+            planned_workers=self._statuses[model.name].planned_prefill_workers,
+        )
+
+    def _count_workers(self, component: str) -> dict[str, int]:
+        """Return the numbers of the component's workers by state."""
+        return dict(Counter(each.state.value for each in self._fleet if each.component == component))
 
     def _why(self, status: ModelStatus) -> str:
         """Return the last sentence about the model: while somebody waits for it, what it waits for."""
@@ -399,6 +463,7 @@ class ModelManager:
 
     def _assumed_bytes(self, status: ModelStatus) -> int:
         rules = self._settings_now.models[status.replica_of or status.name]
+        rules = rules.prefill if status.is_prefill and rules.prefill else rules
         if status.state is ModelState.ASLEEP and (level := level_of(rules, status.sleep_level)):
             return level.kept_bytes
         return rules.claim_bytes or status.measured_bytes or rules.estimate_bytes

@@ -6,9 +6,10 @@ The way of one remote prefill, with module names in ``gateway/prefill`` unless a
    the prefill. Remote is chosen for a long prompt that the decode worker has not cached, while a prefill
    worker is registered and the queue is short; ``prefill_queue`` reads its length in the background.
 2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``events/prefill_requests.py``) on the NATS JetStream
-   queue ``{namespace}_prefill_queue``, with the subject that the answer goes to, and waits ``prefill-wait``
-   seconds. Where engines report their caches, ``prefill_queue`` chooses the own queue of the prefill worker
-   that has most of the prompt; prompts of a worker that leaves are put back on the shared queue.
+   queue ``{namespace}_prefill_queue`` (each of several models has its own), with the subject that the answer
+   goes to, and waits ``prefill-wait`` seconds. Where engines report their caches, ``prefill_queue`` chooses
+   the own queue of the prefill worker that has most of the prompt; prompts of a worker that leaves are put
+   back on the shared queue.
 3. ``PrefillPuller`` (in a prefill worker's process) pulls it and has its engine compute the KV entries.
    Meanwhile it reports the work as in progress: a message without that is delivered to another worker.
 4. The puller publishes a ``PrefillAnswer`` with the hand-off: fields, opaque to dynaplan, by which another

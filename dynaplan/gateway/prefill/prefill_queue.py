@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynaplan.events.port import Messenger, WorkQueue
-from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import PromptBlocks
@@ -89,9 +88,9 @@ class PrefillRouter:
     """Routes prompts to prefill workers by prefix, and counts this frontend's prompts at each."""
 
     def __init__(
-        self, namespace: str, connect: Callable[[], Awaitable[Messenger]], reported: ReportedBlocks | None
+        self, stream: str, connect: Callable[[], Awaitable[Messenger]], reported: ReportedBlocks | None
     ) -> None:
-        self._stream = prefill_stream(namespace)
+        self._stream = stream
         self._connect = connect
         self._reported = reported
         self._queues: dict[str, WorkQueue] = {}

@@ -139,7 +139,8 @@ class PrefillCounter(Protocol):
 class RemotePrefill:
     """Decides where a prompt is computed, and has it computed remotely.
 
-    Work without a waiting request (releasing hand-offs, withdrawing prefills) runs in ``background``.
+    Work without a waiting request (releasing hand-offs, withdrawing prefills) runs in ``background``. One of
+    several models (``is_one_of_several``) has a queue of its own.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class RemotePrefill:
         *,
         sleeping: SleepingWorkers | None = None,
         reported: ReportedBlocks | None = None,
+        is_one_of_several: bool = False,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._wall_s = wall_s
@@ -158,6 +160,7 @@ class RemotePrefill:
         self._discovery = discovery = runtime.discovery
         self._namespace = namespace = runtime.namespace
         self._component = settings.prefill_component
+        self._stream = prefill_stream(namespace, self._component if is_one_of_several else "")
         self._wait_s = settings.prefill_wait_s
         self._worker_patience_s = self._wait_s * WORKER_QUEUE_SHARE
         self._connect = connect = runtime.messenger
@@ -169,7 +172,7 @@ class RemotePrefill:
         self._background = background
         self._hand_offs = HandOffs(connect, background)
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
-        self._prefill_router = PrefillRouter(namespace, connect, reported)
+        self._prefill_router = PrefillRouter(self._stream, connect, reported)
         self._workers: dict[int, Instance] = {}
         self._first_token_delay = UsualTime()
         self._retry_queue_at_s = float("-inf")
@@ -185,7 +188,7 @@ class RemotePrefill:
             try:
                 messenger = await self._connect()
                 await messenger.subscribe(self._reply_to, self._receive)
-                self._queue = await messenger.queue(prefill_stream(self._namespace))
+                self._queue = await messenger.queue(self._stream)
             except TemporaryError as error:
                 log.debug("no prefill queue yet: %s", error)
                 await asyncio.sleep(error.delay_s)
@@ -194,6 +197,11 @@ class RemotePrefill:
         """Take over the live settings from the keys under ``live_prefix``."""
         self._settings = with_live_settings(self._configured, self._namespace, keys)
         log.info("disaggregation: %s", self._settings)
+
+    @property
+    def is_on(self) -> bool:
+        """True where prefill workers are wanted."""
+        return self._configured.is_on
 
     @property
     def is_connected(self) -> bool:

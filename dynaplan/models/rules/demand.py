@@ -134,14 +134,16 @@ class Demands:
 
     def _candidates(self, most: Leave) -> list[str]:
         """Return the workers that may be unloaded by then: the soonest first, of equals the least
-        valuable."""
+        valuable. A prefill worker is worth what its model is, and leaves before that."""
         draft = self._draft
-        found = [
-            (tenure.leave, -score(draft.settings(name), draft.statuses[name], self._now_s), name)
-            for name in draft.future
-            if name not in draft.settled and (tenure := self._tenure(name)).leave <= most
-        ]
-        return [name for _, _, name in sorted(found)]
+        found = []
+        for name in draft.future:
+            if name not in draft.settled and (tenure := self._tenure(name)).leave <= most:
+                is_prefill = draft.statuses[name].is_prefill
+                valued = draft.model_of(name) if is_prefill else name
+                worth = -score(draft.settings(valued), draft.statuses[valued], self._now_s)
+                found.append((tenure.leave, worth, not is_prefill, name))
+        return [name for *_, name in sorted(found)]
 
     def _tenure(self, name: str) -> Tenure:
         return tenure_of(self._draft.settings(name), self._draft.statuses[name], self._now_s)

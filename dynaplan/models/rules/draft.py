@@ -65,7 +65,9 @@ class Draft:
         own = self._settings.get(self.model_of(name), DEFAULTS)
         if self.model_of(name) == name:
             return own
-        return replace(own, is_pinned=False, ttl_s=min(own.ttl_s or inf, SHRINK_AFTER_S), sleep_levels=())
+        ttl_s = min(own.ttl_s or inf, SHRINK_AFTER_S)
+        pool = own.prefill if own.prefill and self.statuses[name].is_prefill else own
+        return replace(pool, is_pinned=False, priority=own.priority, ttl_s=ttl_s, sleep_levels=())
 
     def is_configured(self, name: str) -> bool:
         return self.model_of(name) in self._settings

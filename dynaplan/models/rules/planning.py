@@ -10,7 +10,7 @@ through these stages, by whose names the trail says which one speaks:
 3. ``refuse``: requests that have waited too long, or that wait for a model which has just failed, are
    refused.
 4. ``load``, ``room``, ``turn``: the models in demand (``demand``).
-5. ``replica``: further workers of models that have many requests (``replicas``).
+5. ``replica``: prefill workers, and further workers of models that have many requests (``replicas``).
 6. ``idle``: what has been idle for too long sleeps or is unloaded (``ladder``).
 """
 
@@ -31,7 +31,7 @@ from dynaplan.models.rules.demand import Demands
 from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import idle_s
 from dynaplan.models.rules.memory import load_s
-from dynaplan.models.rules.replicas import add_replicas
+from dynaplan.models.rules.replicas import add_replicas, put_away_prefill_workers
 from dynaplan.models.rules.turns import seconds
 
 CAN_LEAVE = (ModelState.LOADING, ModelState.READY, ModelState.ASLEEP)
@@ -53,6 +53,7 @@ def plan(observation: ModelsObservation, settings: ModelPolicies, now_s: float) 
     for name, status in draft.statuses.items():
         if name not in draft.settled:
             _put_away_idle(draft, name, status)
+    put_away_prefill_workers(draft)
     return draft.plan()
 
 

@@ -1,26 +1,34 @@
 """Further workers of a model that has one: how many it wants, and whose memory they may take.
 
-How many workers a loaded model wants, up to its ``max_workers``, is what its planner says, where it has one.
-Else it wants a further one while its requests are more than ``requests_per_worker`` for each that it has. A
-further worker is a ``ModelStatus`` of its own, with ``replica_of``, and holds memory as a model does; it
-differs from a model's last worker in what is lost:
+A model has one *pool* of workers, or two: those that decode, and prefill workers, where it is disaggregated.
+A model is loaded by its first decode worker, which computes prompts itself for as long as there is no prefill
+worker: so every other worker is a further one, in either pool.
+
+How many workers a pool wants, up to its ``max_workers``, is what the model's planner says, where it has one.
+Else it wants a further one while the model's requests are more than ``requests_per_worker`` for each that it
+has; one prefill worker is always wanted. A further worker is a ``ModelStatus`` of its own, with
+``replica_of``, and holds memory as a model does; it differs from a model's last decode worker in what is
+lost:
 
 1. Models without a worker come first: they are served as if no further worker were wanted, and any further
    worker may leave for them at once. What it answers is finished, and the others of its model go on.
-2. A further worker takes free memory. It takes that of another model's further worker only where the
-   *pressure* without that one, ``priority x workers wanted / workers left``, stays below its own model's
+2. A further worker takes free memory. It takes that of another pool's further worker only where the
+   *pressure* without that one, ``priority x workers wanted / workers left``, stays below its own pool's
    pressure now. So the highest pressure falls with each exchange, and none is undone. (By requests, the
-   workers wanted are a fraction, ``requests / requests_per_worker``.)
-3. It never takes the place of a model's last worker: that has its ``ttl``.
+   workers wanted are a fraction, ``requests / requests_per_worker``.) The pressure of a disaggregated model
+   without a prefill worker is infinite: its first one comes before every pool's second worker.
+3. It never takes the place of a model's last decode worker: that has its ``ttl``.
 4. One that a planner does not want any more leaves at once, for planners have a memory of their own; one
    that requests have not wanted for ``SHRINK_AFTER_S`` leaves then.
+5. Prefill workers leave together with the last decode worker of their model. They may start while that one
+   still loads.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from dynaplan.models.model import ModelPolicy, ModelState, ModelStatus
@@ -34,26 +42,34 @@ SERVING = (ModelState.LOADING, ModelState.READY)
 """The states of a worker that answers, or will."""
 
 
-def replica_name(model: str, number: int) -> str:
-    """Return what the model's worker of that number is called, from 1; the first goes by the model's name."""
-    return model if number == 1 else f"{model} (worker {number})"
+def replica_name(pool: str, number: int) -> str:
+    """Return what the pool's worker of that number is called, from 1; the first goes by the pool's name."""
+    return pool if number == 1 else f"{pool} (worker {number})"
 
 
-def wanted_workers(settings: ModelPolicy, requests: int, planned: int | None = None) -> int:
-    """Return how many workers a model with one is to have: as ``planned``, else by its requests.
+def prefill_pool(model: str) -> str:
+    """Return the name of the model's prefill workers; its decode workers go by the name of the model."""
+    return f"{model} (prefill)"
+
+
+def wanted_workers(policy: ModelPolicy, requests: int, planned: int | None = None) -> int:
+    """Return how many workers a pool of a loaded model is to have: as ``planned``, else by its requests.
 
     Those are answered or waiting.
     """
-    wanted = ceil(requests / settings.requests_per_worker) if planned is None else planned
-    return min(settings.max_workers, max(1, wanted))
+    wanted = ceil(requests / policy.requests_per_worker) if planned is None else planned
+    return min(policy.max_workers, max(1, wanted))
 
 
-def as_replica(status: ModelStatus, name: str, model: ModelStatus, is_wanted: bool) -> ModelStatus:
+def as_replica(
+    status: ModelStatus, name: str, model: ModelStatus, is_wanted: bool, is_prefill: bool = False
+) -> ModelStatus:
     """Return a worker of the model as a further one; owner and requests ask for the model, not for it."""
     return replace(
         status,
         name=name,
         replica_of=model.name,
+        is_prefill=is_prefill,
         in_flight=min(1, model.in_flight) if is_wanted else 0,
         waiting=0,
         oldest_arrival_s=inf,
@@ -64,86 +80,141 @@ def as_replica(status: ModelStatus, name: str, model: ModelStatus, is_wanted: bo
     )
 
 
+@dataclass(frozen=True)
+class _Pool:
+    """The decode workers of a model, or its prefill workers."""
+
+    model: ModelStatus
+    policy: ModelPolicy
+    is_prefill: bool = False
+
+    @property
+    def name(self) -> str:
+        return prefill_pool(self.model.name) if self.is_prefill else self.model.name
+
+    @property
+    def planned(self) -> int | None:
+        return self.model.planned_prefill_workers if self.is_prefill else self.model.planned_workers
+
+    @property
+    def requests(self) -> int:
+        return self.model.in_flight + self.model.waiting
+
+    @property
+    def wanted(self) -> int:
+        return wanted_workers(self.policy, self.requests, self.planned)
+
+    def has(self, worker: ModelStatus) -> bool:
+        """Tell whether the worker is one of the pool."""
+        is_of_model = self.model.name in (worker.name, worker.replica_of)
+        return is_of_model and worker.is_prefill == self.is_prefill
+
+    def serving(self, draft: Draft) -> list[str]:
+        """Return its workers that stay."""
+        return [
+            name
+            for name, each in draft.statuses.items()
+            if self.has(each) and each.state in SERVING and name in draft.future
+        ]
+
+    def pressure(self, draft: Draft, fewer: int = 0) -> float:
+        """Return the workers that it wants beside those it has, by priority; ``fewer`` have left."""
+        left = len(self.serving(draft)) - fewer
+        if self.is_prefill and left < 1:
+            return inf
+        wanted = float(self.planned or 0)
+        if self.planned is None:
+            wanted = self.requests / self.policy.requests_per_worker
+        return self.policy.priority * wanted / max(1, left)
+
+
 def add_replicas(draft: Draft) -> None:
-    """Start one further worker of each model that wants one and for which there is room, or make it.
+    """Start one further worker of each pool that wants one and for which there is room, or make it.
 
     What planners do not want any more leaves before.
     """
-    models = [status for status in draft.statuses.values() if not status.replica_of]
-    for model in models:
-        if model.planned_workers is not None:
-            _remove_unplanned(draft, model)
-    for model in sorted(models, key=lambda each: (-_pressure(draft, each), each.name)):
-        is_there = model.state is ModelState.READY and model.name in draft.future
-        is_over = idle_until_s(draft.settings(model.name), model) <= draft.now_s
-        if is_there and not is_over and len(_serving(draft, model.name)) < _wanted(draft, model):
-            _add(draft, model)
+    pools = list(_pools(draft))
+    for pool in pools:
+        if pool.planned is not None:
+            _remove_unplanned(draft, pool)
+    for pool in sorted(pools, key=lambda each: (-each.pressure(draft), each.name)):
+        if _may_grow(draft, pool) and len(pool.serving(draft)) < pool.wanted:
+            _add(draft, pool)
 
 
-def _wanted(draft: Draft, model: ModelStatus) -> int:
-    requests = model.in_flight + model.waiting
-    return wanted_workers(draft.settings(model.name), requests, model.planned_workers)
+def put_away_prefill_workers(draft: Draft) -> None:
+    """Have the prefill workers leave of each model that has no decode worker any more, nor will have one."""
+    for pool in _pools(draft):
+        decode = replace(pool, is_prefill=False)
+        if pool.is_prefill and pool.model.name not in draft.future and not decode.serving(draft):
+            for name in pool.serving(draft):
+                if name not in draft.settled:
+                    draft.unload(name, "replica", f"{pool.model.name} has no decode worker any more")
 
 
-def _remove_unplanned(draft: Draft, model: ModelStatus) -> None:
+def _pools(draft: Draft) -> Iterable[_Pool]:
+    for status in draft.statuses.values():
+        if not status.replica_of:
+            policy = draft.settings(status.name)
+            yield _Pool(status, policy)
+            if policy.prefill:
+                yield _Pool(status, replace(policy.prefill, priority=policy.priority), is_prefill=True)
+
+
+def _may_grow(draft: Draft, pool: _Pool) -> bool:
+    """Tell whether the pool's model stays; prefill workers may come while its first worker still loads."""
+    model = pool.model
+    states = SERVING if pool.is_prefill else (ModelState.READY,)
+    is_over = idle_until_s(draft.settings(model.name), model) <= draft.now_s
+    return model.state in states and model.name in draft.future and not is_over
+
+
+def _remove_unplanned(draft: Draft, pool: _Pool) -> None:
     """Have the further workers leave that are more than the planner wants, the last first."""
-    wanted, serving = _wanted(draft, model), _serving(draft, model.name)
-    further = [name for name in serving if name != model.name and name not in draft.settled]
-    for name in further[::-1][: max(0, len(serving) - wanted)]:
-        draft.unload(name, "replica", f"its planner wants {_workers(wanted)}")
+    serving = pool.serving(draft)
+    further = [name for name in serving if name != pool.model.name and name not in draft.settled]
+    for name in further[::-1][: max(0, len(serving) - pool.wanted)]:
+        draft.unload(name, "replica", f"its planner wants {_workers(pool.wanted, pool)}")
 
 
-def _workers(number: int) -> str:
-    return "1 worker" if number == 1 else f"{number} workers"
+def _workers(number: int, pool: _Pool) -> str:
+    noun = "prefill worker" if pool.is_prefill else "worker"
+    return f"1 {noun}" if number == 1 else f"{number or 'no'} {noun}s"
 
 
-def _serving(draft: Draft, model: str) -> list[str]:
-    """Return the model's workers that stay."""
-    return [
-        name
-        for name, each in draft.statuses.items()
-        if model in (name, each.replica_of) and each.state in SERVING and name in draft.future
-    ]
-
-
-def _pressure(draft: Draft, model: ModelStatus, fewer: int = 0) -> float:
-    """Return the workers that the model wants beside those it has, by priority; ``fewer`` have left."""
-    settings, wanted = draft.settings(model.name), float(model.planned_workers or 0)
-    if model.planned_workers is None:
-        wanted = (model.in_flight + model.waiting) / settings.requests_per_worker
-    return settings.priority * wanted / max(1, len(_serving(draft, model.name)) - fewer)
-
-
-def _add(draft: Draft, model: ModelStatus) -> None:
-    name = _next_name(draft, model)
-    status = draft.statuses.get(name) or ModelStatus(
-        name,
-        replica_of=model.name,
-        measured_bytes=model.measured_bytes,
-        measured_load_s=model.measured_load_s,
-        failed_memory_bytes=model.failed_memory_bytes,
-    )
+def _add(draft: Draft, pool: _Pool) -> None:
+    model, name = pool.model, _next_name(draft, pool)
+    status = draft.statuses.get(name) or ModelStatus(name, replica_of=model.name, is_prefill=pool.is_prefill)
+    if not pool.is_prefill and name not in draft.statuses:
+        status = replace(
+            status,
+            measured_bytes=model.measured_bytes,
+            measured_load_s=model.measured_load_s,
+            failed_memory_bytes=model.failed_memory_bytes,
+        )
     if status.retry_at_s > draft.now_s:
         return
-    has = len(_serving(draft, model.name))
-    why = f"{count(model.in_flight + model.waiting)} for {_workers(has)}"
-    if model.planned_workers is not None:
-        why = f"its planner wants {_workers(_wanted(draft, model))}, and it has {has}"
+    has = len(pool.serving(draft))
+    why = f"{count(pool.requests)} for {_workers(has, pool)}"
+    if pool.is_prefill and not has:
+        why = f"{model.name} has no prefill worker"
+    elif pool.planned is not None:
+        why = f"its planner wants {_workers(pool.wanted, pool)}, and it has {has}"
     draft.add(status)
     if _is_kept_apart(draft, model.name):
         draft.say(name, "replica", f"{why}, and what is loaded may not be beside it")
     else:
-        _find_room(draft, model, draft.needs[name], why)
+        _find_room(draft, pool, draft.needs[name], why)
 
 
-def _find_room(draft: Draft, model: ModelStatus, wanted: Need, why: str) -> None:
+def _find_room(draft: Draft, pool: _Pool, wanted: Need, why: str) -> None:
     """Start the further worker where there is room now and later; else hold room that comes, or make it."""
     rooms = [each for each in draft.devices if has_room(wanted, each, draft.present)]
     choice = choose(wanted, rooms, draft.future, [])
     if choice is not None:
         draft.start(wanted, choice.devices, f"{why}; there is room")
         return
-    choice = choose(wanted, draft.devices, draft.future, _displaceable(draft, model))
+    choice = choose(wanted, draft.devices, draft.future, _displaceable(draft, pool))
     if choice is None:
         draft.say(wanted.model, "replica", f"{why}, and there is no room")
         return
@@ -154,9 +225,9 @@ def _find_room(draft: Draft, model: ModelStatus, wanted: Need, why: str) -> None
     draft.say(wanted.model, "replica", f"{why}; waits for the memory of {', '.join(draft.drainers)}")
 
 
-def _next_name(draft: Draft, model: ModelStatus) -> str:
+def _next_name(draft: Draft, pool: _Pool) -> str:
     """Return the name of the further worker that has failed, else one that nobody has."""
-    names = (replica_name(model.name, number) for number in itertools.count(2))
+    names = (replica_name(pool.name, number) for number in itertools.count(1 if pool.is_prefill else 2))
     known = draft.statuses
     return next(each for each in names if each not in known or known[each].state is ModelState.FAILED)
 
@@ -167,17 +238,15 @@ def _is_kept_apart(draft: Draft, model: str) -> bool:
     return bool(must_leave(draft.constraints, model, sorted(loaded), {}))
 
 
-def _displaceable(draft: Draft, model: ModelStatus) -> list[str]:
-    """Return further workers that are worth less than another one of the model: one of each model at most."""
-    found: dict[str, tuple[float, str]] = {}
-    for name in _further(draft):
-        other = draft.statuses.get(draft.model_of(name))
-        if other is None or other.name == model.name:
-            continue
-        lost = _pressure(draft, other, fewer=1)
-        if lost < _pressure(draft, model):
-            found[other.name] = (lost, name)
-    return [name for _, name in sorted(found.values())]
+def _displaceable(draft: Draft, pool: _Pool) -> list[str]:
+    """Return further workers that are worth less than another one of the pool: one of each pool at most."""
+    found = []
+    for other in _pools(draft):
+        further = [name for name in _further(draft) if other.has(draft.statuses[name])]
+        lost = other.pressure(draft, fewer=1)
+        if further and other.name != pool.name and lost < pool.pressure(draft):
+            found.append((lost, further[-1]))
+    return [name for _, name in sorted(found)]
 
 
 def _further(draft: Draft) -> Iterable[str]:

@@ -98,6 +98,8 @@ class Tenure:
 
 def tenure_of(settings: ModelPolicy, status: ModelStatus, now_s: float) -> Tenure:
     """Return when the loaded model may leave for another; the cases are those of the module's head."""
+    if status.is_prefill:
+        return Tenure(Leave.AT_ONCE, f"{status.replica_of} computes its prompts without it")
     if status.replica_of:
         return Tenure(Leave.AT_ONCE, f"other workers of {status.replica_of} go on")
     if settings.is_pinned:

@@ -8,12 +8,22 @@ more may come whenever there is memory. Where the keys are: ``dynaplan.fleet.mod
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from dynaplan.fleet.counts import FleetCounts, WorkerCounts
 from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.model_keys import MODEL_WORKERS, planned_workers_in, planned_workers_text, reports_in
+from dynaplan.fleet.model_keys import (
+    MODEL_WORKERS,
+    ModelReport,
+    PoolReport,
+    planned_workers_in,
+    planned_workers_text,
+    reports_in,
+)
 from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, scaling_key
+from dynaplan.models.rules.replicas import prefill_pool
 from dynaplan.planner.deployment import DeployedComponents, missing_workers
 from dynaplan.planner.model import Decision
 from dynaplan.planner.ports import NothingToPlan, Registrations
@@ -40,27 +50,31 @@ class ModelConnector:
         self._decision_id = 0
 
     async def fleet(self) -> FleetCounts:
-        """The workers of the model. Where it has none, the number that it wants is deleted."""
+        """The workers of the model. Where it has none, the numbers that it wants are deleted.
+
+        Workers that share a GPU count as if each had its own: the box is taken to have as many as they need.
+        """
         item = await self._store.get(self._fleet_key)
         document = _document(item)
         report = reports_in(document).get(self._model)
         if report is None:
             raise NothingToPlan(f"nothing is known of the model {self._model} yet")
-        counts = {**report.workers, "gpus": report.gpus_each, "startup_s": report.load_s}
-        fleet = FleetCounts(decode=WorkerCounts.from_json(counts))
-        if not fleet.decode.present:
-            await self._write(None)
+        decode, prefill = _counts(report), _counts(report.prefill) if report.prefill else WorkerCounts()
+        if not decode.present:
+            await self._write({})
             raise NothingToPlan(f"the model {self._model} is {report.state}: it has no workers to plan for")
-        on_box = FleetCounts.from_json(document).gpus_total if report.gpus_each else 0
-        return FleetCounts(decode=fleet.decode, gpus_total=on_box)
+        used = math.ceil(sum(each.gpus * each.holding for each in (prefill, decode)))
+        on_box = max(used, FleetCounts.from_json(document).gpus_total) if used else 0
+        return FleetCounts(prefill, decode, on_box)
 
     async def desired(self) -> DesiredCounts:
         """The workers that the model wants; nothing is pending once none of those it has starts any more."""
-        decode = (await self.fleet()).decode
-        wanted = _planned(await self._store.get(self._key)).get(self._model)
-        is_pending = decode.starting + decode.backoff > 0
+        fleet = await self.fleet()
+        wanted = _planned(await self._store.get(self._key))
+        is_pending = any(each.starting + each.backoff for each in (fleet.prefill, fleet.decode))
         return DesiredCounts(
-            num_decode_workers=-1 if wanted is None else wanted,
+            num_prefill_workers=wanted.get(prefill_pool(self._model), -1),
+            num_decode_workers=wanted.get(self._model, -1),
             decision_id=self._decision_id,
             scaled_decision_id=self._decision_id - is_pending,
         )
@@ -69,8 +83,11 @@ class ModelConnector:
         return RoleHolds()
 
     async def apply(self, decision: Decision) -> int:
-        """Write the wanted number; those of other models stay."""
-        await self._write(decision.desired.decode)
+        """Write the wanted numbers; those of other models stay. A model without prefill workers gets none."""
+        wanted = {self._model: decision.desired.decode}
+        if decision.desired.prefill:
+            wanted[prefill_pool(self._model)] = decision.desired.prefill
+        await self._write(wanted)
         self._decision_id += 1
         return self._decision_id
 
@@ -78,20 +95,25 @@ class ModelConnector:
         missing = missing_workers(await self.fleet(), await self.desired())
         return DeployedComponents(tuple(self._registrations.components()), missing)
 
-    async def _write(self, workers: int | None) -> None:
-        """Set the number of workers that the model wants; None deletes it."""
+    async def _write(self, wanted: Mapping[str, int]) -> None:
+        """Set the numbers of workers that the model wants, by pool; without one it is deleted."""
+        pools = self._model, prefill_pool(self._model)
         for _ in range(ATTEMPTS):
             item = await self._store.get(self._key)
             before = _planned(item)
-            after = {name: number for name, number in before.items() if name != self._model}
-            if workers is not None:
-                after[self._model] = workers
+            after = {name: number for name, number in before.items() if name not in pools}
+            after |= wanted
             if after == before:
                 return
             expected = {self._key: item.revision if item else 0}
             if await self._store.commit(Transaction(expected, {self._key: planned_workers_text(after)})):
                 return
         raise TemporaryError("other planners write their numbers of workers all the time")
+
+
+def _counts(pool: ModelReport | PoolReport) -> WorkerCounts:
+    counts = {**pool.workers, "gpus": pool.gpus_each, "startup_s": pool.load_s}
+    return WorkerCounts.from_json(counts)
 
 
 def _document(item: KeyValue | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.cli.models import model_of
 from dynaplan.cli.models_view import SavedKv, model_rows, models_table
-from dynaplan.fleet.model_keys import ModelDemand, ModelReport, Refusal
+from dynaplan.fleet.model_keys import ModelDemand, ModelReport, PoolReport, Refusal
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.fleet.store_keys import scaling_key
 from dynaplan.store.memory import MemoryStore
@@ -73,3 +73,11 @@ async def test_an_order_changes_one_model_and_what_cannot_be_read_is_replaced() 
     assert item
     assert '"keep_until_unix_s":65.0,"is_pinned":null' in item.value
     assert '"unload_unix_s":7.0' in item.value
+
+
+def test_prefill_workers_are_shown_beside_the_others() -> None:
+    pair = ModelReport("ant", "ready", workers={"ready": 1}, prefill=PoolReport({"ready": 2}, 3))
+    reports = {"ant": pair, "bee": ModelReport("bee", "unloaded")}
+    _, ant, bee = models_table(model_rows(reports, {}), 1000.0, 100).splitlines()
+    assert "1 of 1, prefill 2 of 3" in ant
+    assert "0 of 1" in bee

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cli.reload_models import ModelChanges, model_changes
+from dynaplan.cli.reload_models import ModelChanges, check_prefill_queue, model_changes
 from dynaplan.config.models import with_worker_sections
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.util.errors import ConfigError
 
 
@@ -51,3 +53,20 @@ def test_a_planner_that_was_changed_touches_no_model() -> None:
     )
     common = model_changes(before, config(models, Planner={"policy": "sla"}))
     assert common.lines == ["planners: changed; their process is replaced"]
+
+
+def test_a_model_gets_loses_or_changes_its_prefill_workers_and_no_other_is_touched() -> None:
+    whole = {"a": {"engine": "sim"}, "b": {"engine": "sim"}}
+    pair = {**whole, "a": {"engine": "sim", "prefill": {}}}
+    more = {**whole, "a": {"engine": "sim", "prefill": {"max-num-batched-tokens": 64}}}
+    for before, after in ((whole, pair), (pair, more), (more, whole)):
+        assert model_changes(config(before), config(after)) == ModelChanges(changed=("a",))
+
+
+def test_prefill_workers_are_refused_where_no_server_was_started_for_their_queue() -> None:
+    prefill = ServiceSpec("a-prefill", Role.PREFILL, model="a")
+    graph = GraphSpec("graph:Entry", "/srv", "ns", (ServiceSpec("a", Role.DECODE, model="a"), prefill))
+    check_prefill_queue(graph, {"NATS_SERVER": "nats://127.0.0.1:4222"})
+    check_prefill_queue(GraphSpec("graph:Entry", "/srv", "ns", graph.services[:1]), {"NATS_SERVER": ""})
+    with pytest.raises(ConfigError, match=r"Models\.a\.prefill: this deployment was started without a NATS"):
+        check_prefill_queue(graph, {"NATS_SERVER": ""})

@@ -11,6 +11,7 @@ import pytest
 import graphs
 from dynaplan.cli.main import main
 from dynaplan.cli.serve_checks import check_memory, check_settings, locate_models
+from dynaplan.config.models import with_worker_sections
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines import registry
 from dynaplan.engines.model_memory import MemoryNeed
@@ -341,3 +342,17 @@ def test_a_user_reads_it_without_a_traceback(
         main(main_arguments)
     assert ended.value.code == 0
     assert "VllmWorker: weights 0.0 GB + KV 0.0 GB (4 x 4096 tokens of 0.2 KiB)" in capsys.readouterr().out
+
+
+def test_the_prefill_workers_of_a_model_compute_as_its_decode_workers_do(
+    tmp_path: Path, checked: list[tuple[str, Any, float]]
+) -> None:
+    models = {"a": {"model": "/a.gguf", "max-num-seqs": 4, "prefill": {"max-num-seqs": 2}}}
+    config = with_worker_sections({"Models": models})
+    graph = load_graph("dynaplan.components:Frontend", tmp_path)
+    graph = graph.with_models({"a": "a"}, prefill={"a": "a-prefill"})
+    with pytest.raises(
+        ConfigError, match=r"a\.max-num-seqs is 4, but a-prefill\.max-num-seqs is 2"
+    ) as raised:
+        check(graph, config)
+    assert raised.value.hint == "Expected the same. Write it in Models.a, and not below prefill."

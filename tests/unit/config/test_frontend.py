@@ -11,6 +11,7 @@ import pytest
 from dynaplan.config.frontend import (
     PrefillDeadline,
     configured_deadline,
+    disaggregation_of,
     frontends_for,
     own_frontend_settings,
     prefill_deadline,
@@ -18,6 +19,7 @@ from dynaplan.config.frontend import (
     read_settings,
     routes_by_events,
 )
+from dynaplan.config.models import served_models, with_worker_sections
 from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings
 from dynaplan.util.errors import ConfigError
@@ -214,3 +216,21 @@ def test_a_planner_that_plans_for_targets_promises_them_and_another_nothing() ->
     assert promised_times({"policy": "both", "ttft": 300, "itl": 20.5}) == (300.0, 20.5)
     assert promised_times({"ttft": 300}) is None
     assert promised_times({}) is None
+
+
+def test_each_disaggregated_model_places_its_prompts_as_it_says_else_as_all_do() -> None:
+    config = with_worker_sections(
+        {
+            "Common": {"engine": "sim"},
+            "Frontend": {"conditional-disagg": True, "max-local-prefill-length": 300},
+            "Models": {
+                "ant": {"prefill": {}, "max-local-prefill-length": 20},
+                "bee": {"prefill": {}},
+            },
+        }
+    )
+    ant, bee = (disaggregation_of(each, config, {}) for each in served_models(config))
+    assert (ant.is_on, ant.is_conditional, ant.max_local_tokens) == (True, True, 20)
+    assert (bee.is_on, bee.max_local_tokens, bee.prefill_deadline_ms) == (True, 300, 0.0)
+    planned = disaggregation_of(served_models(config)[0], config, {"policy": "sla", "ttft": 250})
+    assert planned.prefill_deadline_ms == 250

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from dynaplan.config.models import components_of, served_models, with_worker_sections
+from dynaplan.config.models import (
+    components_of,
+    prefill_components_of,
+    served_models,
+    with_worker_sections,
+)
 from dynaplan.config.overrides import parse_overrides
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.graph.config import resolve_graph, validate_config
+from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.loading import load_graph
 from dynaplan.util.errors import ConfigError, GraphError
 
@@ -138,3 +144,92 @@ def test_a_planner_of_a_model_is_a_mapping_and_a_slip_of_its_name_is_said(
 def test_options_of_a_models_planner_can_be_given_on_the_command_line() -> None:
     given = parse_overrides(["--Models.qwen-2.5.Planner.ttft=300", "--Models.Planner.ttl=5"])
     assert given == {"Models": {"qwen-2.5": {"Planner": {"ttft": 300}}, "Planner": {"ttl": 5}}}
+
+
+DISAGGREGATED: dict[str, dict[str, Any]] = {
+    "Common": {"engine": "sim", "memory": "40GB"},
+    "Models": {
+        "qwen": {
+            "max-num-batched-tokens": 512,
+            "resources": {"gpu": 1},
+            "prefill": {"max-num-batched-tokens": 8192, "resources": {"gpu": 2}, "memory": "20GB"},
+        },
+        "qwen-prefill": {},
+    },
+}
+
+
+def test_prefill_workers_have_a_section_with_the_options_of_their_model_and_over_them_their_own() -> None:
+    made = with_worker_sections(DISAGGREGATED)
+    shared = {"engine": "sim", "model": "qwen", "served-model-name": "qwen", "remote-prefill": True}
+    assert prefill_components_of(DISAGGREGATED["Models"]) == {"qwen": "qwen-prefill-2"}
+    assert made["qwen-prefill-2"] == {
+        **shared,
+        "max-num-batched-tokens": 8192,
+        "ServiceArgs": {"resources": {"gpu": 2}},
+    }
+    assert made["qwen"] == {
+        **shared,
+        "max-num-batched-tokens": 512,
+        "ServiceArgs": {"resources": {"gpu": 1}},
+    }
+    assert "remote-prefill" not in made["qwen-prefill"], "that is the name of another model"
+
+
+def test_prefill_workers_need_memory_and_are_as_many_as_is_said_of_them() -> None:
+    qwen, other = served_models(DISAGGREGATED)
+    assert qwen.prefill
+    assert (qwen.prefill.component, other.prefill) == ("qwen-prefill-2", None)
+    assert (qwen.settings.memory_bytes, qwen.prefill.settings.memory_bytes) == (40 * 10**9, 20 * 10**9)
+    many: dict[str, Any] = {
+        "a": {"max-workers": 4, "requests-per-worker": 3, "prefill": {}},
+        "b": {"prefill": {"max-workers": 2, "requests-per-worker": 5}},
+        "c": {"Planner": {"max-gpu-budget": 6}, "prefill": {}},
+    }
+    found = [each.prefill.settings for each in served_models({"Models": many}) if each.prefill]
+    assert [each.max_workers for each in found] == [1, 2, 6]
+    assert [each.requests_per_worker for each in found] == [3, 5, 8]
+
+
+def test_prefill_workers_are_a_service_of_their_model_that_starts_with_none(tmp_path: Path) -> None:
+    config = with_worker_sections(DISAGGREGATED)
+    models = config["Models"]
+    graph = load_graph(GRAPH, tmp_path).with_models(
+        components_of(models), prefill=prefill_components_of(models)
+    )
+    assert validate_config(graph, config) == []
+    spec = resolve_graph(graph, config, "ns")
+    assert [(each.name, each.role, each.model, each.gpus, each.first_workers) for each in spec.on_demand] == [
+        ("qwen", Role.DECODE, "qwen", 1, 0),
+        ("qwen-prefill", Role.DECODE, "qwen-prefill", 1, 0),
+        ("qwen-prefill-2", Role.PREFILL, "qwen", 2, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "said"),
+    [
+        (True, r"Models\.a\.prefill = True: expected a mapping"),
+        ({"ttl": 5}, r"Models\.a\.prefill\.ttl: it is one for all workers of a model"),
+        ({"model": "b"}, r"Models\.a\.prefill\.model: it is one for all"),
+        ({"max-local-prefill-length": 5}, r"Models\.a\.prefill\.max-local-prefill-length: it is one"),
+        ({"max-worker": 2}, r"Models\.a\.prefill\.max-worker: unknown option"),
+        ({"max-workers": 0}, r"Models\.a\.prefill\.max-workers is 0"),
+        ({"resources": 2}, r"Models\.a\.prefill\.resources = 2"),
+    ],
+)
+def test_what_is_wrong_with_prefill_workers_is_said_with_its_place(prefill: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        served_models({"Models": {"a": {"prefill": prefill}}})
+
+
+@pytest.mark.parametrize("engine", ["sglang", "command"])
+def test_an_engine_whose_models_can_have_no_prefill_workers_is_named_with_what_to_do(engine: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Models\.a\.prefill: engine is '{engine}'") as raised:
+        with_worker_sections({"Models": {"a": {"engine": engine, "model": "m", "prefill": {}}}})
+    assert "Leave it out" in raised.value.hint
+
+
+def test_options_of_prefill_workers_can_be_given_on_the_command_line() -> None:
+    given = parse_overrides(["--Models.qwen-2.5.prefill.memory=20GB"])
+    assert given == {"Models": {"qwen-2.5": {"prefill": {"memory": "20GB"}}}}

@@ -213,3 +213,19 @@ def test_a_simulated_engine_is_planned_for_by_its_own_profile_unless_another_is_
     section = {"VllmWorker": engine, "Planner": {}}
     assert served(monkeypatch, {"profile-results-dir": None}, **section).profile_results_dir == profile
     assert served(monkeypatch, **section).profile_results_dir == H200
+
+
+def test_the_planner_of_a_disaggregated_model_knows_both_its_pools() -> None:
+    models = {
+        "ant": {
+            "engine": "sim",
+            "tensor-parallel-size": 2,
+            "prefill": {"tensor-parallel-size": 1, "max-num-batched-tokens": 4096, "max-workers": 2},
+            "max-workers": 2,
+            "Planner": {"policy": "sla", "ttft": 300},
+        }
+    }
+    ant = settings_of_models(with_worker_sections({"Models": models}), "ns")["ant"]
+    assert (ant.decode_component, ant.prefill_component) == ("ant", "ant-prefill")
+    assert (ant.decode_engine_num_gpu, ant.prefill_engine_num_gpu, ant.max_gpu_budget) == (2, 1, 6)
+    assert (ant.prefill_step_limit_tokens, ant.prefill_deadline_ms) == (4096, 300)

@@ -9,6 +9,7 @@ from dynaplan.fleet.model_keys import (
     ModelDemand,
     ModelOrders,
     ModelReport,
+    PoolReport,
     Refusal,
     demand_in,
     demand_text,
@@ -48,3 +49,9 @@ def test_orders_of_another_form_raise(text: str) -> None:
 def test_reports_survive_the_published_document() -> None:
     report = ModelReport("a", "loading", 10.0, 4.0, "why", True, 5, (0,), 0.0, Refusal(409, "pinned", 99.0))
     assert reports_in({"models": {"a": report.to_json(), "b": 3}}) == {"a": report}
+
+
+def test_what_is_reported_of_prefill_workers_survives_too() -> None:
+    prefill = PoolReport({"ready": 2, "draining": 1}, 3, 1.0, 4.5, 7, 2)
+    report = ModelReport("a", "ready", prefill=prefill)
+    assert reports_in({"models": {"a": report.to_json()}}) == {"a": report}

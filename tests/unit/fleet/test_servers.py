@@ -191,3 +191,15 @@ def test_a_store_that_is_not_shared_is_refused(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv(BACKEND_VARIABLE, "mem")
     with pytest.raises(ConfigError, match="file"):
         servers_of(AGGREGATED, runtime_dir)
+
+
+def test_the_prefill_workers_of_a_model_need_nats_and_a_named_one_is_asked_for_their_queue(
+    monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, checked: list[str]
+) -> None:
+    services = (ServiceSpec("a", Role.DECODE, model="a"), ServiceSpec("a-prefill", Role.PREFILL, model="a"))
+    graph = GraphSpec("graph:Entry", str(runtime_dir), "ns", services)
+    places = OwnPlaces(runtime_dir, runtime_dir, runtime_dir)
+    assert "nats" in [each.name for each in shared_servers(graph, {}, places).started]
+    monkeypatch.setenv("NATS_SERVER", "nats://127.0.0.1:4")
+    shared_servers(graph, {}, places)
+    assert checked == ["nats ns_prefill_queue_a-prefill"]

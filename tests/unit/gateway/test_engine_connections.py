@@ -17,6 +17,7 @@ from dynaplan.gateway.engine_connections import (
     Origin,
     target_of,
 )
+from dynaplan.gateway.turns import Turn
 from tests.fakes.polling import eventually
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -47,15 +48,15 @@ class Wire:
         self.is_paused = False
 
 
-def connected() -> tuple[EngineConnection, Wire]:
-    connection, wire = EngineConnection(), Wire()
+def connected(turn: Turn | None = None) -> tuple[EngineConnection, Wire]:
+    connection, wire = EngineConnection(turn or Turn()), Wire()
     connection.connection_made(cast(asyncio.Transport, wire))
     return connection, wire
 
 
-async def answered(*pieces: bytes) -> tuple[EngineConnection, Wire]:
+async def answered(*pieces: bytes, turn: Turn | None = None) -> tuple[EngineConnection, Wire]:
     """A connection over which a request was sent and these bytes came."""
-    connection, wire = connected()
+    connection, wire = connected(turn)
     sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
     await asyncio.sleep(0)
     assert wire.written == [b"HEADbody"]
@@ -156,8 +157,10 @@ async def test_a_large_body_goes_in_pieces_and_no_further_than_the_answer() -> N
     assert not connection.is_reusable
 
 
-async def forwarded(take: Callable[[bytes], bool]) -> tuple[EngineConnection, asyncio.Task[None]]:
-    connection, _ = await answered(CHUNKED)
+async def forwarded(
+    take: Callable[[bytes], bool], turn: Turn | None = None
+) -> tuple[EngineConnection, asyncio.Task[None]]:
+    connection, _ = await answered(CHUNKED, turn=turn)
     task = asyncio.create_task(connection.forward(take))
     await asyncio.sleep(0)
     return connection, task
@@ -206,12 +209,54 @@ async def test_forwarding_ends_with_the_answer_and_with_a_failure_of_either_side
         await task
 
 
+async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end() -> None:
+    turn, taken = Turn(), list[bytes]()
+
+    def take(lines: bytes) -> bool:
+        taken.append(lines)
+        return True
+
+    first, task = await forwarded(take, turn)
+    first.data_received(b"2\r\n1\n\r\n")
+    assert taken == [b"1\n"]  # it is alone
+    second, other_task = await forwarded(take, turn)
+    second.data_received(b"2\r\n2\n\r\n")
+    first.data_received(b"2\r\n3\n\r\n")
+    assert taken == [b"1\n"]
+    await asyncio.sleep(0)
+    assert taken == [b"1\n", b"2\n", b"3\n"]
+    second.data_received(b"2\r\n4\n\r\n0\r\n\r\n")
+    await other_task
+    first.data_received(b"2\r\n5\n\r\n")
+    assert taken[3:] == [b"4\n", b"5\n"]  # alone again
+    first.data_received(b"0\r\n\r\n")
+    await task
+
+
+@pytest.mark.parametrize("end", ["connection_lost", "eof_received"])
+async def test_what_has_arrived_is_forwarded_before_its_connection_is_lost(end: str) -> None:
+    turn, taken = Turn(), list[bytes]()
+
+    def take(lines: bytes) -> bool:
+        taken.append(lines)
+        return True
+
+    first, task = await forwarded(take, turn)
+    _, other_task = await forwarded(take, turn)
+    first.data_received(b"2\r\na\n\r\n0\r\n\r\n")
+    first.connection_lost(None) if end == "connection_lost" else first.eof_received()
+    assert taken == [b"a\n"]
+    await task
+    assert await first.read() == b""
+    other_task.cancel()
+
+
 class Pool:
     """A pool whose connections are opened to nowhere."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wires: list[Wire] = []
-        self.pool = EnginePool(False)
+        self.pool = EnginePool(False, Turn())
         loop = asyncio.get_running_loop()
 
         async def connect(make: Any, *_: Any, **__: Any) -> tuple[Any, Any]:

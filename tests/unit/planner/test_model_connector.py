@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.model_keys import MODEL_WORKERS, ModelReport
+from dynaplan.fleet.model_keys import MODEL_WORKERS, ModelReport, PoolReport
 from dynaplan.fleet.store_keys import fleet_key, scaling_key
 from dynaplan.planner.model import Decision
 from dynaplan.planner.ports import NothingToPlan
@@ -108,3 +108,27 @@ async def test_persons_hold_no_model_and_its_components_are_those_that_registere
     await box.publish(ready=1)
     assert (await box.ant.holds()).by_role == {}
     assert (await box.ant.components()).missing == ""
+
+
+async def test_a_disaggregated_model_has_two_pools_and_a_number_wanted_of_each() -> None:
+    box = Box()
+    prefill = PoolReport({"ready": 1, "starting": 1}, 4, 2.0, 9.0)
+    report = ModelReport("ant", "ready", load_s=4.0, workers={"ready": 1}, gpus_each=1.0, prefill=prefill)
+    document = {"roles": {}, "gpus_total": 8, "models": {"ant": report.to_json()}}
+    await box.store.put(fleet_key("ns"), json.dumps(document))
+    fleet = await box.ant.fleet()
+    assert (fleet.prefill.ready, fleet.prefill.starting, fleet.prefill.gpus) == (1, 1, 2.0)
+    assert (fleet.prefill.startup_s, fleet.decode.ready) == (9.0, 1)
+    assert fleet.gpus_total == 8
+    await box.store.put(fleet_key("ns"), json.dumps({**document, "gpus_total": 1}))
+    assert (await box.ant.fleet()).gpus_total == 5, "they share the one that there is, and may stay"
+    await box.store.put(KEY, '{"bee":3}')
+    await box.ant.apply(Decision(PoolSizes(2, 1), PoolSizes(3, 2)))
+    assert await box.wanted() == '{"ant":2,"ant (prefill)":3,"bee":3}'
+    desired = await box.ant.desired()
+    assert (desired.num_prefill_workers, desired.num_decode_workers, desired.is_pending) == (3, 2, True)
+    unloaded = {"models": {"ant": ModelReport("ant", "unloaded", prefill=PoolReport()).to_json()}}
+    await box.store.put(fleet_key("ns"), json.dumps(unloaded))
+    with pytest.raises(NothingToPlan):
+        await box.ant.fleet()
+    assert await box.wanted() == '{"bee":3}'

@@ -494,3 +494,87 @@ async def test_requests_count_again_when_the_planner_is_away_for_too_long(tmp_pa
     box.now += model_manager.PLANNER_GRACE_S + 1
     await box.reconciler.reconcile_once()
     assert box.states()["ns_ant_1"] == "starting"
+
+
+def pair_box(directory: Path, **planner: object) -> Box:
+    """One GPU of 80 GB: ant needs 50 GB, and 25 GB for its prefill worker; bee needs 50 GB."""
+    box = models_box(directory)
+    ant = {**MODELS["ant"], "prefill": {"memory": "25GB"}, **planner}
+    prefill = ServiceSpec("ant-prefill", Role.PREFILL, gpus=1, model="ant", shares_memory=True)
+    sections = {"ant-prefill": {"engine": "sim", "model": "ant"}}
+    graph = replace(GRAPH, services=(*GRAPH.services, prefill))
+    config = {**box.launch.config, **sections, "Models": {**MODELS, "ant": ant}}
+    box.launch = replace(box.launch, graph=graph, config=config)
+    box.new_reconciler()
+    return box
+
+
+async def test_a_disaggregated_model_is_loaded_with_its_prefill_worker_and_leaves_with_it(
+    tmp_path: Path,
+) -> None:
+    box = pair_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant-prefill"]) == ("ready", "ready")
+    prefill = box.reconciler.workers["ns_ant-prefill"]
+    assert (prefill.gpus, prefill.memory_bytes, prefill.role) == ((0,), 25 * GB, Role.PREFILL)
+    report = box.link.fleet["models"]["ant"]
+    assert (report["workers"], report["prefill"]["workers"]) == ({"ready": 1}, {"ready": 1})
+    assert report["prefill"]["memory_bytes"] == 25 * GB
+    assert "ant (prefill)" in box.statefile.learnt
+    waiting(box, "bee")
+    await box.settle()
+    assert (box.states()["ns_ant"], box.states()["ns_ant-prefill"]) == ("draining", "draining")
+    box.reconciler.record_exit(box.circus.end("ns_ant"), 0)
+    await box.settle()
+    assert box.states()["ns_bee"] == "ready", "there is room for it beside the prefill worker"
+    box.reconciler.record_exit(box.circus.end("ns_ant-prefill"), 0)
+    await box.settle()
+    assert box.states() == {"ns_Frontend": "ready", "ns_bee": "ready"}
+
+
+async def test_a_reconciler_that_starts_anew_keeps_the_pair_and_starts_no_second(tmp_path: Path) -> None:
+    box = pair_box(tmp_path)
+    waiting(box, "ant")
+    await box.settle()
+    pids = dict(box.circus.pids)
+    box.new_reconciler()
+    await box.settle()
+    assert box.circus.pids == pids
+    assert box.states()["ns_ant-prefill"] == "ready"
+
+
+async def test_a_prefill_worker_that_lacked_memory_is_not_tried_with_as_little_and_its_model_goes_on(
+    tmp_path: Path,
+) -> None:
+    box = pair_box(tmp_path)
+    waiting(box, "ant")
+    while "ns_ant-prefill" not in box.circus.pids:
+        await box.reconciler.reconcile_once()
+    log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    (tmp_path / "ns_ant-prefill.log").write_text(log)
+    box.reconciler.record_exit(box.circus.end("ns_ant-prefill"), 1)
+    for _ in range(3):
+        await box.settle()
+        box.now += 400
+    assert box.statefile.learnt["ant (prefill)"].failed_memory_bytes == 25 * GB
+    assert box.states() == {"ns_Frontend": "ready", "ns_ant": "ready", "ns_ant-prefill": "failed"}
+
+
+async def test_a_planner_of_a_disaggregated_model_says_how_many_of_each_it_wants(tmp_path: Path) -> None:
+    box = pair_box(tmp_path, Planner={"max-gpu-budget": 4})
+    box.launch = replace(box.launch, gpus=tuple(Gpu(i, f"GPU-SIM-{i}", memory_bytes=80 * GB) for i in (0, 1)))
+    planner = ServiceSpec("Planner", Role.PLANNER)
+    box.launch = replace(
+        box.launch, graph=replace(box.launch.graph, services=(*box.launch.graph.services, planner))
+    )
+    box.new_reconciler()
+    waiting(box, "ant")
+    await box.settle()
+    assert box.link.fleet["models"]["ant"]["prefill"]["planned_workers"] == 1
+    box.link.model_workers = '{"ant":1,"ant (prefill)":2}'
+    await box.settle()
+    assert box.link.fleet["models"]["ant"]["prefill"]["workers"] == {"ready": 2}
+    box.link.model_workers = '{"ant":1,"ant (prefill)":1}'
+    await box.settle()
+    assert box.link.fleet["models"]["ant"]["prefill"]["workers"] == {"ready": 1, "draining": 1}

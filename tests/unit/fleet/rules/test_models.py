@@ -144,3 +144,17 @@ def test_a_further_worker_is_started_beside_the_first_and_the_one_that_the_plan_
 def test_a_ready_worker_decides_the_models_state_before_one_that_is_started_again() -> None:
     fleet = [worker("a", WorkerState.BACKOFF), worker("a", WorkerState.READY, name="ns_a_1")]
     assert [each.name for each in workers_of("a", fleet)] == ["ns_a_1", "ns_a"]
+
+
+def test_prefill_workers_are_a_pool_of_their_own_service_and_number_from_one() -> None:
+    components = {"a": "a", "a (prefill)": "a-prefill"}
+    first = worker("a", WorkerState.READY)
+    made = desired_models(Plan((Load("a (prefill)", (1,), 3, "asked"),)), components, (first,))
+    assert made.workers == {"a": 1, "a-prefill": 1}
+    assert made.placements == {"a-prefill": Placement((1,), 3, "asked")}
+    one = worker("a-prefill", WorkerState.READY)
+    more = desired_models(Plan((Load("a (prefill) (worker 2)", (0,), 3, "x"),)), components, (first, one))
+    assert more.workers == {"a": 1, "a-prefill": 2}
+    both = Plan((Unload("a", "idle"), Unload("a (prefill)", "it has no decode worker")))
+    left = desired_models(both, components, (first, one))
+    assert left.leaving == {"ns_a": "idle", "ns_a-prefill": "it has no decode worker"}

@@ -607,3 +607,29 @@ async def test_the_next_deadline_leaves_what_the_first_token_took_after_its_hand
         await here.answer(request)
         await hand_off
         await item.ack()
+
+
+async def test_two_models_never_share_a_queue_nor_use_that_of_the_namespace() -> None:
+    async with scene() as here:
+        models = []
+        for number, component in ((8, "ant-prefill"), (9, "bee-prefill")):
+            worker = replace(PREFILL_WORKER, component=component, instance_id=number, worker=component)
+            await here.store.put(worker.key, worker.to_json())
+            settings = FrontendSettings(disaggregation=ON, prefill_component=component)
+            runtime = Runtime(here.discovery, here.messenger)
+            model = RemotePrefill(runtime, settings, Counter([]), BackgroundTasks(), is_one_of_several=True)
+            await model.connect()
+            models.append((component, model))
+        await eventually(lambda: here.discovery.instances("bee-prefill"))
+        for component, model in models:
+            asked = asyncio.create_task(model.hand_off(call(component), 0.0))
+            queue = await here.messenger.queue(prefill_stream("ns", component))
+            item = await queue.get(PATIENCE_S)
+            assert item
+            request = RemotePrefillRequest.from_json(item.payload)
+            assert request.body["prompt"] == component
+            await item.ack()
+            await here.answer(request, worker=component, hand_off={"of": component})
+            assert fields(await asked) == {"of": component}
+            await model.close()
+        assert await here.queue.depth() == 0

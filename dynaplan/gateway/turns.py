@@ -1,0 +1,62 @@
+"""Pass on together what several streams bring in one turn of the event loop: read all, handle all, write all.
+
+Done one by one, reading and writing alternate with Python. Then a call of Python costs about twice as much,
+because its code and data leave the caches meanwhile. And a client's process that has read one event falls
+asleep before the next is written: to wake it costs as much as the writing. Gathered, all are passed on in
+less time than one by one, so that the first, which waits for the others, comes hardly later, and the last
+earlier.
+A stream that is alone does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class Turn:
+    """What has arrived in this turn of the loop, for all streams of one frontend.
+
+    While it ``gathers``, a stream's connection gives it what arrives (``add``) instead of handling that.
+    ``writes``, while it is a list, takes what is to be written, and where; else it is written at once.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._streams = 0
+        self._arrived: list[tuple[Callable[[bytes], None], bytes]] = []
+        self.gathers = False
+        self.writes: list[tuple[asyncio.WriteTransport, bytes]] | None = None
+
+    def begin_stream(self) -> None:
+        self._streams += 1
+        self.gathers = self._streams > 1
+
+    def end_stream(self) -> None:
+        self._streams -= 1
+        self.gathers = self._streams > 1
+
+    def add(self, handle: Callable[[bytes], None], data: bytes) -> None:
+        """Have ``handle`` called with the data at the end of this turn, in the order of arrival."""
+        if not self._arrived:
+            self._loop.call_soon(self.run)
+        self._arrived.append((handle, data))
+
+    def run(self) -> None:
+        """Handle all that has arrived, and write what is to be written of it."""
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
+            return
+        writes: list[tuple[asyncio.WriteTransport, bytes]] = []
+        self.gathers, self.writes = False, writes
+        for handle, data in arrived:
+            try:
+                handle(data)
+            except Exception:
+                log.exception("a stream's events could not be passed on")
+        self.gathers, self.writes = self._streams > 1, None
+        for transport, data in writes:
+            transport.write(data)
