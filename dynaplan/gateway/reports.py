@@ -1,13 +1,12 @@
-"""What is reported of each request: metrics, a trace, a line of the access log, a line of recorded traffic.
+"""What is reported of each request: metrics, a line of the access log, a line of recorded traffic.
 
-``Reports.begin`` counts an accepted request; its ``RequestReport`` observes it, and ``end`` writes all four.
+``Reports.begin`` counts an accepted request; its ``RequestReport`` observes it, and ``end`` writes all three.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from msgspec import Struct
@@ -17,15 +16,12 @@ from dynaplan.gateway.engine_answers import NO_USAGE, Usage
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
-from dynaplan.gateway.tracing import Attributes, RequestTrace, Tracer, TraceStep
 from dynaplan.util.log_lines import FIELDS
 
 access_log = logging.getLogger("dynaplan.access")
 
 CANCELLED = "cancelled"
 """The ``error_type`` of a request whose client has left."""
-
-_UNTRACED = nullcontext()
 
 
 class Ending(Struct, frozen=True):
@@ -43,19 +39,17 @@ class Ending(Struct, frozen=True):
 
 
 class Reports:
-    """The reports of one frontend; ``recording`` and ``tracer`` are None where they are not wanted."""
+    """The reports of one frontend; ``recording`` is None where it is not wanted."""
 
     def __init__(
         self,
         metrics: FrontendMetrics,
         recording: TrafficRecording | None,
-        tracer: Tracer | None,
         *,
         logs_requests: bool,
     ) -> None:
         self.metrics = metrics
         self.recording = recording
-        self.tracer = tracer
         self.logs_requests = logs_requests
 
     def refuse(self, client: Client, endpoint: ApiPath, error_type: str, model: str) -> None:
@@ -78,58 +72,21 @@ class RequestReport:
         self._client = client
         self._call = call
         self.record = reports.metrics.record(call.model, call.endpoint.name, call.is_stream)
-        self._trace = None
-        if reports.tracer:
-            span = reports.tracer.begin(f"POST {call.endpoint.path}", client.trace_headers())
-            self._trace = RequestTrace(span)
-
-    def step(self, name: str, worker: str = "") -> AbstractContextManager[None]:
-        """Return a step of the request's trace, for a ``with`` block.
-
-        ``queue`` is the wait for a worker, ``prefill`` a remote prefill, or the decision for a local one, and
-        ``decode`` an attempt of a worker to answer; after a death there are several of each.
-        """
-        if self._trace is None:
-            return _UNTRACED
-        return TraceStep(self._trace, name, {"dynaplan.worker": worker} if worker else {})
-
-    def note(self, attributes: Attributes) -> None:
-        """Add what is known about the present step of the trace."""
-        if self._trace:
-            self._trace.step.note(attributes)
-
-    def trace_headers(self) -> Mapping[str, str]:
-        """Return the headers of the trace for another process: of the step, or as the client sent them."""
-        return self._trace.step.headers() if self._trace else self._client.trace_headers()
 
     def end(self, ending: Ending) -> None:
         reports, record, usage = self._reports, self.record, ending.usage
         if ending.error_type == CANCELLED:
             reports.metrics.count_disconnect()
         record.finish(ending.error_type, ending.prompt_tokens, usage)
-        if not (self._trace or reports.logs_requests or reports.recording):
+        if not (reports.logs_requests or reports.recording):
             return
         prompt = ending.prompt_tokens if usage.input_tokens is None else usage.input_tokens
         answer = record.output_tokens if usage.output_tokens is None else usage.output_tokens
-        if self._trace:
-            self._trace.end(ending.error_type, self._attributes(ending, prompt, answer))
         if reports.recording and self._call.endpoint.streams and (answer or not ending.error_type):
             reports.recording.add(record.begun_s, prompt, answer, ending.blocks)
         if reports.logs_requests:
             fields = self._fields(ending, prompt, answer)
             access_log.info("%s", format_fields(fields), extra={FIELDS: fields})
-
-    def _attributes(self, ending: Ending, prompt_tokens: int, output_tokens: int) -> Attributes:
-        """Return the attributes of the span, where there is one under OpenTelemetry's names or vLLM's."""
-        ttft_s = self.record.ttft_s
-        return {
-            "gen_ai.request.model": self._call.model,
-            "gen_ai.usage.input_tokens": prompt_tokens,
-            "gen_ai.usage.output_tokens": output_tokens,
-            "dynaplan.request_id": self._client.request_id,
-            "dynaplan.worker": ending.worker,
-            **({} if ttft_s is None else {"gen_ai.latency.time_to_first_token": ttft_s}),
-        }
 
     def _fields(self, ending: Ending, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
         ttft_s, duration_s = self.record.ttft_s, self._reports.metrics.now_s() - self.record.begun_s

@@ -157,7 +157,7 @@ Outcome = Answered | Refused | Asleep | Died | StreamBroken
 
 
 class _StreamBreak(Exception):
-    """Ends an attempt, and the step of its trace, as ``StreamBroken``."""
+    """Ends an attempt as ``StreamBroken``."""
 
     def __init__(self, reason: str, continuation: Call) -> None:
         super().__init__(reason)
@@ -356,9 +356,7 @@ class RequestProgress:
                 raise worker_failed(f"{self.deaths} workers died over this request: {outcome.reason}")
 
     async def _attempt(self, suspect: Suspect) -> Outcome:
-        report = self.request.report
-        with report.step("queue"):
-            booking = await self._book()
+        booking = await self._book()
         try:
             self._note_tokens(booking)
             api = self.path.api_of(booking.instance)
@@ -406,23 +404,19 @@ class RequestProgress:
             raise no_worker("No prefill worker has taken the prompt, and no decode worker can. Try again.")
 
     async def _prefill_remotely(self, booking: Booking, *, is_needed: bool) -> HandOff | None:
-        report = self.request.report
-        with report.step("prefill"):
-            hand_off = await self.model.prefill.hand_off(
-                self.call,
-                booking.prefix_hit_rate,
-                is_needed=is_needed,
-                taker=booking.instance,
-                blocks=booking.blocks,
-                trace=self._trace,
-            )
-            report.note({"dynaplan.prefill": "remote" if hand_off else "local"})
-            return hand_off
+        return await self.model.prefill.hand_off(
+            self.call,
+            booking.prefix_hit_rate,
+            is_needed=is_needed,
+            taker=booking.instance,
+            blocks=booking.blocks,
+            trace=self._trace,
+        )
 
     def _trace(self) -> Mapping[str, str]:
         """Return the headers of a remote prefill."""
-        headers = self.request.report.trace_headers()
-        return {**headers, REQUEST_ID: attempt_id(self.request.client.request_id)}
+        client = self.request.client
+        return {**client.trace_headers(), REQUEST_ID: attempt_id(client.request_id)}
 
     def release_hand_off(self) -> None:
         """Release the hand-off: an engine has taken it over, or none will."""
@@ -463,8 +457,7 @@ class Attempt:
     async def run(self) -> Outcome:
         """Send the request, and its answer to the client; raises ApiError for case 2."""
         try:
-            with self._request.report.step("decode", self.instance.worker):
-                answered = await self._send()
+            answered = await self._send()
         except WorkerRefused as error:
             return Refused(str(error))  # case 3
         except EngineAsleep as error:
@@ -512,7 +505,7 @@ class Attempt:
                     request_id,
                     content_type=self._call.content_type,
                     is_kept=self.instance.card.get("keep_alive", True),
-                    trace=self._request.report.trace_headers(),
+                    trace=self._request.client.trace_headers(),
                 )
                 if answer.status >= 500 and (
                     error := engine_answers.corrected_error(self._api, await answer.read_all())

@@ -39,7 +39,6 @@ from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
-from dynaplan.gateway.tracing import open_tracer
 from dynaplan.gateway.turns import Turn
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
@@ -107,8 +106,6 @@ class FrontendServer:
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         self._metrics = _new_metrics(runtime, settings)
-        endpoint = settings.otlp_traces_endpoint
-        self._tracer = open_tracer(endpoint) if endpoint else None
         self._turn = Turn()
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls, self._turn)
         self._background = BackgroundTasks()
@@ -182,7 +179,7 @@ class FrontendServer:
 
     def _new_path(self) -> RequestPath:
         settings = self._settings
-        reports = Reports(self._metrics, self._recording, self._tracer, logs_requests=settings.access_log)
+        reports = Reports(self._metrics, self._recording, logs_requests=settings.access_log)
         return RequestPath(
             settings,
             Admission(settings),
@@ -277,8 +274,6 @@ class FrontendServer:
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
         self._metrics.write()
-        if self._tracer:
-            await asyncio.to_thread(self._tracer.close)
         await self._deployment_metrics.close()
         await self._inputs.close()
         await self._upstream.close()

@@ -7,8 +7,8 @@ start-up time of a worker, both in s.
 one: a metric pull every ``metric-pulling-interval``, an Observation every T (``observer.py``; its sources are
 in ``metrics``).
 
-1. *Traffic* since the last interval: requests, lengths, latencies, arrivals per pull. Chance and dispersion
-   of arrivals: ``forecasting/arrivals.py``.
+1. *Traffic* since the last interval: requests, lengths, latencies, arrivals per pull. Their dispersion:
+   ``forecasting/arrivals.py``.
 2. *Forecast* for 1 interval ahead, for L + T, and half way: ``sizing/demand_forecast.py`` over
    ``forecasting/forecaster.py``, by a Kalman filter unless another predictor is named (``kalman.py``).
 3. *Backtest*, every five minutes in a process of its own: the cheapest split of workers that, standing still,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from tests.bench import (
+    ablations,
+    backtests,
     connections,
     data_path,
     decisions,
@@ -49,6 +51,8 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "sla": sla.rows,
     "policies": policies.rows,
     "decisions": decisions.rows,
+    "ablations": ablations.rows,
+    "backtests": backtests.rows,
     "events": events.rows,
     "memory": memory.rows,
     "many-requests": many_requests.rows,

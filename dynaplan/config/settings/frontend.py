@@ -193,10 +193,6 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
         False, "Let engines fetch images and sounds from addresses that clients name, your network's too"
     )
     page: bool = option(True, "Have the web page at `/ui`, for a browser that `dynaplan ui` has let in")
-    otlp_traces_endpoint: str = option(
-        "",
-        "Address of a collector of traces, by OTLP over HTTP; takes the extra `otel`",
-    )
     access_log: bool = option(False, "Log a line for each request: id, model, worker, tokens, TTFT")
     endpoint: str | None = option(None, NO_EFFECT)
     endpoint_chat: str | None = option(None, NO_EFFECT)

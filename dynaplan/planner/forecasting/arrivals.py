@@ -1,9 +1,6 @@
-"""Arrivals of independent clients: how many come by chance, and how far real ones are from them (dispersion).
+"""How far arrivals are from those of independent clients: their dispersion at several time scales.
 
-**Chance.** Their number in an interval is Poisson: with a mean of N its standard deviation is sqrt(N). A load
-that does not change is to change no worker, so what lies within chance is no news; bursts are far beyond it.
-
-**Dispersion** at several time scales. With A(t) the number of arrivals in a window of t seconds, its index of
+With A(t) the number of arrivals in a window of t seconds, its index of
 dispersion is
 
     I(t) = variance of A(t) / mean of A(t)
@@ -24,23 +21,7 @@ counts).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-
-NEWS_DEVIATIONS = 4.0
-"""Standard deviations above its mean from which a number is no accident: that is exceeded by chance in
-one interval of ten thousand, in three days of intervals of 30 s."""
-
-
-def exceeds_chance(requests: float, expected: float) -> bool:
-    """Tell whether that many requests are more than chance makes of the expected number."""
-    return requests - expected > NEWS_DEVIATIONS * math.sqrt(expected)
-
-
-def is_within_chance(requests: float, mean: float) -> bool:
-    """Tell whether a number is within a standard deviation of the mean, as two of three are by chance."""
-    return (requests - mean) ** 2 <= mean
-
 
 Dispersions = tuple[tuple[float, float], ...]
 """Windows' lengths in s, growing, each with the index of dispersion at that scale."""

@@ -47,7 +47,7 @@ def interval_history(trace: Iterable[TracedRequest], interval_s: float) -> list[
 
 
 HALF_LIFE_S = 300.0
-"""Half-life of what is called recent: lengths in the histograms, mean numbers of requests, hits; s."""
+"""Half-life of what is called recent: lengths in the histograms, dispersion, hits; s."""
 
 MIN_REQUESTS_FOR_HITS = 20
 """Requests in an interval below which its hits say too little by themselves."""
@@ -67,8 +67,7 @@ class TrafficHistory:
     """One value per adjustment interval for each curve, the newest last, as many as forecasts need.
 
     ``before`` is a warm-up: the intervals of another day's trace. The live history counts from its first
-    traffic on. ``requests`` is the recent mean of an interval, None where none was measured. ``isl`` and
-    ``osl`` are the histograms of recent requests, ``dispersion`` the recent mean of
+    traffic on. ``isl`` and ``osl`` are the histograms of recent requests, ``dispersion`` the recent mean of
     ``Traffic.dispersion``, ``dispersions`` that of the arrivals at several time scales. Of prompts, the
     recent tokens and the cached ones among them are kept.
     """
@@ -85,10 +84,9 @@ class TrafficHistory:
         self._live = _Curves([], [], [])
         self.isl: Lengths | None = None
         self.osl: Lengths | None = None
-        self.requests: float | None = None
         self.dispersion: float | None = None
         self.dispersions: Dispersions = ()
-        self._intervals = self._dispersions = 0
+        self._dispersions = 0
         self._prompt_tokens = self._cached_tokens = 0.0
         self._newest_hit_rate = 1.0
 
@@ -97,9 +95,6 @@ class TrafficHistory:
         requests = traffic.requests
         if requests is not None:
             requests *= self._interval_s / traffic.interval_s
-            self._intervals += 1
-            weight, mean = max(1 - self._decay_factor, 1 / self._intervals), self.requests or 0.0
-            self.requests = mean + weight * (requests - mean)
         live = self._live
         for curve, value in (
             (live.requests, requests),

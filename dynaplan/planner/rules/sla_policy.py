@@ -28,7 +28,6 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import FleetCounts, PoolSizes
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.forecasting.arrivals import exceeds_chance
 from dynaplan.planner.model import (
     UNLIMITED,
     Corrections,
@@ -197,9 +196,7 @@ def _size_by_queueing_model(
     ]
     now = _measured_demand(settings, foresight, observation)
     if demands:
-        if now and exceeds_chance(
-            *(each.requests_per_s * foresight.interval_s for each in (now, demands[0]))
-        ):
+        if now and now.requests_per_s > demands[0].requests_per_s:
             demands.insert(0, now)
         backlog = backlog_demand(service, demands, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []

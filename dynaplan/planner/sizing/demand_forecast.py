@@ -10,11 +10,6 @@ the standard error is s / sqrt(R), and the mean that is used is
     M + sign(v - M) max(0, |v - M| - s / sqrt(R))
 
 soft thresholding: a difference within one standard error counts as none.
-
-**So are numbers of requests,** but all or nothing, for a load that rises must not be followed late: a
-forecast within a standard deviation of the recent mean, which independent clients make by chance
-(``planner/forecasting/arrivals.py``), is that mean. A forecast from a few intervals goes up and down with
-them.
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ from typing import NamedTuple, Protocol
 
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.gateway.traffic import Lengths
-from dynaplan.planner.forecasting.arrivals import is_within_chance
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Demand, Expected, TrafficForecast
 from dynaplan.planner.sizing.look_ahead import lookahead
@@ -85,7 +79,7 @@ def build_foresight(
     osl = _mean_tokens(lengths["osl_tokens"], history.osl, requests)
     expected = tuple(
         Expected(
-            _requests(answer, history),
+            _value(answer),
             isl,
             osl,
             ahead=asked.ahead,
@@ -135,14 +129,6 @@ def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens
     factor = min(max(mean_tokens / lengths.mean_tokens, 0.5), 2.0)
     bounds = tuple(factor * bound for bound in lengths.upper_bounds_tokens)
     return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
-
-
-def _requests(forecast: Forecast, history: TrafficHistory) -> float | None:
-    """Return the forecast number of requests, or the recent mean where chance alone may part them."""
-    value, mean = _value(forecast), history.requests
-    if value is None or mean is None:
-        return value
-    return mean if is_within_chance(value, mean) else value
 
 
 def _mean_tokens(forecast: Forecast, seen: Lengths | None, requests: float | None) -> float | None:

@@ -5,8 +5,7 @@ after it is asked for (start-up time). Workers of this decision serve from L on,
 L + T on. So this decision must carry every demand between L and L + T; what comes sooner no decision can
 help. Forecasts are asked for until L + T, rounded up to whole intervals: the next one, the last one, and
 the one half way (``demand_forecast.py``); one more demand is the largest with the backlog (below). A measured
-load that chance does not make of its forecast (``planner/forecasting/arrivals.py``) is news, and a demand,
-too: forecasts need some intervals to follow it.
+load above its forecast is a demand, too: forecasts need some intervals to follow a jump.
 
 **More workers** as soon as one of these demands needs them: the size, *wanted*, is the largest number per
 role over all demands. Workers that are starting already count as there (*current* is what was asked for).
@@ -20,8 +19,8 @@ Wrong where the load changes within an interval: a demand is a mean over one.
 **Backlog**: prompts that wait already are demand too, on top of the forecast. The queueing model describes a
 steady state; a queue that a surge left behind is not in it. So what will wait for prefill when a worker that
 is asked for now could serve is added to the largest demand. With L the start-up time and T the adjustment
-interval (seconds), r the soonest demand (requests/s; the measured one where it is news) and u the rate that
-one prefill worker computes (requests/s):
+interval (seconds), r the soonest demand (requests/s; the measured one where that is higher) and u the rate
+that one prefill worker computes (requests/s):
 
     computed = u (ready + (starting + restarting) / 2)      starting workers are ready half of that time
     backlog  = waiting now + (r - computed) L               requests, when a new worker could serve

@@ -59,9 +59,7 @@ def test_what_failed_is_recorded_by_the_tokens_it_got_and_without_any_not(
     error_type: str, streamed: int, usage: Usage, recorded: list[tuple[int, int]]
 ) -> None:
     recording = Recorded()
-    reports = Reports(
-        FrontendMetrics("ns", lambda: 0.0), cast(Any, recording), tracer=None, logs_requests=False
-    )
+    reports = Reports(FrontendMetrics("ns", lambda: 0.0), cast(Any, recording), logs_requests=False)
     report = reports.begin(cast(Client, None), Call(COMPLETIONS, b"{}", {}, "m", True, "hi", 40))
     report.record.observe(streamed)
     report.end(Ending(error_type, 40, usage))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dynaplan.events.event_connections import connect_events, connect_messenger
-from dynaplan.gateway.tracing import open_tracer
 from dynaplan.store.connections import connect_store
 from dynaplan.store.memory import process_store
 from dynaplan.util.errors import ConfigError, QueueUnavailable
@@ -54,9 +53,3 @@ async def test_a_deployment_without_nats_says_so_instead_of_trying() -> None:
         await connect_messenger(without)
     with pytest.raises(QueueUnavailable, match="no NATS server for events"):
         await connect_events(without)
-
-
-def test_a_collector_s_address_is_one_of_http() -> None:
-    with pytest.raises(ConfigError, match="otlp-traces-endpoint is 'collector:4318'") as caught:
-        open_tracer("collector:4318")
-    assert "http://127.0.0.1:4318" in caught.value.hint

@@ -82,14 +82,6 @@ def test_lengths_in_other_buckets_take_the_place_of_those_before() -> None:
     assert after(traffic(isl=SHORT), traffic(isl=other)).isl == other
 
 
-def test_the_number_of_requests_is_the_mean_at_first_and_half_of_it_is_forgotten_after_five_minutes() -> None:
-    assert after().requests is None
-    assert after(traffic(10.0), traffic(None), traffic(30.0)).requests == pytest.approx(20.0)
-    many = after(*([traffic(10.0)] * 200), *([traffic(30.0)] * 10))
-    assert many.requests == pytest.approx(20.0)
-    assert after(traffic(40.0, 2 * INTERVAL_S)).requests == pytest.approx(20.0)
-
-
 def test_dispersion_is_the_mean_at_first_and_fades_later() -> None:
     assert after(traffic()).dispersion is None
     assert after(traffic(dispersion=1.0), traffic(dispersion=3.0)).dispersion == pytest.approx(2.0)

@@ -42,15 +42,11 @@ from tests.unit.planner.sizing.decisions import (
 )
 
 
-@pytest.mark.parametrize(("deviations", "is_news"), [(3.9, False), (4.1, True)])
-def test_a_load_that_chance_does_not_make_of_its_forecast_is_a_demand_before_forecasts_follow(
-    deviations: float, is_news: bool
-) -> None:
+@pytest.mark.parametrize(("came", "sized_for"), [(19.0, 20.0), (20.5, 20.5)])
+def test_a_load_above_its_forecast_is_a_demand_before_forecasts_follow(came: float, sized_for: float) -> None:
     forecast = seen(ONE_EACH, [20.0])
-    came = 20.0 + deviations * (20.0 / SETTINGS.adjustment_interval_s) ** 0.5
     surprised = decided(replace(forecast, traffic=traffic(came)), ONE_EACH)[1]
-    expected = decided(seen(ONE_EACH, [came]) if is_news else forecast, ONE_EACH)[1]
-    assert surprised.prediction == expected.prediction
+    assert surprised.prediction == decided(seen(ONE_EACH, [sized_for]), ONE_EACH)[1].prediction
 
 
 # -- what bounds it ------------------------------------------------------------------------------------------

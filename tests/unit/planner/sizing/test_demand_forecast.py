@@ -62,20 +62,6 @@ def test_each_interval_that_was_asked_for_is_expected_the_soonest_first() -> Non
     assert {(each.requests, each.why) for each in seen} == {(80.0, "told by the test")}
 
 
-@pytest.mark.parametrize(
-    ("foretold", "believed"), [(89.0, 89.0), (91.0, 100.0), (100.0, 100.0), (109.0, 100.0), (111.0, 111.0)]
-)
-def test_a_number_of_requests_that_chance_may_part_from_the_recent_mean_is_that_mean(
-    foretold: float, believed: float
-) -> None:
-    """Of a mean of 100 independent requests an interval has 10 more or fewer by chance."""
-    assert {each.requests for each in expected(told(foretold), told(1000.0), startup_s=60.0)} == {believed}
-
-
-def test_before_any_interval_was_measured_a_number_of_requests_is_believed_as_foretold() -> None:
-    assert expected(told(7.0), told(1000.0), TrafficHistory(INTERVAL_S))[0].requests == 7.0
-
-
 def test_what_was_seen_of_the_requests_goes_along() -> None:
     kept = history()
     seen = build_foresight(kept, answered(told(90.0), told(1000.0), told(100.0)), SETTINGS)
