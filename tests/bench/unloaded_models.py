@@ -21,7 +21,7 @@ from tests.e2e.deployment import MODEL, Deployment
 
 NUMBERS = (1, 50)
 IDLE_S = 60.0
-SETTLED_S = 5.0
+SETTLED_S = 30.0
 """Time after the start in which a deployment still does more than it will: seconds."""
 
 CLIENTS = 16

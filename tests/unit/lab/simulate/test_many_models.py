@@ -68,9 +68,9 @@ def test_models_of_a_file_sleep_and_span_gpus_as_they_do_live(tmp_path: Path) ->
     rows = [f"2026-01-01 00:0{minute}:00,100,10,{'ab'[minute % 2]}" for minute in range(6)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens,Model", *rows]))
 
-    def simulated(common: str) -> dict[str, Any]:
-        both = f"engine: sim, memory: 20GB, startup-time: 20, {common}"
-        file.write_text(f"Common: {{{both}}}\nModels: {{a: {{}}, b: {{}}}}\n")
+    def simulated(options: str) -> dict[str, Any]:
+        entry = f"{{engine: sim, memory: 20GB, startup-time: 20, {options}}}"
+        file.write_text(f"Models: {{a: {entry}, b: {entry}}}\n")
         arguments = ["-f", str(file), "--gpus", "2", "--trace", str(trace), "--json", str(results)]
         CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
         return {row["policy"]: row for row in json.loads(results.read_text())}
