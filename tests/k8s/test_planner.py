@@ -49,7 +49,8 @@ async def start(cluster: Cluster, directory: Path, url: str, *more: str) -> asyn
         *(sys.executable, "-m", "dynaplan", "planner", "--namespace", "llm"),
         *("--environment", "kubernetes", "--policy", "sla", "--prometheus-endpoint", url),
         *("--profile-results-dir", "mocker", "--adjustment-interval", "2", "--startup-time", "1"),
-        *("--max-gpu-budget", "6", "--log-dir", str(directory / "log"), *more),
+        *("--max-gpu-budget", "6", "--log-dir", str(directory / "log")),
+        *("--slo-window", "20", *more),  # what a backtest looks back on, before which nothing is removed
     ]
     with (directory / "planner.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(

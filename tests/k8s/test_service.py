@@ -27,6 +27,7 @@ SETTINGS = (
     *("--Planner.policy=sla", f"--Planner.prometheus-endpoint={ENDPOINT}", "--Planner.itl=4.6"),
     "--Planner.profile-results-dir=h200_sxm-Llama-3.1-8B-Instruct-FP8",
     *("--Planner.adjustment-interval=5", "--Planner.load-predictor=constant", "--Planner.startup-time=5"),
+    "--Planner.slo-window=30",  # what a backtest looks back on, before which nothing is removed
     "--Planner.max-gpu-budget=4",
 )
 WITHIN_S = 180.0

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from dynaplan.graph import lifecycle
-from dynaplan.process.kernel import EXIT_CANNOT_START, descendants, isolated_command, parents
+from dynaplan.process.kernel import (
+    EXIT_CANNOT_START,
+    command_line,
+    descendants,
+    is_resource_tracker,
+    isolated_command,
+    parents,
+)
 from dynaplan.process.process_table import command_under, identify
 from dynaplan.process.shim import END_SIGNAL, is_shim, shim_command
 from tests.fakes.polling import wait_until
@@ -185,9 +192,20 @@ def test_the_shared_memory_of_a_killed_engine_is_removed(shim: Shim) -> None:
     assert process.stdout is not None
     shared = Path("/dev/shm") / process.stdout.readline().decode().strip()
     assert shared.exists()
+    wait_until(lambda: any(map(_is_tracking, descendants(process.pid, parents()))))
     os.kill(process.pid, END_SIGNAL)
     assert process.wait(20) == -signal.SIGKILL
     assert not shared.exists()
+
+
+def _is_tracking(pid: int) -> bool:
+    """Tell whether a process is a resource tracker that has started: it ignores SIGTERM from then on.
+
+    One that is still importing on a busy machine might be killed before it has read what to remove.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    return is_resource_tracker(command_line(pid)) and bool(ignored >> (signal.SIGTERM - 1) & 1)
 
 
 def test_without_the_parent_nothing_is_started(tmp_path: Path) -> None:
