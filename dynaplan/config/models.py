@@ -133,7 +133,7 @@ def with_worker_sections(config: Sections) -> Sections:
         for name, component in components_of(entries).items()
     }
     made |= {
-        component: _with_options(_worker_section(name, entries[name], common), entries[name][PREFILL])
+        component: _with_worker_options(_worker_section(name, entries[name], common), entries[name][PREFILL])
         for name, component in prefill_components_of(entries).items()
     }
     return merge_sections(made, config)
@@ -142,7 +142,7 @@ def with_worker_sections(config: Sections) -> Sections:
 def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     _check_entry(name, entry)
     own = kebab_keys(entry)
-    section = _with_options({}, {**common, RESOURCES: None, **own})
+    section = _with_worker_options({}, {**common, RESOURCES: None, **own})
     section.setdefault("engine", "command" if "command" in own else engine_for(section.get("model")))
     section.setdefault("model", name)
     section["served-model-name"] = name
@@ -154,10 +154,12 @@ def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[st
     return section
 
 
-def _with_options(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_worker_options(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section with those of the given options that are a worker's."""
     own = kebab_keys(given)
-    options = {key: value for key, value in own.items() if key not in _ON_DEMAND and key not in _NOT_WORKERS}
+    options = {
+        key: value for key, value in own.items() if key not in _ON_DEMAND and key not in _NOT_WORKER_OPTIONS
+    }
     if own.get(RESOURCES) is not None:
         arguments = options.get(SERVICE_ARGS) or section.get(SERVICE_ARGS) or {}
         options[SERVICE_ARGS] = {**arguments, RESOURCES: own[RESOURCES]}
@@ -214,7 +216,7 @@ def _check_prefill(name: str, given: Any) -> None:
         )
     for key in given:
         known = kebab(str(key))
-        if known in _OF_THE_WHOLE_MODEL:
+        if known in _MODEL_ONLY:
             raise ConfigError(
                 f"{where}.{key}: it is one for all workers of a model", hint=f"Write {MODELS}.{name}.{key}."
             )
@@ -224,7 +226,7 @@ def _check_prefill(name: str, given: Any) -> None:
 
 def _check_slips(name: str, entry: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key that looks like a slip of one of ours: an engine would get it as a flag."""
-    ours = {*_ON_DEMAND, *_NOT_WORKERS}
+    ours = {*_ON_DEMAND, *_NOT_WORKER_OPTIONS}
     for key in entry:
         known = kebab(str(key))
         if known not in ours and known not in WORKER:
@@ -245,10 +247,10 @@ SLIP = 0.75
 
 _ON_DEMAND = frozenset(options_of(OnDemandSettings))
 
-_NOT_WORKERS = frozenset({RESOURCES, PLANNER, PREFILL})
+_NOT_WORKER_OPTIONS = frozenset({RESOURCES, PLANNER, PREFILL})
 """Keys of an entry that are no options of a worker's section."""
 
-_OF_THE_WHOLE_MODEL = (_ON_DEMAND - set(PREFILL_POOL_OPTIONS)) | {
+_MODEL_ONLY = (_ON_DEMAND - set(PREFILL_POOL_OPTIONS)) | {
     *(PLANNER, PREFILL, "model", "engine", "served-model-name", "command"),
     *options_of(DisaggregationSettings),
 }

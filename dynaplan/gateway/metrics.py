@@ -124,22 +124,31 @@ class _RequestCounts:
     def __init__(self, metrics: FrontendMetrics, *labels: str) -> None:
         self._metrics = metrics
         self._labels = (metrics.namespace, *labels)
+        # Labelled once, as those of a model are.
+        self._started_total = metrics.started_total.labels(*self._labels)
+        self._output_tokens_total = metrics.output_tokens_total.labels(*self._labels[:2])
+        self._ended_totals: dict[str, Counter] = {}
         self.started = self.output_tokens = 0
         self.ended: defaultdict[str, int] = defaultdict(int)
         """Error type, empty for success -> requests that have ended so."""
 
     def write(self) -> None:
-        metrics = self._metrics
         if self.started:
-            metrics.started_total.labels(*self._labels).inc(self.started)
+            self._started_total.inc(self.started)
             self.started = 0
         if self.output_tokens:
-            metrics.output_tokens_total.labels(*self._labels[:2]).inc(self.output_tokens)
+            self._output_tokens_total.inc(self.output_tokens)
             self.output_tokens = 0
         for error_type, count in self.ended.items():
-            status = "error" if error_type else "success"
-            metrics.ended_total.labels(*self._labels, status, error_type).inc(count)
+            self._ended_total(error_type).inc(count)
         self.ended.clear()
+
+    def _ended_total(self, error_type: str) -> Counter:
+        known = self._ended_totals.get(error_type)
+        if known is None:
+            labels = (*self._labels, "error" if error_type else "success", error_type)
+            known = self._ended_totals[error_type] = self._metrics.ended_total.labels(*labels)
+        return known
 
 
 class RequestRecord:

@@ -304,7 +304,10 @@ class Supervisor:
         return status
 
     def _pass_on(self, number: int) -> None:
-        """Send the program a signal to end, unless it is being started: then everything ends without it."""
+        """Send the program a signal to end.
+
+        While it is being started everything ends without it, unless it says just then that it is here.
+        """
         deadline_s = 0.0 if self._stop_signals else self._drain_s
         self._stop_by_s = time.monotonic() + deadline_s + UNRESPONSIVE_S
         self._stop_signals.append(number)
@@ -389,6 +392,8 @@ class Supervisor:
                 self._paths, self._marked = message[1], (message[2] if len(message) > 2 else ())
             elif what == "here":
                 self._here_since_s, self._fallback, self._next_path = time.monotonic(), (), message[1]
+                for number in self._stop_signals:  # they came while it was being started
+                    os.kill(self._program, number)
             elif what == "fork server":
                 self._have_fork_server(descriptors[0])
             self._post(("ok",))

@@ -37,6 +37,7 @@ from tests.bench import (
     unloaded_models,
     watching,
 )
+from tests.bench.data_path import kv
 from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -44,6 +45,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "lifecycle": lifecycle.rows,
     "throughput": throughput.rows,
     "data-path": data_path.rows,
+    "data-path-kv": kv.rows,
     "frontends": frontends.rows,
     "latency": latency.rows,
     "connections": connections.rows,

@@ -36,3 +36,14 @@ def line(row: Row) -> str:
     name = f"{row.name} ({row.note})" if row.note else row.name
     figures = f"{middle:.3g} | {low:.3g} | {high:.3g}"
     return f"| {name} | {figures} | {row.unit} | {aim} | {row.meets_aim} | {len(row.values)} |"
+
+
+def cell(values: Sequence[float]) -> str:
+    """A median, with the least and the most, as a cell of a table."""
+    return f"{median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
+
+
+def matrix(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table whose first column names its lines."""
+    rule = ["---", *("--:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(each)} |" for each in (head, rule, *lines))

@@ -30,7 +30,9 @@ def byte_level_bpe() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(TEXT, BpeTrainer(vocab_size=600, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        TEXT, BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    )
     return _finished(tokenizer)
 
 
@@ -40,7 +42,9 @@ def sentence_piece_bpe() -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     )
-    tokenizer.train_from_iterator(TEXT, BpeTrainer(vocab_size=300, special_tokens=["<unk>"]))
+    tokenizer.train_from_iterator(
+        TEXT, BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
+    )
     return _finished(tokenizer)
 
 

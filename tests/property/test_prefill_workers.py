@@ -21,7 +21,7 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.memory import has_room, need
 from dynaplan.models.rules.planning import plan
-from dynaplan.models.rules.replicas import as_replica, prefill_pool, replica_name, wanted_workers
+from dynaplan.models.rules.replicas import as_replica, prefill_pool_name, replica_name, wanted_workers
 
 NAMES = "abc"
 ORDER = (ModelState.READY, ModelState.LOADING, ModelState.FAILED, ModelState.DRAINING)
@@ -77,7 +77,7 @@ class Rounds:
             )
             found[model] = first, decode[0] if decode else None
             for is_prefill in (False, True):
-                begin, name = (1, prefill_pool(model)) if is_prefill else (2, model)
+                begin, name = (1, prefill_pool_name(model)) if is_prefill else (2, model)
                 requests = first.in_flight + first.waiting
                 wanted = wanted_workers(self.policy(model, is_prefill), requests)
                 for number, worker in enumerate(self.pool(model, is_prefill)[begin - 1 :], begin):
@@ -102,7 +102,7 @@ class Rounds:
             if isinstance(action, Load):
                 self.workers.remove(worker) if worker else None
                 model = next(each for each in self.policies if action.model.partition(" ")[0] == each)
-                is_prefill = action.model.startswith(prefill_pool(model))
+                is_prefill = action.model.startswith(prefill_pool_name(model))
                 made = Running(model, is_prefill, action.devices, action.bytes_each, self.now_s)
                 self.workers.append(made)
             elif isinstance(action, Unload):
@@ -187,7 +187,7 @@ def test_whatever_is_asked_for_and_dies_memory_is_given_once_and_no_prefill_work
         if not [each for each in decode if each.state is not ModelState.FAILED]:
             assert serving == [], "a prefill worker was left alone"
         elif own.prefill and not serving:
-            wanted = need(own.prefill, ModelStatus(prefill_pool(model)), box.devices)
+            wanted = need(own.prefill, ModelStatus(prefill_pool_name(model)), box.devices)
             rooms = [
                 each for each in box.devices if box.held(each.index) + wanted.bytes_each <= each.total_bytes
             ]

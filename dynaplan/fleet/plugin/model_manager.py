@@ -71,7 +71,7 @@ from dynaplan.models.model import (
 from dynaplan.models.rules.ladder import failed_sleep, idle_until_s
 from dynaplan.models.rules.memory import gb, level_of
 from dynaplan.models.rules.planning import plan
-from dynaplan.models.rules.replicas import as_replica, prefill_pool, replica_name, wanted_workers
+from dynaplan.models.rules.replicas import as_replica, prefill_pool_name, replica_name, wanted_workers
 from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class ModelWishes(NamedTuple):
     planned: Mapping[str, int]
 
 
-class Pool(NamedTuple):
+class _Pool(NamedTuple):
     """The decode workers of a model, which have its name, or its prefill workers: of one component."""
 
     name: str
@@ -104,13 +104,15 @@ class Pool(NamedTuple):
     is_prefill: bool = False
 
 
-def _pools_of(model: ServedModel) -> tuple[Pool, ...]:
+def _pools_of(model: ServedModel) -> tuple[_Pool, ...]:
     """Return the pools of a model, the decode workers first."""
-    decode = Pool(model.name, model.component, model.name, model.settings)
+    decode = _Pool(model.name, model.component, model.name, model.settings)
     own = model.prefill
     if own is None:
         return (decode,)
-    return decode, Pool(prefill_pool(model.name), own.component, model.name, own.settings, is_prefill=True)
+    return decode, _Pool(
+        prefill_pool_name(model.name), own.component, model.name, own.settings, is_prefill=True
+    )
 
 
 class _Wait(NamedTuple):
@@ -317,7 +319,7 @@ class ModelManager:
         if model.name not in self._planned or seen_s is None or self._moment.now_s - seen_s > PLANNER_GRACE_S:
             return status
 
-        def wanted(pool: Pool) -> int:
+        def wanted(pool: _Pool) -> int:
             own = [each for each in fleet if each.component == pool.component]
             present = sum(each.state in COUNTS and each.state is not WorkerState.FAILED for each in own)
             return planned.get(pool.name, max(1, present))
@@ -339,7 +341,7 @@ class ModelManager:
         return kept
 
     def _further_workers(
-        self, pool: Pool, fleet: Iterable[Worker], orders: ModelOrders
+        self, pool: _Pool, fleet: Iterable[Worker], orders: ModelOrders
     ) -> dict[str, ModelStatus]:
         """Return the pool's workers beside the model's first, by name, and what others have left behind."""
         first, rules = self._statuses[pool.model], self._settings.models[pool.model]
@@ -389,14 +391,14 @@ class ModelManager:
         decode, *prefill = map(self._pool_policy, _pools_of(model))
         return replace(decode, prefill=prefill[0], sleep_levels=()) if prefill else decode
 
-    def _pool_policy(self, pool: Pool) -> ModelPolicy:
+    def _pool_policy(self, pool: _Pool) -> ModelPolicy:
         service = self._launch.graph.service(pool.component)
         options = self._launch.settings_of(pool.component)
         gpus = service.gpus if service else 0
         policy = model_policy(pool.settings, options, gpus, self._launch.gpus)
         return replace(policy, estimate_load_s=self._usual_load_s(pool, gpus))
 
-    def _usual_load_s(self, pool: Pool, gpus: float) -> float:
+    def _usual_load_s(self, pool: _Pool, gpus: float) -> float:
         role = Role.PREFILL if pool.is_prefill else Role.DECODE
         anybody = Worker("", pool.component, role, gpus=tuple(range(math.ceil(gpus))))
         key = startup_key(anybody, self._launch.settings_of(pool.component))
@@ -437,9 +439,9 @@ class ModelManager:
         )
 
     def _prefill_report(self, model: ServedModel, rules: ModelPolicy) -> PoolReport:
-        learnt = self.learnt.get(prefill_pool(model.name), NOTHING_LEARNT)
+        learnt = self.learnt.get(prefill_pool_name(model.name), NOTHING_LEARNT)
         return PoolReport(
-            workers=self._count_workers(self.components[prefill_pool(model.name)]),
+            workers=self._count_workers(self.components[prefill_pool_name(model.name)]),
             max_workers=rules.max_workers,
             gpus_each=rules.devices,
             load_s=round(learnt.load_s or rules.estimate_load_s, 1),

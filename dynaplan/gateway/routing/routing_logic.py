@@ -34,8 +34,8 @@ class RoutingLogic(Protocol):
         """Return one of at least one candidate; the new prompt has that many KV blocks."""
         ...
 
-    def choose_blindly(self, candidates: int) -> int | None:
-        """Return the index of the choice among so many candidates; None in a mode that compares them."""
+    def choose_without_load(self, candidates: int) -> int | None:
+        """Return the index of the choice among so many candidates; None in a mode that goes by load."""
         ...
 
 
@@ -46,9 +46,9 @@ class RoundRobin:
     turn: int = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
-        return candidates[self.choose_blindly(len(candidates))]
+        return candidates[self.choose_without_load(len(candidates))]
 
-    def choose_blindly(self, candidates: int) -> int:
+    def choose_without_load(self, candidates: int) -> int:
         self.turn += 1
         return (self.turn - 1) % candidates
 
@@ -60,9 +60,9 @@ class RandomChoice:
     draw: Callable[[], float]
 
     def choose(self, candidates: Sequence[Candidate], prompt_blocks: int = 0) -> Candidate:
-        return candidates[self.choose_blindly(len(candidates))]
+        return candidates[self.choose_without_load(len(candidates))]
 
-    def choose_blindly(self, candidates: int) -> int:
+    def choose_without_load(self, candidates: int) -> int:
         return int(self.draw() * candidates)
 
 
@@ -76,7 +76,7 @@ class LeastLoaded:
         self.turn += 1
         return _lowest(candidates, [each.in_flight for each in candidates], self.turn - 1)
 
-    def choose_blindly(self, candidates: int) -> None:
+    def choose_without_load(self, candidates: int) -> None:
         return None
 
 
@@ -109,7 +109,7 @@ class KvAware:
                 return candidate
         return candidates[-1]
 
-    def choose_blindly(self, candidates: int) -> None:
+    def choose_without_load(self, candidates: int) -> None:
         return None
 
     def cost(self, candidate: Candidate, prompt_blocks: int) -> float:

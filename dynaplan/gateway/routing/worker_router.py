@@ -218,7 +218,7 @@ class WorkerRouter:
         return self._enter(chosen, blocks, overlap)
 
     def _choose(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
-        index = self._logic.choose_blindly(len(usable))
+        index = self._logic.choose_without_load(len(usable))
         if index is not None:
             return usable[index]
         books, others = self._books, self._inputs.others

@@ -36,7 +36,10 @@ DEFAULTS = ModelPolicy()
 
 
 class Draft:
-    """One call of ``plan``. ``settled`` are the models about which nothing more is decided in it."""
+    """One call of ``plan``.
+
+    ``settled`` are the models about which nothing more is decided in it, ``started`` those that it loads.
+    """
 
     def __init__(self, observation: ModelsObservation, settings: ModelPolicies, now_s: float) -> None:
         self.devices, self.constraints, self.now_s = observation.devices, settings.constraints, now_s
@@ -56,6 +59,7 @@ class Draft:
         }
         self.future = dict(self.present)
         self.settled: set[str] = set()
+        self.started: set[str] = set()
         for name, status in self.statuses.items():
             if status.state is ModelState.DRAINING:
                 self._expect_drained(name, status.sleep_level)
@@ -95,6 +99,7 @@ class Draft:
     def start(self, wanted: Need, devices: Collection[int], why: str) -> None:
         """Load or wake the model there."""
         name = wanted.model
+        self.started.add(name)
         self.present = {**self.present, name: promise(wanted, devices)}
         self.hold(wanted, devices)
         if self.statuses[name].state is ModelState.ASLEEP:

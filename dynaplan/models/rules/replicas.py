@@ -20,8 +20,7 @@ lost:
 3. It never takes the place of a model's last decode worker: that has its ``ttl``.
 4. One that a planner does not want any more leaves at once, for planners have a memory of their own; one
    that requests have not wanted for ``SHRINK_AFTER_S`` leaves then.
-5. Prefill workers leave together with the last decode worker of their model. They may start while that one
-   still loads.
+5. Prefill workers come along with the first decode worker of their model, and leave with the last.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def replica_name(pool: str, number: int) -> str:
     return pool if number == 1 else f"{pool} (worker {number})"
 
 
-def prefill_pool(model: str) -> str:
+def prefill_pool_name(model: str) -> str:
     """Return the name of the model's prefill workers; its decode workers go by the name of the model."""
     return f"{model} (prefill)"
 
@@ -90,7 +89,7 @@ class _Pool:
 
     @property
     def name(self) -> str:
-        return prefill_pool(self.model.name) if self.is_prefill else self.model.name
+        return prefill_pool_name(self.model.name) if self.is_prefill else self.model.name
 
     @property
     def planned(self) -> int | None:
@@ -162,11 +161,12 @@ def _pools(draft: Draft) -> Iterable[_Pool]:
 
 
 def _may_grow(draft: Draft, pool: _Pool) -> bool:
-    """Tell whether the pool's model stays; prefill workers may come while its first worker still loads."""
+    """Tell whether the pool's model stays; prefill workers may come along with its first worker."""
     model = pool.model
-    states = SERVING if pool.is_prefill else (ModelState.READY,)
+    is_coming = model.state is ModelState.LOADING or model.name in draft.started
+    is_there = model.state is ModelState.READY or (pool.is_prefill and is_coming)
     is_over = idle_until_s(draft.settings(model.name), model) <= draft.now_s
-    return model.state in states and model.name in draft.future and not is_over
+    return is_there and model.name in draft.future and not is_over
 
 
 def _remove_unplanned(draft: Draft, pool: _Pool) -> None:

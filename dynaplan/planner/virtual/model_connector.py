@@ -23,7 +23,7 @@ from dynaplan.fleet.model_keys import (
     reports_in,
 )
 from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, scaling_key
-from dynaplan.models.rules.replicas import prefill_pool
+from dynaplan.models.rules.replicas import prefill_pool_name
 from dynaplan.planner.deployment import DeployedComponents, missing_workers
 from dynaplan.planner.model import Decision
 from dynaplan.planner.ports import NothingToPlan, Registrations
@@ -73,7 +73,7 @@ class ModelConnector:
         wanted = _planned(await self._store.get(self._key))
         is_pending = any(each.starting + each.backoff for each in (fleet.prefill, fleet.decode))
         return DesiredCounts(
-            num_prefill_workers=wanted.get(prefill_pool(self._model), -1),
+            num_prefill_workers=wanted.get(prefill_pool_name(self._model), -1),
             num_decode_workers=wanted.get(self._model, -1),
             decision_id=self._decision_id,
             scaled_decision_id=self._decision_id - is_pending,
@@ -86,7 +86,7 @@ class ModelConnector:
         """Write the wanted numbers; those of other models stay. A model without prefill workers gets none."""
         wanted = {self._model: decision.desired.decode}
         if decision.desired.prefill:
-            wanted[prefill_pool(self._model)] = decision.desired.prefill
+            wanted[prefill_pool_name(self._model)] = decision.desired.prefill
         await self._write(wanted)
         self._decision_id += 1
         return self._decision_id
@@ -97,7 +97,7 @@ class ModelConnector:
 
     async def _write(self, wanted: Mapping[str, int]) -> None:
         """Set the numbers of workers that the model wants, by pool; without one it is deleted."""
-        pools = self._model, prefill_pool(self._model)
+        pools = self._model, prefill_pool_name(self._model)
         for _ in range(ATTEMPTS):
             item = await self._store.get(self._key)
             before = _planned(item)

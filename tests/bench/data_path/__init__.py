@@ -5,7 +5,9 @@ chunk of its own, in steps: what is measured is the processor time of the fronte
 counts it. ``sketch`` is the lower bound; ``vllm-router`` and ``smg`` (sglang-router) are measured where they
 are on PATH or ``tox -e interop`` has fetched them; ``DYNAPLAN_BASELINE`` names a directory with another
 version of dynaplan. Rounds alternate. The costs of a request and of a chunk follow from answers of two
-lengths.
+lengths. ``data-path-kv`` (``kv``) measures routing by prefix, beside Dynamo's frontend.
+
+All of it takes about 14 minutes with five rounds. Behind the rows come two tables for docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,19 +22,31 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from statistics import median
 from typing import Any
+
+import psutil
 
 from dynaplan.util.sockets import free_port
 from tests.bench.deployments import run_s
-from tests.bench.table import Row
+from tests.bench.table import Row, cell, matrix
 
-STEPS_MS = {1: 5.0, 16: 5.0, 64: 10.0, 256: 40.0}
-"""Number of streams -> ms of a decode step: at most 6,400 tokens/s, so that nobody is saturated."""
+STEPS_MS = {1: 5.0, 16: 5.0, 64: 10.0, 256: 20.0}
+"""Number of streams -> ms of a decode step: at most 12,800 tokens/s, so that nobody is saturated."""
 
 LENGTHS_TOKENS = (32, 512)
-MEASURED_S = 4.0
+MEASURED_S = 1.5
 """Time that one measurement takes at least; each stream has one whole answer in any case."""
+
+MAX_LONG_ROUNDS = 3
+"""Rounds at most of 256 streams of 512 tokens, each of which takes 10 s for every frontend."""
+
+SATURATING_STREAMS = 64
+ROUTERS = ("vllm-router", "smg")
+TIMES = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
+AIMS_MS = {"TTFT p50": 0.5, "ITL p50": 0.2}
+MAX_RATIO = 1.3
+"""The aim: the CPU of a frontend with all that is on by default, over the slower router's."""
 
 START_S = 60.0
 
@@ -44,8 +58,15 @@ class Measured:
     """The rounds of one frontend at one load."""
 
     cpu_ms: list[float] = field(default_factory=list)
-    ttft_ms: list[float] = field(default_factory=list)
-    itl_ms: list[float] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
+    times_ms: list[tuple[float, ...]] = field(default_factory=list)
+    """In each round the percentiles of ``TIMES``."""
+
+    def added_ms(self, direct: Measured, percentile: str) -> list[float]:
+        """Return the time of each round less that at the engine directly."""
+        index = TIMES.index(percentile)
+        pairs = zip(self.times_ms, direct.times_ms, strict=True)
+        return [seen[index] - own[index] for seen, own in pairs]
 
 
 def frontends() -> Mapping[str, Sequence[str]]:
@@ -54,9 +75,6 @@ def frontends() -> Mapping[str, Sequence[str]]:
     found: dict[str, Sequence[str]] = {
         "sketch": (*python, "tests.bench.data_path.sketch", "PORT", "WORKERS"),
         "dynaplan": (*python, "tests.bench.data_path.frontend", "PORT", "{}", "WORKERS"),
-        "dynaplan, no migration": (
-            *(*python, "tests.bench.data_path.frontend", "PORT", '{"migration-limit": 0}', "WORKERS"),
-        ),
     }
     if directory := os.environ.get("DYNAPLAN_BASELINE"):
         found["baseline"] = ("env", "-C", directory, *found["dynaplan"])
@@ -114,6 +132,13 @@ def wait_for(port: int) -> None:
         time.sleep(0.2)
 
 
+def _cpu_s(pid: int | None) -> float:
+    """The CPU time of a process and of its children; 0 without one."""
+    if pid is None:
+        return 0.0
+    return sum(map(run_s, (pid, *(each.pid for each in psutil.Process(pid).children()))))
+
+
 def measure(port: int, pid: int | None, streams: int, tokens: int, requests: int) -> tuple[float, Any]:
     """Return the CPU ms per request of that process, and what the load saw."""
     load = (sys.executable, "-m", "tests.bench.data_path.load", str(port), str(streams), str(tokens))
@@ -121,19 +146,19 @@ def measure(port: int, pid: int | None, streams: int, tokens: int, requests: int
         assert process.stdout
         assert process.stdin
         assert json.loads(process.stdout.readline()) == "ready"
-        before_s = run_s(pid) if pid else 0.0
+        before_s = _cpu_s(pid)
         process.stdin.write("\n")
         process.stdin.flush()
         seen = json.loads(process.stdout.readline())
-        used_s = (run_s(pid) if pid else 0.0) - before_s
+        used_s = _cpu_s(pid) - before_s
     assert seen["failures"] == 0, f"{seen['failures']} of {requests} failed at {port}: {seen['fault']}"
     return 1000 * used_s / requests, seen
 
 
-def rounds_at(streams: int, step_ms: float, repeats: int) -> dict[tuple[str, int], Measured]:
-    """Measure every frontend in turns: (name, tokens) -> what was measured."""
+@contextmanager
+def running_at(step_ms: float) -> Iterator[dict[str, tuple[int, int | None]]]:
+    """The workers and every frontend: name -> port and process; "engine directly" has none."""
     workers = [free_port(), free_port()]
-    found: dict[tuple[str, int], Measured] = {}
     with ExitStack() as stack:
         serve = (sys.executable, "-m", "tests.bench.data_path.workers")
         stack.enter_context(program((*serve, *map(str, workers), str(step_ms))))
@@ -144,51 +169,91 @@ def rounds_at(streams: int, step_ms: float, repeats: int) -> dict[tuple[str, int
             process = stack.enter_context(program(filled_in(command, port, workers)))
             wait_for(port)
             running[name] = port, process.pid
-        for _ in range(repeats):
-            for tokens in LENGTHS_TOKENS:
-                requests = streams * max(1, round(1000 * MEASURED_S / (step_ms * tokens)))
-                for name, (port, pid) in running.items():
-                    cpu_ms, seen = measure(port, pid, streams, tokens, requests)
-                    measured = found.setdefault((name, tokens), Measured())
-                    measured.cpu_ms.append(cpu_ms)
-                    measured.ttft_ms.append(seen["ttft_ms"][0])
-                    measured.itl_ms.append(seen["itl_ms"][0])
+        yield running
+
+
+def measure_in_turns(
+    running: Mapping[str, tuple[int, int | None]], streams: int, tokens: int, requests: int, repeats: int
+) -> dict[str, Measured]:
+    """Measure each in rounds that alternate."""
+    found: dict[str, Measured] = {name: Measured() for name in running}
+    for _ in range(repeats):
+        for name, (port, pid) in running.items():
+            cpu_ms, seen = measure(port, pid, streams, tokens, requests)
+            found[name].cpu_ms.append(cpu_ms)
+            found[name].tokens_per_s.append(requests * tokens / seen["seconds"])
+            found[name].times_ms.append((*seen["ttft_ms"], *seen["itl_ms"]))
     return found
 
 
 def rows(repeats: int) -> Iterator[Row]:
-    """CPU per request and per chunk, and the times that are added to the engine's own."""
+    """What has an aim; then the tables of CPU per request and per chunk, and of added times, are printed."""
+    by_load: dict[tuple[int, int], dict[str, Measured]] = {}
     for streams, step_ms in STEPS_MS.items():
-        found = rounds_at(streams, step_ms, repeats)
-        names = dict.fromkeys(name for name, _ in found)
-        for name in names:
-            if name == "engine directly":
-                continue
-            by_length = [found[name, tokens] for tokens in LENGTHS_TOKENS]
-            for tokens, measured in zip(LENGTHS_TOKENS, by_length, strict=True):
-                yield Row(f"{name}: CPU per request, {streams} streams of {tokens}", "ms", measured.cpu_ms)
-            yield from _split_rows(name, streams, by_length)
-        yield from _latency_rows(streams, found, list(names))
+        with running_at(step_ms) as running:
+            for tokens in LENGTHS_TOKENS:
+                requests = streams * max(1, round(1000 * MEASURED_S / (step_ms * tokens)))
+                is_long = streams * tokens == max(STEPS_MS) * max(LENGTHS_TOKENS)
+                rounds = min(repeats, MAX_LONG_ROUNDS) if is_long else repeats
+                found = measure_in_turns(running, streams, tokens, requests, rounds)
+                by_load[streams, tokens] = found
+                yield from _rows_of(f"{streams} streams of {tokens}", found)
+    yield from _saturated(repeats)
+    print(f"\n{_cpu_table(by_load)}\n\n{_times_table(by_load)}")
 
 
-def _split_rows(name: str, streams: int, by_length: Sequence[Measured]) -> Iterator[Row]:
-    (short_tokens, long_tokens), (short, long) = next(pairwise(LENGTHS_TOKENS)), by_length
-    chunk_us = [
-        1000 * (more_ms - less_ms) / (long_tokens - short_tokens)
-        for less_ms, more_ms in zip(short.cpu_ms, long.cpu_ms, strict=True)
+def _rows_of(load: str, found: Mapping[str, Measured]) -> Iterator[Row]:
+    ours = found["dynaplan"]
+    if others := [found[name].cpu_ms for name in ROUTERS if name in found]:
+        slower = [max(each) for each in zip(*others, strict=True)]
+        ratios = [own / other for own, other in zip(ours.cpu_ms, slower, strict=True)]
+        yield Row(f"CPU over the slower router's, {load}", "x", ratios, MAX_RATIO)
+    for percentile, aim_ms in AIMS_MS.items():
+        added = ours.added_ms(found["engine directly"], percentile)
+        yield Row(f"added {percentile}, {load}", "ms", added, aim_ms)
+
+
+def _saturated(repeats: int) -> Iterator[Row]:
+    """Engines that do not pause: clients, engines and the frontend share what cores there are."""
+    streams, tokens = SATURATING_STREAMS, max(LENGTHS_TOKENS)
+    with running_at(0.0) as running:
+        found = measure_in_turns(running, streams, tokens, 2 * streams, repeats)
+    for name, measured in found.items():
+        yield Row(f"{name}: saturated by {streams} streams", "tokens/s", measured.tokens_per_s, None, True)
+        if name != "engine directly":
+            of_core = [1000 * tokens / each for each in measured.cpu_ms]
+            yield Row(f"{name}: the same, of its own CPU time", "tokens/s of a core", of_core, None, True)
+
+
+def _cpu_table(by_load: Mapping[tuple[int, int], Mapping[str, Measured]]) -> str:
+    """CPU per request in ms, and per chunk in us, as medians with the least and the most."""
+    names = [name for name in next(iter(by_load.values())) if name != "engine directly"]
+    lines = [
+        [f"{streams}, {tokens}", *(cell(found[name].cpu_ms) for name in names)]
+        for (streams, tokens), found in by_load.items()
     ]
-    request_us = [
-        1000 * less_ms - short_tokens * each for less_ms, each in zip(short.cpu_ms, chunk_us, strict=True)
-    ]
-    yield Row(f"{name}: CPU per chunk, {streams} streams", "us", chunk_us)
-    yield Row(f"{name}: CPU per request without its chunks, {streams} streams", "us", request_us)
+    short_tokens, long_tokens = LENGTHS_TOKENS
+    for streams in STEPS_MS:
+        short, long = by_load[streams, short_tokens], by_load[streams, long_tokens]
+        chunk_us = {
+            name: [
+                1000 * (more_ms - less_ms) / (long_tokens - short_tokens)
+                for less_ms, more_ms in zip(short[name].cpu_ms, long[name].cpu_ms, strict=False)
+            ]
+            for name in names
+        }
+        lines.append([f"{streams}: a chunk, us", *(cell(chunk_us[name]) for name in names)])
+    return matrix(["streams, tokens: CPU per request, ms", *names], lines)
 
 
-def _latency_rows(
-    streams: int, found: Mapping[tuple[str, int], Measured], names: Sequence[str]
-) -> Iterator[Row]:
-    direct = found["engine directly", LENGTHS_TOKENS[0]]
-    for name in names[1:]:
-        measured = found[name, LENGTHS_TOKENS[0]]
-        added = [via - own for via, own in zip(measured.ttft_ms, direct.ttft_ms, strict=True)]
-        yield Row(f"{name}: added TTFT (p50), {streams} streams", "ms", added)
+def _times_table(by_load: Mapping[tuple[int, int], Mapping[str, Measured]]) -> str:
+    """What each adds to the engine's own times, in ms, as medians."""
+    names = [name for name in next(iter(by_load.values())) if name != "engine directly"]
+    short_tokens = min(LENGTHS_TOKENS)
+    lines = []
+    for streams in STEPS_MS:
+        found = by_load[streams, short_tokens]
+        for percentile in TIMES:
+            added = (found[name].added_ms(found["engine directly"], percentile) for name in names)
+            lines.append([f"{streams}: {percentile}", *(f"{median(each):.2f}" for each in added)])
+    return matrix([f"streams of {short_tokens}: added, ms", *names], lines)

@@ -2,6 +2,7 @@
 
 The real ``FrontendServer`` with its default options and those of a JSON object, over a store in memory in
 which the workers are registered: no etcd, no NATS, no supervisor whose processor time would be counted.
+"card" in OPTIONS is added to the workers' cards.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ async def no_messenger() -> Messenger:
 
 
 async def serve(port: int, options: dict[str, Any], worker_ports: list[int]) -> None:
+    card = {**CARD, **options.pop("card", {})}
     clock = SystemClock()
     store = MemoryStore(clock)
     discovery = Discovery(store, "ns")
     await discovery.start()
     for number, each in enumerate(worker_ports):
         url = f"http://127.0.0.1:{each}"
-        instance = Instance("ns", "VllmWorker", "generate", number, url, f"worker_{number}", 0, CARD, url)
+        instance = Instance("ns", "VllmWorker", "generate", number, url, f"worker_{number}", 0, card, url)
         await store.put(instance.key, instance.to_json())
     runtime = WorkerRuntime(
         namespace="ns",

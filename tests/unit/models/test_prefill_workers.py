@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.models.model import Constraints, Load, ModelPolicy, ModelState, ModelStatus
-from dynaplan.models.rules.replicas import as_replica, prefill_pool, replica_name
+from dynaplan.models.rules.replicas import as_replica, prefill_pool_name, replica_name
 from tests.unit.models.box import NOW_S, Box, gpus, in_state, model, ready, said, wanted
 
-PREFILL = prefill_pool("a")
+PREFILL = prefill_pool_name("a")
 SECOND = replica_name(PREFILL, 2)
 
 
@@ -29,9 +29,10 @@ def test_a_loaded_model_gets_a_prefill_worker_with_the_memory_that_one_needs() -
     assert Box(gpus(16), a=pair()).actions(ready("a"), prefill()) == []
 
 
-def test_it_starts_while_the_model_still_loads_and_not_before() -> None:
+def test_it_starts_along_with_its_model_or_while_that_still_loads() -> None:
     box = Box(gpus(16), a=pair())
-    assert said(box.actions(wanted("a"))) == ["Load a"]
+    assert box.actions() == []
+    assert said(box.actions(wanted("a"))) == ["Load a", f"Load {PREFILL}"]
     loading = in_state("a", ModelState.LOADING, waiting=1, oldest_arrival_s=NOW_S)
     assert said(box.actions(loading)) == [f"Load {PREFILL}"]
 
@@ -65,6 +66,7 @@ def test_it_stays_while_a_decode_worker_is_left_or_the_crashed_one_comes_again()
     assert box.actions(again, prefill()) == []
     failed = ModelStatus("a", ModelState.FAILED, waiting=1, oldest_arrival_s=NOW_S, retry_at_s=NOW_S)
     assert said(box.actions(failed, prefill())) == ["Load a"]
+    assert said(Box(gpus(12), a=pair()).actions(wanted("a"))) == ["Load a"], "where both do not fit"
 
 
 def test_it_leaves_at_once_for_a_model_that_has_no_worker_and_its_own_goes_on() -> None:
@@ -91,10 +93,10 @@ def test_the_first_one_takes_the_memory_of_a_second_worker_and_never_that_of_ano
     box = Box(gpus(15), a=pair(), b=pair(5))
     second = ready(replica_name("b", 2), replica_of="b", in_flight=1, last_use_s=NOW_S)
     busy = ready("b", in_flight=9, placed_on=(9,))
-    its_own = prefill(prefill_pool("b"), 9, "b", in_flight=1)
+    its_own = prefill(prefill_pool_name("b"), 9, "b", in_flight=1)
     plan = box.plan(ready("a", in_flight=1), busy, second, its_own)
     assert f"Unload {replica_name('b', 2)}" in said(plan.actions)
-    first = prefill(prefill_pool("b"), 0, "b", in_flight=1)
+    first = prefill(prefill_pool_name("b"), 0, "b", in_flight=1)
     assert box.actions(ready("a", in_flight=1), ready("b", 9), first) == []
 
 

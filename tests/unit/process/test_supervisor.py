@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dynaplan.process.kernel import descendants, parents
@@ -56,6 +57,11 @@ text = os.pread(found.kept["text"], 99, 0).decode() if found.kept else ""
 if what == "ignores":
     (own / "told").touch()
     signal.signal(signal.SIGTERM, lambda *_: open(own / "told", "a").write("x"))
+if what == "waits" and not is_first:
+    (own / "starts").write_text(str(os.getpid()))
+    while not (own / "go").exists():
+        time.sleep(0.01)
+    (own / "asks").touch()
 if what != "starting":
     link.confirm_running(own / "successor")
 say = {"me": os.getpid(), "supervisor": link.supervisor_pid, "pids": pids, "text": text}
@@ -148,6 +154,23 @@ def test_a_signal_to_end_is_passed_on_and_its_death_is_the_holders_own(
     # An interpreter that SIGINT interrupts dies of it, too.
     assert process.wait(30) == -number
     assert are_gone(pids)
+
+
+def test_a_signal_to_end_that_comes_together_with_the_programs_word_that_it_is_here_is_passed_on(
+    program: Program, tmp_path: Path
+) -> None:
+    process = program("waits")
+    os.kill(said(process)["me"], signal.SIGKILL)
+    wait_until(lambda: (tmp_path / "starts").exists() and (tmp_path / "starts").read_text())
+    again = psutil.Process(int((tmp_path / "starts").read_text()))
+    process.send_signal(signal.SIGSTOP)  # what comes meanwhile is handled in one turn
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    (tmp_path / "go").touch()
+    wait_until((tmp_path / "asks").exists)
+    wait_until(lambda: again.status() == psutil.STATUS_SLEEPING)  # it waits for the answer
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(30) == -signal.SIGTERM
 
 
 def test_sighup_does_nothing(program: Program) -> None:
