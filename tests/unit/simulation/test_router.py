@@ -90,6 +90,22 @@ def test_a_worker_that_left_is_not_expected_to_hold_anything():
     assert worker.book.prefill_blocks == 20, "one of the two is expected to be there, but for nothing of it"
 
 
+def test_what_a_worker_told_that_gets_no_requests_any_more_is_forgotten():
+    simulated = SimulatedService(replace(service(startup_s=0.0), routing=TOLD), workers(0, 2))
+    for first in (0, 100):
+        simulated.arrive(prompt(0.0, first))
+    simulated.run_until(2.0)
+    simulated.advance_decoders(2.0)
+    both, caches, hashes = (
+        list(simulated.pools.all(Role.DECODE)),
+        ReportedCaches(),
+        prompt(0.0, 0).block_hashes,
+    )
+    [holder] = caches.overlaps(hashes, both, 2.0)
+
+    assert caches.overlaps(hashes, [each for each in both if each.number != holder], 2.0) == {}
+
+
 def test_the_hit_rate_is_of_the_prompts_that_tell_their_prefixes():
     trace = [prompt(0.0, 0), TracedRequest(1.0, 1000, 2), prompt(5.0, 0)]
     outcome = simulate(trace, replace(service(), routing=TOLD), workers(0, 2), StaticPolicy()).outcome
