@@ -38,7 +38,7 @@ class Part:
 
 
 def never(change: str) -> Callable[..., str]:
-    """Return ``load_change`` that takes a load of that change for one that was backtested."""
+    """Return ``load_change`` without that answer: such a load counts as one that was backtested."""
 
     def changed(*known: Any) -> str:
         found = load_change(*known)

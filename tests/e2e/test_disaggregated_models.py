@@ -111,3 +111,27 @@ async def test_who_kills_the_prefill_worker_or_serve_loses_no_request(deployment
         assert [each for each in await answers if each.fault] == []
         await eventually(lambda: deployment.text.count("Adopted") > adoptions)
         assert {name: each["pid"] for name, each in deployment.workers("ant-prefill").items()} == pids
+
+
+async def test_llama_cpp_hands_the_prompts_of_a_model_over_too_and_both_its_workers_leave(
+    tmp_path: Path, tiny_gguf: Path
+) -> None:
+    common = f"{{engine: llamacpp, model: {tiny_gguf}, max-model-len: 2048, max-num-seqs: 4, threads: 1}}"
+    ant = "{conditional-disagg: true, max-local-prefill-length: 100, max-prefill-queue-size: 9, prefill: {}}"
+    file = tmp_path / "models.yaml"
+    file.write_text(f"Common: {common}\nModels: {{ant: {ant}, bee: {{}}}}\n")
+    made = Deployment(tmp_path, str(file), "")
+    try:
+        deployment = await asyncio.to_thread(made.start)
+        async with aiohttp.ClientSession() as session:
+            assert not (await ask(session, deployment.url, "ant", is_stream=True, tokens=4)).fault
+            await eventually(lambda: is_whole(deployment))
+            answers = await mixed(session, deployment.url, ["ant", "ant", "bee", "bee"] * 5)
+            placed = await prefills(session, deployment)
+        assert [each for each in answers if each.fault] == []
+        assert placed["ant", "remote"] == 5
+        assert (await asyncio.to_thread(deployment.run, "unload", "ant")).returncode == 0
+        await eventually(lambda: not deployment.workers("ant-prefill"))
+        assert ready(deployment, "bee") == 1
+    finally:
+        made.close()

@@ -8,8 +8,8 @@
 - A worker leaves only in the interval in which an answer comes (``Backtest.is_new``), so an answer never
   removes what was added after its evidence.
 - A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
-- Workers that failed within the window leave an answer that adds only, though all serve again: fewer would
-  have borne the load that came, but not with what else may fail.
+- After workers failed within the window, an answer only adds, though all serve again: the workers that a
+  backtest simulates never fail.
 - What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
   down to half of what is promised.
 """
@@ -157,7 +157,7 @@ class BacktestSchedule:
 
 
 def _failing(observation: Observation) -> int:
-    """Return the workers that failed: also those that start though nobody has asked for another one."""
+    """Return the workers that failed, or that start again although no decision is being carried out."""
     roles, is_asked = (observation.fleet.prefill, observation.fleet.decode), observation.desired.is_pending
     return sum(each.failed + each.backoff + (0 if is_asked else each.starting) for each in roles)
 

@@ -171,7 +171,7 @@ def test_where_no_further_gpu_is_available_nothing_is_added_and_nothing_removed(
         assert wanted.prefill + wanted.decode == fleet.gpus_total
 
 
-def test_a_worker_that_fails_while_a_decision_is_carried_out_is_told_by_its_state_alone() -> None:
+def test_a_worker_that_starts_because_a_decision_asked_for_it_is_no_failure() -> None:
     starting = WorkerCounts(ready=1, starting=1, gpus=1)
     schedule = BacktestSchedule(SETTINGS)
     for number in range(61):
