@@ -127,7 +127,7 @@ class Sleepers:
     """Follows which instances sleep, are to sleep, and were asked to wake, by what the store has of them."""
 
     def __init__(self) -> None:
-        self._released_s: dict[int, float] = {}
+        self._without_order_s: dict[int, float] = {}
         self._since_s: dict[tuple[int, ModelState], float] = {}
         self._progress: dict[int, SleepProgress] = {}
         self._waking: set[int] = set()
@@ -136,8 +136,8 @@ class Sleepers:
     def follow(self, asleep: Mapping[int, str], to_sleep: Mapping[int, str], now_s: float) -> None:
         """Take over the values of the keys ``ASLEEP`` and ``SLEEP``, by instance."""
         self._waking &= asleep.keys()
-        released = asleep.keys() - to_sleep.keys()
-        self._released_s = {each: self._released_s.get(each, now_s) for each in released}
+        without_order = asleep.keys() - to_sleep.keys()
+        self._without_order_s = {each: self._without_order_s.get(each, now_s) for each in without_order}
         woken = self._asleep - asleep.keys()
         self._asleep = frozenset(asleep)
         awake = {
@@ -158,8 +158,8 @@ class Sleepers:
         self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in current}
 
     def _is_waking(self, instance_id: int, now_s: float) -> bool:
-        released_s = self._released_s.get(instance_id, -math.inf)
-        return instance_id in self._waking or now_s - released_s < ASSUMED_WAKING_S
+        since_s = self._without_order_s.get(instance_id, -math.inf)
+        return instance_id in self._waking or now_s - since_s < ASSUMED_WAKING_S
 
     def of(self, worker: Worker | None) -> SleepProgress | None:
         return self._progress.get(worker.instance_id) if worker and worker.instance_id else None
