@@ -133,7 +133,8 @@ def command(
             check_writable(option, Path(written))
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
-    models, constraints = many_models(given["models"], file, context.obj)
+    memory_bytes = int(given["gpu_memory"] * 1e9)
+    models, constraints = many_models(given["models"], file, context.obj, memory_bytes)
     if models:
         compare_models(models, constraints, given, json_path)
         return
@@ -165,7 +166,7 @@ def command(
 
 
 def many_models(
-    text: str | None, file: Path | None, overrides: Sequence[str]
+    text: str | None, file: Path | None, overrides: Sequence[str], gpu_memory_bytes: int
 ) -> tuple[dict[str, SimulatedModel], Constraints]:
     """Return the models of ``--models``, or of a file with a section ``Models``, and which of them may be
     loaded at once; no models where there is neither."""
@@ -183,7 +184,7 @@ def many_models(
             "follow their requests here. For one of them: simulate with a file for that model alone.",
             err=True,
         )
-    return models_of(config), constraints_of(config)
+    return models_of(config, gpu_memory_bytes), constraints_of(config)
 
 
 def compare_models(

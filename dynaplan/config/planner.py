@@ -131,11 +131,11 @@ def _with_gpus(
     settings: PlannerSettings, model: ServedModel, config: Mapping[str, Mapping[str, Any]]
 ) -> PlannerSettings:
     """Return the settings with the GPUs of a worker, and no more of them in all than its workers may have."""
-    gpus = _gpus_of_worker(config, model.component)
+    gpus = gpus_of_worker(config, model.component)
     least, most = gpus, model.settings.max_workers * gpus
     settings = replace(settings, decode_engine_num_gpu=gpus)
     if pool := model.prefill:
-        gpus = _gpus_of_worker(config, pool.component)
+        gpus = gpus_of_worker(config, pool.component)
         least, most = least + gpus, most + pool.settings.max_workers * gpus
         settings = replace(settings, prefill_engine_num_gpu=gpus)
     return replace(settings, max_gpu_budget=max(least, min(settings.max_gpu_budget, most)))
@@ -144,7 +144,7 @@ def _with_gpus(
 _ITS_OWN = "the planner of a model is about that model, on this box."
 
 
-def _gpus_of_worker(config: Mapping[str, Mapping[str, Any]], component: str) -> int:
+def gpus_of_worker(config: Mapping[str, Mapping[str, Any]], component: str) -> int:
     """Return the GPUs of one worker of the service; 1 if it has none, so that the GPU budget counts
     workers."""
     resources = ((config.get(component) or {}).get(SERVICE_ARGS) or {}).get("resources") or {}

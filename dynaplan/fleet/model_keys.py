@@ -19,7 +19,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from dynaplan.store.instances import InstanceKeys
@@ -224,7 +226,9 @@ class ModelReport:
 
     def to_json(self) -> dict[str, Any]:
         """Write it, without what says nothing."""
-        return {name: value for name, value in asdict(self).items() if value}
+        said = {name: value for name, value in vars(self).items() if value}
+        nested = {"refusal": self.refusal, "prefill": self.prefill}
+        return said | {name: asdict(each) for name, each in nested.items() if each}
 
 
 MODEL_EVENTS = "model_events"
@@ -255,6 +259,18 @@ def model_events_in(fleet: Mapping[str, Any]) -> tuple[ModelEvent, ...]:
         except ValueError:
             continue
     return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def published_reports(text: str) -> Mapping[str, ModelReport]:
+    """Read the reports of a published fleet's text, as ``reports_in``; the last ones are kept.
+
+    Every model of a frontend asks for them when another text is published.
+    """
+    try:
+        return MappingProxyType(reports_in(parse_object(text)))
+    except ValueError:
+        return MappingProxyType({})
 
 
 def reports_in(fleet: Mapping[str, Any]) -> dict[str, ModelReport]:

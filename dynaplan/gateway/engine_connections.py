@@ -198,7 +198,7 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         sink, turn = self._sink, self._turn
         if sink is not None and turn.gathers:
-            turn.add(self.data_received, data)
+            turn.add(self, data)
             return
         try:
             self._parser.feed_data(data)

@@ -25,13 +25,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, reports_in
+from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, published_reports
 from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
 from dynaplan.store.model import Transaction
-from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -61,15 +60,14 @@ class ModelQueue(FleetStatus):
         self._unix_s = unix_s
         self._waiting: dict[int, float] = {}
         self._numbers = 0
-        self._uses = 0
-        self._seen_uses = 0
         self._last_use_s = -math.inf
+        self._was_idle = True
         self._was_reported = False
         self._is_removed = False
         self._keep_alive_s: float | None = None
         self.report: ModelReport | None = None
         self.changed: Callable[[], None] = lambda: None
-        """Called when a request begins or ceases to wait, or is the first after a while."""
+        """Called when a request begins or ceases to wait, or the model was idle when ``demand`` was asked."""
 
     @property
     def settings(self) -> OnDemandSettings:
@@ -82,10 +80,7 @@ class ModelQueue(FleetStatus):
 
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes of the model."""
-        try:
-            reports = reports_in(parse_object(fleet))
-        except ValueError:
-            reports = {}
+        reports = published_reports(fleet)
         self.report = reports.get(self._model.name)
         self._was_reported |= self.report is not None
         self._is_removed = self._was_reported and bool(reports) and self.report is None
@@ -93,8 +88,9 @@ class ModelQueue(FleetStatus):
 
     def demand(self, in_flight: int) -> ModelDemand:
         """Return what this frontend has of the model's requests, given those that are answered now."""
-        if in_flight or self._uses != self._seen_uses:
-            self._seen_uses, self._last_use_s = self._uses, asyncio.get_running_loop().time()
+        self._was_idle = not in_flight
+        if in_flight:
+            self._last_use_s = asyncio.get_running_loop().time()
         oldest_s = next(iter(self._waiting.values()), -math.inf)
         oldest, last_use = (self._to_unix_s(each_s) for each_s in (oldest_s, self._last_use_s))
         # Rounded, or each look would find another demand.
@@ -119,18 +115,20 @@ class ModelQueue(FleetStatus):
 
         Raises ApiError when the model is not loaded in time, or not at all, or too many wait already.
         """
-        self._uses += 1
+        self._last_use_s = asyncio.get_running_loop().time()
         self._keep_alive_s = None
         booking = None if self._waiting else router.book_at_once()  # those who wait come first
         if booking:
-            if self._uses == self._seen_uses + 1:
+            if self._was_idle:
                 self.changed()
             return booking
         with self._waits() as arrived_s:
             tells = comment if self._settings.loading_comments else None
             progress = LoadProgress(self, arrived_s, tells)
             deadline_s = asyncio.get_running_loop().time() + self._settings.load_timeout_s
-            return await router.book(call or LOAD_ONLY_CALL, deadline_s, progress.check)
+            booking = await router.book(call or LOAD_ONLY_CALL, deadline_s, progress.check)
+            self._last_use_s = asyncio.get_running_loop().time()
+            return booking
 
     @contextmanager
     def _waits(self) -> Iterator[float]:

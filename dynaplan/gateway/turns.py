@@ -11,9 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from typing import Protocol
 
 log = logging.getLogger(__name__)
+
+
+class Connection(Protocol):
+    """The connection by which a stream arrives."""
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Turn:
@@ -26,7 +34,7 @@ class Turn:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._streams = 0
-        self._arrived: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._arrived: list[tuple[Connection, bytes]] = []
         self.gathers = False
         self.writes: list[tuple[asyncio.WriteTransport, bytes]] | None = None
 
@@ -38,11 +46,11 @@ class Turn:
         self._streams -= 1
         self.gathers = self._streams > 1
 
-    def add(self, handle: Callable[[bytes], None], data: bytes) -> None:
-        """Have ``handle`` called with the data at the end of this turn, in the order of arrival."""
+    def add(self, connection: Connection, data: bytes) -> None:
+        """Have the connection handle the data at the end of this turn, in the order of arrival."""
         if not self._arrived:
             self._loop.call_soon(self.run)
-        self._arrived.append((handle, data))
+        self._arrived.append((connection, data))
 
     def run(self) -> None:
         """Handle all that has arrived, and write what is to be written of it."""
@@ -51,11 +59,12 @@ class Turn:
             return
         writes: list[tuple[asyncio.WriteTransport, bytes]] = []
         self.gathers, self.writes = False, writes
-        for handle, data in arrived:
+        for connection, data in arrived:
             try:
-                handle(data)
-            except Exception:
+                connection.data_received(data)
+            except Exception:  # as the event loop does with a protocol's error
                 log.exception("a stream's events could not be passed on")
+                connection.close()
         self.gathers, self.writes = self._streams > 1, None
         for transport, data in writes:
             transport.write(data)

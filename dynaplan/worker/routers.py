@@ -80,7 +80,7 @@ class InFlightReport:
         return max(self.in_flight, self.in_engine or 0)
 
     @property
-    def is_known_by_routers(self) -> bool:
+    def have_routers_answered(self) -> bool:
         """Whether there are routers and all have answered: then they know all requests, and send no more."""
         return 0 < self.routers == self.answered
 
@@ -92,7 +92,7 @@ class InFlightReport:
         if self.held:
             return False
         have_all_answered, is_empty = self.answered == self.routers, self.in_engine == 0
-        if have_all_answered and (is_empty or (self.is_known_by_routers and not self.is_counted)):
+        if have_all_answered and (is_empty or (self.have_routers_answered and not self.is_counted)):
             return True
         return (have_all_answered or is_empty) and quiet_s >= ROUTER_SILENT_S
 
@@ -187,7 +187,7 @@ class RoutedRequests:
             now_s = clock.now_s()
             quiet_since_s = math.inf if report.in_engine else min(quiet_since_s, now_s)
             clear = clear + 1 if report.is_clear(now_s - quiet_since_s) else 0
-            if clear == EMPTY_READINGS or (clear and report.is_known_by_routers):
+            if clear == EMPTY_READINGS or (clear and report.have_routers_answered):
                 return
             await clock.sleep(ROUTER_POLL_MIN_S if clear else pause_s)
             pause_s = min(2 * pause_s, ROUTER_POLL_MAX_S)

@@ -34,6 +34,7 @@ from tests.bench import (
     stores,
     swaps,
     throughput,
+    unloaded_models,
     watching,
 )
 from tests.bench.data_path import kv
@@ -67,6 +68,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "routing-memory": routing_memory.rows,
     "stores": stores.rows,
     "swaps": swaps.rows,
+    "unloaded-models": unloaded_models.rows,
     "watching": watching.rows,
 }
 

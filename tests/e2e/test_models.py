@@ -8,9 +8,11 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from tests.e2e.deployment import Deployment
@@ -250,6 +252,60 @@ async def test_who_kills_serve_a_sleeper_or_one_that_wakes_loses_no_request_and_
         assert max(map(len, held)) == 1, "of two models one at a time fits"
     finally:
         made.close()
+
+
+KILLS_S = (0.0, 0.05, 0.15, 0.4, 0.7, 1.0)
+"""The moments after requests for a sleeper and for the model beside it, in seconds: waking takes 0.82 s."""
+
+
+async def test_who_kills_the_fleet_plugin_while_a_model_sleeps_loses_no_request_and_memory_is_given_once(
+    tmp_path: Path,
+) -> None:
+    made = serving(tmp_path, SLEEPING)
+
+    def pids() -> dict[str, int]:
+        return {name: int(each["pid"]) for name, each in made.workers().items() if "Frontend" not in name}
+
+    try:
+        await asyncio.to_thread(made.start)
+        async with aiohttp.ClientSession() as session:
+            client = Asking(session, made.url)
+            watching = asyncio.create_task(client.watch())
+            await client.answered("ant")
+            await client.answered("bee")
+            await eventually(lambda: client.is_asleep("ant"))
+            begun = pids()
+            await kill_plugin(made)
+            assert await client.is_asleep("ant")
+            assert pids() == begun, "the sleeper stays, and nothing is started beside it"
+            for number, after_s in enumerate(KILLS_S):
+                order = ("ant", "bee") if number % 2 else ("bee", "ant")
+                asked = asyncio.create_task(client.answered(*order))
+                await asyncio.sleep(after_s)
+                await kill_plugin(made)
+                await asked
+            watching.cancel()
+        assert misdirected(made) == []
+        held = [{name for name, state in each.items() if state == "loaded"} for each in client.seen]
+        assert max(map(len, held)) == 1, "of two models one at a time fits"
+        assert pids() == begun, "each was woken, and none loaded again"
+    finally:
+        made.close()
+
+
+async def kill_plugin(deployment: Deployment) -> None:
+    """Kill the fleet plugin, and wait until circus has started it again."""
+
+    def plugin() -> int:
+        for each in deployment.children():
+            with suppress(psutil.Error):
+                if any("FleetPlugin" in word for word in each.cmdline()):
+                    return each.pid
+        return 0
+
+    killed = int(await eventually(plugin))
+    os.kill(killed, signal.SIGKILL)
+    await eventually(lambda: plugin() not in (0, killed))
 
 
 GROWING = """

@@ -179,6 +179,42 @@ async def test_who_comes_while_others_wait_does_not_overtake_them() -> None:
     assert str(await queue.book(router, None, None)) == "at once"
 
 
+async def test_a_use_is_published_at_once_only_where_the_model_was_said_to_have_nothing_to_do() -> None:
+    queue, router = ModelQueue(ServedModel("ant", "VllmWorker")), LateRouter()
+    router.is_free, changes = True, list[str]()
+    queue.changed = lambda: changes.append("")
+    queue.demand(0)
+    await queue.book(cast(Any, router), None, None)
+    assert len(changes) == 1
+    assert queue.demand(1).in_flight == 1
+    for _ in range(3):
+        await queue.book(cast(Any, router), None, None)
+    assert len(changes) == 1, "it is known to answer: the next look is early enough"
+    queue.demand(0)
+    await queue.book(cast(Any, router), None, None)
+    assert len(changes) == 2
+
+
+async def test_what_is_published_is_parsed_as_often_for_fifty_models_as_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed, loads = list[str](), json.loads
+
+    def count(text: str, **options: Any) -> Any:
+        parsed.append(text)
+        return loads(text, **options)
+
+    names = [f"m{number}" for number in range(50)]
+    queues = [ModelQueue(ServedModel(name, name)) for name in names]
+    report = ModelReport("x", "unloaded", why=f"said at {id(queues)}")
+    published = json.dumps({"models": {name: report.to_json() for name in names}})
+    monkeypatch.setattr(json, "loads", count)
+    for queue in queues:
+        queue.follow_fleet(published)
+    assert all(queue.report == report for queue in queues)
+    assert len(parsed) <= 2
+
+
 async def test_a_demand_that_the_store_has_lost_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "DEMAND_INTERVAL_S", 0.01)
     monkeypatch.setattr(timing, "DEMAND_REWRITE_S", 0.05)

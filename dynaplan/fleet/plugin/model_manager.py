@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -258,7 +258,11 @@ class ModelManager:
 
     def reports(self) -> dict[str, ModelReport]:
         """Return what is published of each model, by name."""
-        return {each.name: self._report(each) for each in self._models if each.name in self._statuses}
+        workers = defaultdict[str, list[ModelStatus]](list)
+        for each in self._statuses.values():
+            workers[each.replica_of or each.name].append(each)
+        known = (each for each in self._models if each.name in self._statuses)
+        return {each.name: self._report(each, workers[each.name]) for each in known}
 
     # -- observe ---------------------------------------------------------------------------------
 
@@ -279,20 +283,23 @@ class ModelManager:
             self.sleepers.of(worker),
         )
         rules = self._settings.models[model.name]
-        held = self._memory.held(worker, model.component)
-        if status.sleep_failure or failed_sleep(rules, replace(status, held_bytes=held), self._moment.now_s):
+        if held := self._memory.held(worker, model.component):
+            status = replace(status, held_bytes=held)
+        if status.sleep_failure or failed_sleep(rules, status, self._moment.now_s):
             self._failed_to_sleep.add(model.name)
-        status = replace(status, has_failed_to_sleep=model.name in self._failed_to_sleep)
+        if model.name in self._failed_to_sleep:
+            status = replace(status, has_failed_to_sleep=True)
         if model.settings.preload and not learnt.ready_unix_s and status.load_asked_s is None:
             asked_s = self._preload_asked_s.setdefault(model.name, self._moment.now_s)
             status = replace(status, load_asked_s=asked_s)
         if status.load_asked_s is not None and status.state is ModelState.READY:  # it was there already
             self.learnt[model.name] = replace(learnt, ready_unix_s=round(self._moment.unix_s, 2))
             status = replace(status, load_asked_s=None)
-        status = replace(status, waiting_since_s=self._waiting_since_s(status))
+        if (waiting_since_s := self._waiting_since_s(status)) < math.inf:
+            status = replace(status, waiting_since_s=waiting_since_s)
         if held and worker is None:  # it has gone, and its memory is not back
-            return replace(status, state=ModelState.DRAINING, held_bytes=held, placed_on=tuple(held))
-        return replace(status, held_bytes=held) if held else status
+            return replace(status, state=ModelState.DRAINING, placed_on=tuple(held))
+        return status
 
     def _follow_planner(self, fleet: Iterable[Worker]) -> None:
         """Note when the planners' process was seen ready last; a manager that begins takes it to be."""
@@ -399,13 +406,12 @@ class ModelManager:
 
     # -- publish ---------------------------------------------------------------------------------
 
-    def _report(self, model: ServedModel) -> ModelReport:
+    def _report(self, model: ServedModel, workers: Iterable[ModelStatus]) -> ModelReport:
         status, rules = self._statuses[model.name], self._settings_now.models[model.name]
         refusal = next(
             (each for each in self._plan.actions if isinstance(each, Refuse) and each.model == model.name),
             None,
         )
-        workers = [each for each in self._statuses.values() if model.name in (each.name, each.replica_of)]
         loaded = status.state not in (ModelState.UNLOADED, ModelState.FAILED)
         return ModelReport(
             component=model.component,

@@ -91,7 +91,8 @@ class StoreLink:
     @property
     def model_demand(self) -> dict[str, ModelDemand] | None:
         """The demand for models, by name; None until the store has answered."""
-        if not self._demand.has_synced or self._keys is None:
+        watched = self._demand, self._asleep, self._to_sleep
+        if self._keys is None or not all(each.has_synced for each in watched):
             return None
         return demand_in(self._demand.current.values())
 

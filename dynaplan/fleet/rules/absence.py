@@ -6,8 +6,9 @@ The fleet plugin publishes it, and frontends report it to their clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
@@ -55,11 +56,17 @@ class Absence:
 def read_absence(fleet: str, component: str) -> Absence | None:
     """Read a component's absence in the published fleet; None when there is none, or it cannot be read."""
     try:
-        found = object_field(object_field(parse_object(fleet), ABSENT, {}), component)
+        found = object_field(_absent(fleet), component)
         retry_unix_s = whole_field(found, "retry_unix_s") if "retry_unix_s" in found else None
         return Absence(text_field(found, "why"), retry_unix_s)
     except ValueError:
         return None
+
+
+@lru_cache(maxsize=1)
+def _absent(fleet: str) -> Mapping[str, Any]:
+    """Return the absences in the published fleet, by component; raises ValueError. The last ones are kept."""
+    return object_field(parse_object(fleet), ABSENT, {})
 
 
 CAUSE = "can never start: "

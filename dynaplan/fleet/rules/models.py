@@ -119,10 +119,15 @@ class SleepProgress:
     failure: str = ""
 
 
+ASSUMED_WAKING_S = 30.0
+"""For how long a sleeper without an order to sleep is taken to wake: another fleet plugin asked it to."""
+
+
 class Sleepers:
     """Follows which instances sleep, are to sleep, and were asked to wake, by what the store has of them."""
 
     def __init__(self) -> None:
+        self._without_order_s: dict[int, float] = {}
         self._since_s: dict[tuple[int, ModelState], float] = {}
         self._progress: dict[int, SleepProgress] = {}
         self._waking: set[int] = set()
@@ -131,6 +136,8 @@ class Sleepers:
     def follow(self, asleep: Mapping[int, str], to_sleep: Mapping[int, str], now_s: float) -> None:
         """Take over the values of the keys ``ASLEEP`` and ``SLEEP``, by instance."""
         self._waking &= asleep.keys()
+        without_order = asleep.keys() - to_sleep.keys()
+        self._without_order_s = {each: self._without_order_s.get(each, now_s) for each in without_order}
         woken = self._asleep - asleep.keys()
         self._asleep = frozenset(asleep)
         awake = {
@@ -143,12 +150,16 @@ class Sleepers:
             failure = f"it cannot be woken: {reason}" if reason else ""
             if order.startswith(SLEEP_FAILED):
                 state, failure, order = ModelState.READY, order.removeprefix(SLEEP_FAILED), ""
-            elif instance_id in self._waking and not failure:
+            elif self._is_waking(instance_id, now_s) and not failure:
                 state = ModelState.LOADING
             since_s = self._since_s.setdefault((instance_id, state), now_s)
             self._progress[instance_id] = SleepProgress(state, since_s, order, failure)
         current = {(instance_id, progress.state) for instance_id, progress in self._progress.items()}
         self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in current}
+
+    def _is_waking(self, instance_id: int, now_s: float) -> bool:
+        since_s = self._without_order_s.get(instance_id, -math.inf)
+        return instance_id in self._waking or now_s - since_s < ASSUMED_WAKING_S
 
     def of(self, worker: Worker | None) -> SleepProgress | None:
         return self._progress.get(worker.instance_id) if worker and worker.instance_id else None

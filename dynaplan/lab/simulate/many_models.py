@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.models import models_together, served_models, with_worker_sections
+from dynaplan.config.models import served_models, with_worker_sections
 from dynaplan.config.overrides import Sections
-from dynaplan.config.settings.worker import engine_of
-from dynaplan.engines.model_memory import memory_need
+from dynaplan.config.planner import gpus_of_worker
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.plugin.model_manager import is_memory_known, model_constraints, model_policy
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.memory import GB, load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
@@ -76,44 +77,38 @@ def read_models(text: str) -> dict[str, SimulatedModel]:
     return models
 
 
-def models_of(config: Sections) -> dict[str, SimulatedModel]:
+def models_of(config: Sections, gpu_memory_bytes: int) -> dict[str, SimulatedModel]:
     """Return the models of a deployment's section ``Models``; none where it has none.
 
-    A load takes its ``startup-time``, else a second a GB. Raises ConfigError for a model whose memory is
-    neither stated nor in its files.
+    They are on GPUs, whatever their engine, with room in the host's memory for all that sleep. A load takes
+    its ``startup-time``, else a second a GB. Raises ConfigError for a model whose memory is neither stated
+    nor in its files.
     """
-    sections = with_worker_sections(config)
+    sections, gpu = with_worker_sections(config), Gpu(0, "GPU-0", memory_bytes=gpu_memory_bytes)
     models = {}
     for served in served_models(config):
         own, options = served.settings, sections[served.component]
-        need = memory_need(engine_of(options), options, 1)
-        size = own.memory_bytes or (int(need.total_bytes) if need else 0)
-        if not size:
+        gpus = gpus_of_worker(sections, served.component)
+        if not is_memory_known(own, options, gpus):
             raise ConfigError(
                 f"Models.{served.name}: how much memory it takes is not known here",
                 hint=f"Say it: Models: {{{served.name}: {{memory: 13GB}}}}.",
             )
-        settings = ModelPolicy(
-            ttl_s=own.ttl_s,
-            is_pinned=own.pin,
-            priority=own.priority,
-            min_stay_s=own.min_stay_s,
-            max_swap_wait_s=own.max_swap_wait_s,
-            load_timeout_s=own.load_timeout_s,
-            is_exclusive=not own.share,
-            claim_bytes=size,
+        policy = model_policy(own, options, gpus, [gpu])
+        policy = replace(
+            policy,
+            devices=max(1, policy.devices),
+            claim_bytes=policy.claim_bytes or policy.estimate_bytes,
             estimate_load_s=float(options.get("startup-time") or 0),
-            max_workers=own.max_workers,
-            requests_per_worker=own.requests_per_worker,
+            sleep_levels=tuple(replace(each, host_bytes=0) for each in policy.sleep_levels),
         )
-        models[served.name] = SimulatedModel(settings, load_s(settings, ModelStatus(served.name)))
+        models[served.name] = SimulatedModel(policy, load_s(policy, ModelStatus(served.name)))
     return models
 
 
 def constraints_of(config: Sections) -> Constraints:
     """Return which models may be loaded at once by the owner's word, beside memory."""
-    leaves = {each.name: frozenset(each.settings.not_beside or ()) for each in served_models(config)}
-    return Constraints({name: gone for name, gone in leaves.items() if gone}, models_together(config))
+    return model_constraints(served_models(config), config)
 
 
 def run_comparison(options: ManyModels) -> list[BoxOutcome]:

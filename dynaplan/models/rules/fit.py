@@ -33,7 +33,7 @@ def fit_models(
     """Return which of the models fit at once into what the devices have free."""
     able = [each for each in needs if choose(each, devices, {}, ())]
     largest_first = sorted(able, key=lambda each: each.bytes_each * each.places, reverse=True)
-    found = {frozenset(_joined(first, largest_first, devices, constraints)): None for first in able}
+    found = {frozenset(_fitting_beside(first, largest_first, devices, constraints)): None for first in able}
     sets = [each for each in found if not any(each < other for other in found)]
     names = [each.model for each in able]
     return ModelFit(
@@ -42,7 +42,7 @@ def fit_models(
     )
 
 
-def _joined(
+def _fitting_beside(
     first: Need, others: Sequence[Need], devices: Sequence[Device], constraints: Constraints
 ) -> list[str]:
     """Return the models that fit beside the first one, and beside each other."""

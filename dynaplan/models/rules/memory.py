@@ -14,7 +14,8 @@ state      bytes on each of its devices
 loading    what it needs, or what the driver sees where that is more
 ready      what the driver sees, or what the owner claims where that is more
 draining   the same; when it has drained nothing, or what its sleep level keeps
-asleep     what the driver sees, else what its level keeps
+asleep     what the driver sees, else what its level keeps; all where its level is not known, as
+           of one that was just asked to wake by a fleet plugin that has ended since
 =========  ==========================================================================
 
 Where the driver does not tell, the need stands for what it would see. Memory of a worker that has gone and is
@@ -108,7 +109,7 @@ def level_of(settings: ModelPolicy, name: str) -> SleepLevel | None:
 
 def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding:
     """Return what a loaded model holds now; see the table above."""
-    if status.state is ModelState.ASLEEP:
+    if status.state is ModelState.ASLEEP and level_of(settings, status.sleep_level):
         usual, least = _kept(settings, status, status.sleep_level), 0
     else:
         usual = dict.fromkeys(status.placed_on, wanted.bytes_each)

@@ -147,8 +147,7 @@ def put_away_prefill_workers(draft: Draft) -> None:
         decode = replace(pool, is_prefill=False)
         if pool.is_prefill and pool.model.name not in draft.future and not decode.serving(draft):
             for name in pool.serving(draft):
-                if name not in draft.settled:
-                    draft.unload(name, "replica", f"{pool.model.name} has no decode worker any more")
+                draft.unload(name, "replica", f"{pool.model.name} has no decode worker any more")
 
 
 def _pools(draft: Draft) -> Iterable[_Pool]:

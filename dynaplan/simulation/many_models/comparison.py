@@ -46,15 +46,16 @@ def compare(
     rivals: Sequence[BoxPolicy] | None = None,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> list[BoxOutcome]:
-    """Run the load under each policy; last comes a box with a GPU for each model."""
+    """Run the load under each policy; last comes a box with GPUs of its own for each model."""
     outcomes = [
         simulate(chains(), models, devices, duration_s, policy, constraints)
         for policy in (policies(models, devices) if rivals is None else rivals)
     ]
     size = max(each.total_bytes for each in devices)
-    own = [Device(index, size) for index in range(len(models))]
+    gpus = sum(each.settings.devices for each in models.values())
+    own = [Device(index, size) for index in range(gpus)]
     alone = simulate(chains(), models, own, duration_s, OwnGpu())
-    return [*outcomes, replace(alone, gpu_hours=len(models) * duration_s / 3600)]
+    return [*outcomes, replace(alone, gpu_hours=gpus * duration_s / 3600)]
 
 
 def simulate(

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from math import inf
 
 from dynaplan.models.model import Action, Device, Load, ModelState, Plan, Sleep, Unload, Wake
@@ -214,9 +215,11 @@ class OwnGpu:
 
     def act(self, box: Box) -> float:
         _admit_ready(box)
-        for index, (name, worker) in enumerate(box.workers.items()):
+        devices = cycle(each.index for each in box.devices)
+        for name, worker in box.workers.items():
+            own = tuple(islice(devices, worker.model.settings.devices))
             if worker.status.state is ModelState.UNLOADED:
-                box.load(name, (box.devices[index % len(box.devices)].index,))
+                box.load(name, own)
         return inf
 
 

@@ -67,6 +67,10 @@ def test_a_ready_model_holds_what_the_driver_sees_and_at_least_its_claim() -> No
     assert held(ModelState.DRAINING, {}).bytes == {0: 8 * GB, 1: 8 * GB}
 
 
+def test_a_sleeper_of_no_known_level_holds_all_of_it_as_it_may_be_waking() -> None:
+    assert held(ModelState.ASLEEP, {}).bytes == {0: 8 * GB, 1: 8 * GB}
+
+
 def test_a_sleeper_holds_what_the_driver_sees_or_its_level_keeps() -> None:
     kept = {0: GB, 1: GB, HOST: 8 * GB}
     assert held(ModelState.ASLEEP, {}, sleep_level="1").bytes == kept

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -45,7 +46,7 @@ def test_the_models_of_a_deployments_file_are_simulated_with_their_settings(tmp_
         "  ant: {memory: 20GB, startup-time: 4, ttl: 1m, pin: true}\n"
         "  bee: {memory: 3GB, priority: 2}\n"
     )
-    models = models_of(read_config(file, []))
+    models = models_of(read_config(file, []), 24 * GB)
     assert [(each.settings.claim_bytes, each.load_s) for each in models.values()] == [
         (20 * GB, 4),
         (3 * GB, 3),
@@ -59,7 +60,28 @@ def test_the_models_of_a_deployments_file_are_simulated_with_their_settings(tmp_
 
 def test_a_model_of_unknown_size_says_where_to_write_it() -> None:
     with pytest.raises(ConfigError, match=r"Models.ant: how much memory(?s:.*)memory: 13GB"):
-        models_of({"Models": {"ant": {"engine": "sim"}}})
+        models_of({"Models": {"ant": {"engine": "sim"}}}, 24 * GB)
+
+
+def test_models_of_a_file_sleep_and_span_gpus_as_they_do_live(tmp_path: Path) -> None:
+    file, trace, results = tmp_path / "models.yaml", tmp_path / "trace.csv", tmp_path / "results.json"
+    rows = [f"2026-01-01 00:0{minute}:00,100,10,{'ab'[minute % 2]}" for minute in range(6)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens,Model", *rows]))
+
+    def simulated(options: str) -> dict[str, Any]:
+        entry = f"{{engine: sim, memory: 20GB, startup-time: 20, {options}}}"
+        file.write_text(f"Models: {{a: {entry}, b: {entry}}}\n")
+        arguments = ["-f", str(file), "--gpus", "2", "--trace", str(trace), "--json", str(results)]
+        CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+        return {row["policy"]: row for row in json.loads(results.read_text())}
+
+    beside, wide = simulated("ttl: 0"), simulated("ttl: 0, resources: {gpu: 2}")
+    asleep = simulated("ttl: 0, resources: {gpu: 2}, enable-sleep-mode: true")
+    loads = [each["dynaplan"]["loads"] for each in (beside, wide, asleep)]
+    assert loads == [2, 6, 2]
+    assert wide["dynaplan"]["wait_p50_s"] > 20 > 2 > asleep["dynaplan"]["wait_p50_s"]
+    assert (beside["own-gpu"]["loads"], wide["own-gpu"]["loads"]) == (2, 2)
+    assert wide["own-gpu"]["gpu_hours"] == pytest.approx(2 * beside["own-gpu"]["gpu_hours"])
 
 
 def test_a_trace_with_a_model_column_is_simulated(tmp_path: Path) -> None:
