@@ -391,12 +391,16 @@ class Supervisor:
             elif what == "remove":
                 self._paths, self._marked = message[1], (message[2] if len(message) > 2 else ())
             elif what == "here":
-                self._here_since_s, self._fallback, self._next_path = time.monotonic(), (), message[1]
-                for number in self._stop_signals:  # they came while it was being started
-                    os.kill(self._program, number)
+                self._record_arrival(message[1])
             elif what == "fork server":
                 self._have_fork_server(descriptors[0])
             self._post(("ok",))
+
+    def _record_arrival(self, next_path: str) -> None:
+        if self._awaits_program:
+            for number in self._stop_signals:  # not passed on yet: they came while it was being started
+                os.kill(self._program, number)
+        self._here_since_s, self._fallback, self._next_path = time.monotonic(), (), next_path
 
     def _drop(self, name: str) -> None:
         if name in self._kept:

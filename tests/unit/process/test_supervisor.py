@@ -54,9 +54,11 @@ if not pids:
     except FileNotFoundError:
         pids["none"] = 0
 text = os.pread(found.kept["text"], 99, 0).decode() if found.kept else ""
-if what == "ignores":
+if what in ("ignores", "is slow to start"):
     (own / "told").touch()
     signal.signal(signal.SIGTERM, lambda *_: open(own / "told", "a").write("x"))
+while what == "is slow to start" and not (own / "told").read_text():
+    time.sleep(0.01)
 if what == "waits" and not is_first:
     (own / "starts").write_text(str(os.getpid()))
     while not (own / "go").exists():
@@ -154,6 +156,16 @@ def test_a_signal_to_end_is_passed_on_and_its_death_is_the_holders_own(
     # An interpreter that SIGINT interrupts dies of it, too.
     assert process.wait(30) == -number
     assert are_gone(pids)
+
+
+def test_a_signal_to_end_that_comes_while_the_program_starts_is_passed_on_once(
+    program: Program, tmp_path: Path
+) -> None:
+    process = program("is slow to start")
+    wait_until((tmp_path / "told").exists)
+    process.send_signal(signal.SIGTERM)
+    said(process)  # the supervisor has answered that it is here
+    assert (tmp_path / "told").read_text() == "x"
 
 
 def test_a_signal_to_end_that_comes_together_with_the_programs_word_that_it_is_here_is_passed_on(
