@@ -126,10 +126,10 @@ def _listed_move(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PageFeed:
-    """Polls the deployment's status and the planners' logs, and draws the charts that open pages show.
+    """Polls the deployment's status and the planners' logs, and draws the charts of the pages that are open.
 
-    ``read(component, last, tail_bytes)`` returns the last records of a planner, oldest first: of that of a
-    model, whose component it is, or with "" of that of all workers.
+    ``read(component, number, tail_bytes)`` returns the latest records of one planner, oldest first.
+    ``component`` is that of the model that the planner plans for, "" for the planner of a graph.
     """
 
     def __init__(self, poller: StatusPoller, read: Callable[[str, int, int], Sequence[Record]]) -> None:

@@ -53,7 +53,7 @@ class ModelChanges:
 
 
 def check_prefill_queue(graph: GraphSpec, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for prefill workers in a deployment that has no server for their queue."""
+    """Raise ConfigError for prefill workers if the deployment has no NATS server to queue prompts."""
     services = [each for each in graph.services if each.role is Role.PREFILL]
     if services and has_no_nats(environ):
         raise ConfigError(

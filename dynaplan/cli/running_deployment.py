@@ -73,9 +73,9 @@ def refuse_on_demand(found: RunningDeployment) -> None:
 
 
 def planners_of(found: RunningDeployment) -> dict[str, str]:
-    """Return the component of each model with a planner of its own, by the model's name.
+    """Return the component of each model that has a planner of its own, keyed by model.
 
-    Where no model has one, the only planner is that of all workers: its model and component are empty.
+    If no model has one, the only planner is that of the graph: its model and component are "".
     """
     from dynaplan.config.models import components_of, planned_models
     from dynaplan.config.overrides import MODELS

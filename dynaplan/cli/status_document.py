@@ -233,7 +233,7 @@ def _on_request(found: RunningDeployment, answers: DeploymentState) -> dict[str,
 
 
 def _planned_models(found: RunningDeployment) -> dict[str, dict[str, Any]]:
-    """Return component, policy and targets of each model that has a planner of its own, by its name."""
+    """Return component, policy and targets for each model that has a planner of its own, keyed by model."""
     from dynaplan.config.models import planned_models
     from dynaplan.config.planner import settings_of_models
 

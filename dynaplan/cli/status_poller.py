@@ -257,7 +257,7 @@ class ModelLoad:
 def summarize_load(
     seen: Mapping[Key, float], window_s: float, targets: Mapping[str, Any] = NO_TARGETS
 ) -> LoadSummary:
-    """Return the load of what was counted in that time, times at the percentiles that the targets name."""
+    """Return the load by the counters' increase in that time, TTFT and ITL at the targets' percentiles."""
     # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
     tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
     return LoadSummary(

@@ -182,9 +182,10 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
 def disaggregation_of(
     model: ServedModel, config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]
 ) -> DisaggregationSettings:
-    """Return how prompts of one of several models are placed: as its entry says, else as those of all are.
+    """Return where prompts of a model are prefilled: by its entry, else by the frontend's options.
 
-    ``planner`` are the options of its planner, empty without one. Raises ConfigError.
+    ``planner`` are the options of the model's planner, empty if it has none. Raises ConfigError for invalid
+    options.
     """
     said: dict[str, Any] = {}
     for name in (*SECTIONS[2::-1], model.component):

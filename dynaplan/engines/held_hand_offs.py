@@ -31,7 +31,7 @@ class HeldHandOffs:
         return len(self._held)
 
     def hold(self, request_id: str) -> None:
-        """Hold that request's hand-off; replaces one held already, because the work was delivered twice."""
+        """Hold the request's KV entries; anew for ``hold_s`` if the queue has delivered it twice."""
         if request_id in self._held:
             self._held[request_id].cancel()
         self._held[request_id] = asyncio.get_running_loop().call_later(self._hold_s, self._expire, request_id)

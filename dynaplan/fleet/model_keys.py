@@ -1,17 +1,17 @@
-"""What is said about models that are loaded on request, as it travels through the key-value store.
+"""The keys and documents of the key-value store about models that are loaded on request.
 
 1. *Demand*, ``v1/{namespace}/model_demand/{frontend's instance id}``, under the frontend's lease: the
-   requests that wait for each model and that are answered, by the model's name.
-2. *Orders*, ``v1/{namespace}/planner_extensions/models``: what a person has asked for, by ``dynaplan
-   load``, ``unload``, ``pin`` and ``unpin``. One JSON object by the model's name; the statefile keeps it.
+   numbers of waiting and of running requests of each model.
+2. *Orders*, ``v1/{namespace}/planner_extensions/models``: what a user has asked for, by ``dynaplan
+   load``, ``unload``, ``pin`` and ``unpin``. One JSON object, by model; also kept in the statefile.
 3. *Reports*, in the field ``models`` of the published fleet: the state of each model, and why requests for it
    are refused, if they are.
 4. *Planned workers*, ``v1/{namespace}/planner_extensions/model_workers``: how many workers each model with a
-   planner of its own wants. One JSON object of numbers by the pool's name, which is the model's, and another
-   for its prefill workers (``models/rules/replicas.py``). The planners' process writes it. It is a wish: the
-   memory is divided there.
+   planner of its own asks for, written by the planners' process. One JSON object of numbers, by pool: the
+   model's name for its decode workers, another for its prefill workers. The numbers are advisory:
+   ``models/rules/replicas.py`` decides within the memory that there is.
 
-Moments are seconds since 1970-01-01 UTC (``_unix_s``): they are read by other processes, and after a restart.
+Times are in Unix seconds (``_unix_s``): they are read by other processes, and after a restart.
 """
 
 from __future__ import annotations
@@ -200,12 +200,12 @@ class PoolReport:
 class ModelReport:
     """One model as the fleet plugin reports it.
 
-    ``state`` is a ``dynaplan.models.model.ModelState``'s value, since ``since_unix_s``. ``load_s`` is how
-    long a load usually takes, 0 when nobody knows. ``why`` is the last sentence about it. ``workers`` are its
-    workers by state, as ``counts.WorkerCounts`` counts them, of ``gpus_each`` GPUs; it may have
-    ``max_workers``, and one of them takes ``memory_bytes`` of each of its devices.
-    ``planned_workers`` is what its planner wants, None where that does not count. ``gpus`` are those of all
-    its workers. ``prefill`` is None unless it is disaggregated.
+    ``state`` is the value of a ``dynaplan.models.model.ModelState``, entered at ``since_unix_s``. ``load_s``
+    is the usual time of a load, 0 if unknown. ``why`` is the reason of the last decision about the model.
+    ``workers`` are the numbers of its workers by state, as ``counts.WorkerCounts`` has them, at most
+    ``max_workers``. Each has ``gpus_each`` GPUs and takes ``memory_bytes`` of each of them; ``gpus`` are the
+    indices of all that its workers have. ``planned_workers`` is the number that its planner asks for, None
+    for a model that is scaled by requests. ``prefill`` is None unless the model is disaggregated.
     """
 
     component: str
@@ -225,7 +225,7 @@ class ModelReport:
     prefill: PoolReport | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Write it, without what says nothing."""
+        """Return the report as JSON, without the fields that are empty."""
         said = {name: value for name, value in vars(self).items() if value}
         nested = {"refusal": self.refusal, "prefill": self.prefill}
         return said | {name: asdict(each) for name, each in nested.items() if each}

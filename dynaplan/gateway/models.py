@@ -162,7 +162,7 @@ class FrontendModels:
 
     @property
     def prefills(self) -> tuple[RemotePrefill, ...]:
-        """The remote prefill of each disaggregated model, and the one that the others have in common."""
+        """The remote prefill of each disaggregated model, and the one that all other models share."""
         return tuple(dict.fromkeys(each.prefill for each in self.all))
 
     def follow_fleet(self, fleet: str) -> None:

@@ -1,10 +1,10 @@
-"""Pass on together what several streams bring in one turn (iteration) of the event loop.
+"""Pass on the events of several streams in batches: those that arrive in one turn of the event loop.
 
-All is read, then all is handled, then all is written. Done one by one, reading and writing alternate with
-Python. Then a call of Python costs about twice as much, because its code and data leave the caches meanwhile.
-And a client's process that has read one event falls asleep before the next is written: to wake it costs as
-much as the writing. Gathered, all are passed on in less time than one by one, so that the first, which waits
-for the others, comes hardly later, and the last earlier. A stream that is alone does not wait.
+All are read, then all are handled, then all are written. One by one, system calls would alternate with Python
+code. A Python call then costs about twice as much, because its code and data are evicted from the CPU's
+caches in between. And a client's process that has read one event blocks again before the next is written:
+waking it costs as much as the write. In a batch all are passed on in less time than one by one, so the first
+is hardly delayed, and the last arrives sooner. The only stream of a frontend is not delayed.
 """
 
 from __future__ import annotations

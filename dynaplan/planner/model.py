@@ -224,14 +224,15 @@ class SplitTrial:
 
 @dataclass(frozen=True)
 class Backtest:
-    """The last answer of a backtest: the cheapest ``workers`` that would have kept the promise.
+    """The latest result of a backtest: the cheapest ``workers`` that would have met the targets.
 
-    ``workers`` is None where there is no answer yet; ``missing`` says why there is none, no newer one, or
-    none by which a worker may leave. It is about the ``requests`` of ``window_s`` seconds; ``tried`` are the
-    splits that were compared, that of the answer first. ``is_new``: it has come in this interval. ``change``
-    is ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``; ``missed_lately`` says that more misses were
-    measured than promised, "" if not. ``peak_part`` is the part of the highest load seen that can come before
-    a worker asked for now serves.
+    ``workers`` is None if there is no result yet; ``missing`` says why there is none, no newer one, or why
+    this one does not permit to scale down. It covers the ``requests`` that arrived in ``window_s`` seconds;
+    ``tried`` are the splits (prefill and decode workers) that were compared, the chosen one first.
+    ``is_new``: it was computed in this interval. ``change`` compares the load now with that of the window:
+    ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``. ``missed_lately`` is a sentence if more requests missed
+    the targets than allowed, else "". ``peak_part`` is the fraction of the window's highest load that may
+    come before a worker that is requested now is ready.
     """
 
     workers: PoolSizes | None = None

@@ -181,12 +181,12 @@ class BucketMessage:
         return replace(self, headers={**self.headers, EXPECTED: str(sequence)})
 
     def if_last_of(self, subject: str, sequence: int) -> BucketMessage:
-        """Return it such that it is refused unless that is the last message of another subject."""
+        """Return a copy that JetStream rejects unless ``sequence`` is the last one on ``subject``."""
         return replace(self, headers={**self.headers, EXPECTED: str(sequence), EXPECTED_SUBJECT: subject})
 
 
 def value_message(name: str, value: str, lease: int) -> BucketMessage:
-    """Return the message that writes a value, under a lease unless 0."""
+    """Return the message that sets a key; ``lease`` is a lease's id, 0 for none."""
     headers = {LEASE: f"{lease:x}"} if lease else {}
     return BucketMessage(name, value.encode(errors="surrogateescape"), headers)
 

@@ -1,12 +1,12 @@
-"""Runs llama.cpp's HTTP server, out of the xllamacpp package, in a process of its own.
+"""Runs llama.cpp's HTTP server, from the xllamacpp package, in a process of its own.
 
 ``python -m dynaplan.engines.llamacpp.server_main 2 --port=40001 --model.path='"m.gguf"' ...`` is started
-by a llama.cpp worker (``command`` in ``kind.py``). The first word is the exit code for a model that does not
-load, every other one a field of ``xllamacpp.CommonParams`` and its value as JSON. The API key is in the
+by a llama.cpp worker (``command`` in ``kind.py``). The first argument is the exit code for a model that fails
+to load, every other one a field of ``xllamacpp.CommonParams`` and its value as JSON. The API key is in the
 environment, as ``LLAMA_API_KEY``, because every user of the machine can read a command line.
 
 Nothing here handles SIGTERM, so the kernel ends the process at once, also while xllamacpp's constructor
-holds Python's lock and loads the model. llama.cpp has nothing to save. Imports little: a start waits for it.
+holds the GIL and loads the model. llama.cpp has nothing to save. Imports little, for a quick start.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ class ModelManager:
     def _further_workers(
         self, pool: _Pool, fleet: Iterable[Worker], orders: ModelOrders
     ) -> dict[str, ModelStatus]:
-        """Return the pool's workers beside the model's first, by name, and what others have left behind."""
+        """Return the status of the pool's workers but the model's first, and of those that still hold memory."""
         first, rules = self._statuses[pool.model], self._settings.models[pool.model]
         rules = rules.prefill if pool.is_prefill and rules.prefill else rules
         found: dict[str, ModelStatus] = {}
@@ -555,7 +555,7 @@ def _estimate_bytes(
 
 
 def _given_fraction(options: Mapping[str, object]) -> float:
-    """Return the part of each GPU that the engine is told to take; 0 where it is not told."""
+    """Return the configured fraction of each GPU's memory that the engine takes; 0 if none is configured."""
     given = options.get("gpu-memory-utilization") or options.get("mem-fraction-static")
     return given if isinstance(given, int | float) else 0.0
 

@@ -37,11 +37,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HandOff:
-    """A computed prompt: ``fields`` go to the top level of the decode request's body and name the KV entries.
+    """A prompt that a prefill worker has computed, and whose KV entries it holds.
 
-    ``release`` has the prefill worker free the entries; only the first call counts.
-    ``cached_tokens`` of the prompt were in the prefill worker's cache; None where it does not report them.
-    ``on_first_token`` is called with a stream's first token.
+    ``fields`` identify them; they are merged into the top level of the decode request's body. ``release`` has
+    the prefill worker free them; further calls do nothing. ``cached_tokens`` is the number of the prompt's
+    tokens that the prefill worker had cached, None if it does not report it. ``on_first_token`` is to be
+    called when the first token of a stream has come.
     """
 
     fields: Mapping[str, Any]

@@ -35,7 +35,7 @@ class RoutingLogic(Protocol):
         ...
 
     def choose_without_load(self, candidates: int) -> int | None:
-        """Return the index of the choice among so many candidates; None in a mode that goes by load."""
+        """Return the index of the chosen candidate; None in a mode that considers load."""
         ...
 
 

@@ -23,7 +23,7 @@ class EngineAsleep(Exception):
 
 
 class _WhileAwake:
-    """A block of code that its instance's sleep breaks off; among the ``waits`` while it runs."""
+    """A ``with`` block that is cancelled when its instance falls asleep; one of ``waits`` while it runs."""
 
     def __init__(self, instance_id: int, waits: set[_WhileAwake]) -> None:
         self.instance_id = instance_id
@@ -36,7 +36,7 @@ class _WhileAwake:
         self._waits.add(self)
 
     def break_off(self) -> None:
-        """Cancel the task of the block, which then raises EngineAsleep."""
+        """Cancel the task that runs the block; the block then raises EngineAsleep."""
         assert self._task
         self._is_broken_off = True
         self._task.cancel()

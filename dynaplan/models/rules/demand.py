@@ -133,8 +133,8 @@ class Demands:
     # d: others leave
 
     def _candidates(self, most: Leave) -> list[str]:
-        """Return the workers that may be unloaded by then: the soonest first, of equals the least
-        valuable. A prefill worker is worth what its model is, and leaves before that."""
+        """Return the workers whose unloading is allowed at ``most``: those allowed at a lower level first,
+        then those of lower value. A prefill worker has the value of its model, and precedes it."""
         draft = self._draft
         found = []
         for name in draft.future:

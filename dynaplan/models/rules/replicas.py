@@ -52,9 +52,9 @@ def prefill_pool_name(model: str) -> str:
 
 
 def wanted_workers(policy: ModelPolicy, requests: int, planned: int | None = None) -> int:
-    """Return how many workers a pool of a loaded model is to have: as ``planned``, else by its requests.
+    """Return how many workers a pool of a loaded model should have: ``planned``, else enough for its ``requests``.
 
-    Those are answered or waiting.
+    Those are the running and the waiting ones.
     """
     wanted = ceil(requests / policy.requests_per_worker) if planned is None else planned
     return min(policy.max_workers, max(1, wanted))
@@ -117,7 +117,7 @@ class _Pool:
         ]
 
     def pressure(self, draft: Draft, fewer: int = 0) -> float:
-        """Return the workers that it wants beside those it has, by priority; ``fewer`` have left."""
+        """Return the pool's pressure (rule 2 above) if ``fewer`` of its workers were removed."""
         left = len(self.serving(draft)) - fewer
         if self.is_prefill and left < 1:
             return inf
@@ -142,7 +142,7 @@ def add_replicas(draft: Draft) -> None:
 
 
 def put_away_prefill_workers(draft: Draft) -> None:
-    """Have the prefill workers leave of each model that has no decode worker any more, nor will have one."""
+    """Unload the prefill workers of each model that has no decode worker, and for which none is planned."""
     for pool in _pools(draft):
         decode = replace(pool, is_prefill=False)
         if pool.is_prefill and pool.model.name not in draft.future and not decode.serving(draft):

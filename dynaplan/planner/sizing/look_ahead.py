@@ -1,7 +1,7 @@
-"""The time that a decision is for, the demands in it, and one size for all of them.
+"""The time span that a decision is for, the demands in it, and numbers of workers that cover them all.
 
-**Look-ahead.** Decisions are made every T seconds (adjustment interval), and a worker serves L seconds
-after it is asked for (start-up time). Workers of this decision serve from L on, those of the next one from
+**Look-ahead.** Decisions are made every T seconds (adjustment interval), and a worker is ready L seconds
+after it is requested (start-up time). Workers of this decision serve from L on, those of the next one from
 L + T on. So this decision must carry every demand between L and L + T; what comes sooner no decision can
 help. Forecasts are asked for until L + T, rounded up to whole intervals: the next one, the last one, and
 the one half way (``demand_forecast.py``); one more demand is the largest with the backlog (below). A measured
@@ -10,9 +10,9 @@ load above its forecast is a demand, too: forecasts need some intervals to follo
 **More workers** as soon as one of these demands needs them: the size, *wanted*, is the largest number per
 role over all demands. Workers that are starting already count as there (*current* is what was asked for).
 
-**Fewer workers** leave by backtests alone (``planner/backtesting``).
+**Fewer workers**: scaling down is decided by backtests alone (``planner/backtesting``).
 
-**Over the GPU budget** the demand that needs most GPUs is sized within it.
+**Over the GPU budget** the demand that needs the most GPUs is sized to fit it.
 
 Wrong where the load changes within an interval: a demand is a mean over one.
 

@@ -91,7 +91,7 @@ class SimulatedModelWorker:
 
 
 class BoxPolicy(Protocol):
-    """Who is admitted, loaded and put away; called after everything that happens, and when it asked to be."""
+    """Decides which requests are admitted, and which models are loaded, put to sleep and unloaded."""
 
     @property
     def name(self) -> str:

@@ -1,11 +1,11 @@
 """The queueing model: TTFT and ITL that a number of workers gives a demand, disaggregated or aggregated.
 
-**Assumptions.** The service is in a steady state. Requests arrive at a constant mean rate. Of their
-irregularity two moments are used: b, the variance over the mean of the number of arrivals in one metric
+**Assumptions.** The service is in a steady state. Requests arrive at a constant mean rate. Their
+burstiness is b, the index of dispersion: the variance over the mean of the number of arrivals in one metric
 pull (option ``metric-pulling-interval``, 1 s unless set otherwise); 1 is Poisson. b is measured around the
 mean of one adjustment interval, so a rate that drifts within it counts as bursts too, and bursts longer
-than a pull are seen in part only. Sizing uses the recent mean of b (half-life 300 s), a look back on an
-interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_demand``).
+than a pull are seen in part only. Sizing uses the recent mean of b (half-life 300 s), a finished
+interval its own b; below 1, unknown, or from fewer than 5 pulls b is 1 (``measured_demand``).
 The prefill pool also uses b at several time scales, which distinguishes batches of a clock from others
 (``planner/forecasting/arrivals.py``).
 Prompt and answer lengths are independent draws from the measured histograms. Workers of a role are alike;
@@ -78,10 +78,10 @@ PRECISION = 5e-3
 
 @dataclass(frozen=True)
 class QueueingModel:
-    """The workers of a service; without a ``prefill`` kind it is aggregated.
+    """The queueing model of one service, which is aggregated if ``prefill`` is None.
 
-    ``is_evenly_routed``: decode workers take turns (round-robin); else each request draws one at random. A
-    hand-off takes ``transfer_ms`` plus ``transfer_ms_per_token`` for each computed token of the prompt; the
+    ``is_evenly_routed``: requests go to decode workers round-robin, else to random ones. A KV transfer takes
+    ``transfer_ms`` plus ``transfer_ms_per_token`` for each token of the prompt that was not cached; the
     defaults are those of ``engines/timing_model/step_timing.py``.
     """
 
