@@ -343,7 +343,7 @@ class ModelManager:
     def _further_workers(
         self, pool: _Pool, fleet: Iterable[Worker], orders: ModelOrders
     ) -> dict[str, ModelStatus]:
-        """Return the status of the pool's workers but the model's first, and of those that still hold memory."""
+        """Return the status of the pool's workers but the model's first, and of leftovers with memory."""
         first, rules = self._statuses[pool.model], self._settings.models[pool.model]
         rules = rules.prefill if pool.is_prefill and rules.prefill else rules
         found: dict[str, ModelStatus] = {}

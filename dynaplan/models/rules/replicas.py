@@ -52,7 +52,7 @@ def prefill_pool_name(model: str) -> str:
 
 
 def wanted_workers(policy: ModelPolicy, requests: int, planned: int | None = None) -> int:
-    """Return how many workers a pool of a loaded model should have: ``planned``, else enough for its ``requests``.
+    """Return how many workers a loaded pool should have: ``planned``, else enough for its ``requests``.
 
     Those are the running and the waiting ones.
     """
