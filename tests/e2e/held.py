@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.deployment import Deployment
+from tests.fakes.polling import eventually
 
 
 def serve_of(deployment: Deployment) -> psutil.Process | None:
@@ -19,6 +20,13 @@ def serve_of(deployment: Deployment) -> psutil.Process | None:
         return next(each for each, line in lines.items() if "serve" in line)
     except (StopIteration, psutil.Error):
         return None
+
+
+async def kill_serve(deployment: Deployment) -> None:
+    """Kill ``serve``, and wait until the one that its supervisor starts has adopted what runs."""
+    serve, adoptions = await eventually(lambda: serve_of(deployment)), deployment.text.count("Adopted")
+    serve.kill()
+    await eventually(lambda: deployment.text.count("Adopted") > adoptions)
 
 
 def environment_of(pid: int) -> dict[str, str]:
