@@ -128,6 +128,8 @@ def with_worker_sections(config: Sections) -> Sections:
     """
     entries = config.get(MODELS) or {}
     common = kebab_keys(config.get(COMMON) or {})
+    if entries:
+        _check_resources(COMMON, common)
     made = {
         component: _worker_section(name, entries[name], common)
         for name, component in components_of(entries).items()
@@ -142,7 +144,7 @@ def with_worker_sections(config: Sections) -> Sections:
 def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     _check_entry(name, entry)
     own = kebab_keys(entry)
-    section = _with_worker_options({}, {**common, RESOURCES: None, **own})
+    section = _with_worker_options({}, {**common, **own})
     section.setdefault("engine", "command" if "command" in own else engine_for(section.get("model")))
     section.setdefault("model", name)
     section["served-model-name"] = name

@@ -48,6 +48,18 @@ def test_an_entry_becomes_the_section_of_its_workers_and_its_times_are_in_second
     assert (e5.settings.ttl_s, e5.settings.pin, e5.names) == (0, True, ("e5", "embed"))
 
 
+def test_resources_of_common_hold_for_every_model_without_resources_of_its_own() -> None:
+    config: dict[str, dict[str, Any]] = {
+        "Common": {"resources": {"gpu": 2}},
+        "Models": {"ant": {}, "bee": {"resources": {"gpu": 1}}},
+    }
+    made = with_worker_sections(config)
+    assert made["ant"]["ServiceArgs"] == {"resources": {"gpu": 2}}
+    assert made["bee"]["ServiceArgs"] == {"resources": {"gpu": 1}}
+    with pytest.raises(ConfigError, match=r"Common\.resources = 2: expected a mapping"):
+        with_worker_sections({"Common": {"resources": 2}, "Models": {"ant": {}}})
+
+
 def test_a_deployment_without_the_section_has_no_models_on_request() -> None:
     config = {"VllmWorker": {"engine": "sim"}}
     assert served_models(config) == ()
