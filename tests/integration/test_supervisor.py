@@ -24,6 +24,7 @@ from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import DeploymentError
+from tests.e2e.traces import in_torture
 from tests.fakes.polling import PATIENCE_S, eventually, wait_until
 from tests.fakes.servers import Server
 
@@ -351,6 +352,7 @@ async def test_a_killed_server_comes_back_and_no_worker_is_restarted(start: Star
     assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
 
 
+@in_torture  # tests/e2e/test_awkward_exits.py kills a serve that answers and drains
 async def test_kill_9_of_serve_leaves_nothing_and_the_next_one_starts(start: Start) -> None:
     plain = start().wait_ready()
     plain.children()
@@ -417,7 +419,7 @@ async def test_a_torn_statefile_is_set_aside(start: Start, tmp_path: Path, text:
     assert (tmp_path / "state" / "plain.json.corrupt").read_text() == text
 
 
-@pytest.mark.parametrize("text", [None, "", "[]"])
+@pytest.mark.parametrize("text", [None, *(pytest.param(each, marks=in_torture) for each in ("", "[]"))])
 async def test_a_statefile_spoilt_while_serving_is_written_anew(start: Start, text: str | None) -> None:
     plain = start("decode=2").wait_ready()
     pids, gpus = plain.pids(), plain.gpus()

@@ -8,6 +8,8 @@
 - A worker leaves only in the interval in which an answer comes (``Backtest.is_new``), so an answer never
   removes what was added after its evidence.
 - A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
+- A load that has ended stays so, though the next backtests see its end as well as its peak, until there is
+  one that sees nothing before the end, or the load comes back.
 - After workers failed within the window, an answer only adds, though all serve again: the workers that a
   backtest simulates never fail.
 - What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
@@ -30,6 +32,7 @@ from dynaplan.planner.backtesting.evidence import (
 )
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
 from dynaplan.planner.model import (
+    LOAD_BELOW,
     Backtest,
     Corrections,
     Observation,
@@ -77,6 +80,7 @@ class BacktestSchedule:
         self._evidence = Evidence(self._window_s)
         self._answer = Backtest()
         self._intervals_seen = 0
+        self._before_end: tuple[Interval, ...] = ()
         self._dropped_since_asked = 0
         self._due_s = -math.inf
         self._is_new = False
@@ -112,6 +116,8 @@ class BacktestSchedule:
     def note(self, question: Question, answer: Backtest, at_s: float, took_s: float) -> None:
         """Note an answer, which took that many seconds of CPU time."""
         self._answer, self._is_new = answer, True
+        if all(each is not question.intervals[0] for each in self._before_end):
+            self._before_end = ()
         self._intervals_seen = max(0, len(question.intervals) - self._dropped_since_asked)
         self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
 
@@ -133,10 +139,19 @@ class BacktestSchedule:
             self._answer,
             missing=self._answer.missing or (f"workers failed in the window ({failed})" if failed else ""),
             is_new=is_new,
-            change=load_change(intervals, _coming(observation.foresight), known),
+            change=self._load_change(intervals, _coming(observation.foresight)),
             missed_lately=missed_lately(intervals, RECENT_S, self._rest()),
             peak_part=round(peak_part(intervals, known, ahead.intervals + 1), 2),
         )
+
+    def _load_change(self, intervals: tuple[Interval, ...], coming: float) -> str:
+        before = self._before_end
+        if before and load_change((*before, *intervals[-2:]), coming, len(before)) == LOAD_BELOW:
+            return LOAD_BELOW
+        change = load_change(intervals, coming, self._intervals_seen)
+        is_end = change == LOAD_BELOW
+        self._before_end = intervals[: min(self._intervals_seen, len(intervals) - 2)] if is_end else ()
+        return change
 
     def _missing(self) -> str:
         span_s, requests = self._evidence.span_s, self._evidence.requests

@@ -7,7 +7,16 @@ from dataclasses import replace
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import MAX_CPU_SHARE, BacktestSchedule, Question
-from dynaplan.planner.model import LOAD_ABOVE, Backtest, ErrorBudget, Observation, PlannerState, WorkerLimits
+from dynaplan.planner.model import (
+    LOAD_ABOVE,
+    LOAD_BELOW,
+    LOAD_WITHIN,
+    Backtest,
+    ErrorBudget,
+    Observation,
+    PlannerState,
+    WorkerLimits,
+)
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval, traffic
 
 LIMITS, PRESENT = WorkerLimits(8), PoolSizes(2, 1)
@@ -138,6 +147,30 @@ def test_a_load_that_has_outgrown_the_window_is_above() -> None:
     schedule, _ = answered()
     schedule.add(seen(61, 20.0))
     assert schedule.answer(seen(61, 20.0)).change == LOAD_ABOVE
+
+
+def test_a_load_that_has_ended_stays_so_when_backtests_see_its_end_until_they_see_nothing_before_it() -> None:
+    schedule, _ = answered()
+    for number in range(60, 460):
+        schedule.add(seen(number, 0.1))
+        question = asked(schedule, seen(number, 0.1))
+        answer = schedule.answer(seen(number, 0.1))
+        if number == 62:  # two intervals are needed to know it
+            assert answer.change == LOAD_BELOW
+        if question:
+            schedule.note(question, Backtest(PoolSizes(3, 3)), number * T, 1.0)
+            is_over = all((each.requests < 5 * T) for each in question.intervals)
+            expected = LOAD_WITHIN if is_over else LOAD_BELOW
+            assert schedule.answer(seen(number, 0.1)).change == expected
+    assert is_over
+
+
+def test_a_load_that_comes_back_has_not_ended() -> None:
+    schedule, _ = answered()
+    for number, rate in enumerate((0.1, 0.1, 0.1, 5.0), 60):
+        schedule.add(seen(number, rate))
+        answer = schedule.answer(seen(number, rate))
+    assert answer.change == LOAD_WITHIN
 
 
 def test_what_was_missed_too_much_is_made_up_for_down_to_half_of_the_promise() -> None:
