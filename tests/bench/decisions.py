@@ -1,8 +1,8 @@
 """How the SLA policy decides, beside other autoscalers and every split that stands still.
 
 ``python -m tests.bench decisions --repeats N``: N seeds of each of seven families (``cases.py``), the first
-of them in every case (8B and 70B, start-up of 60 and 240 s, both modes), 4 N random hours of bursts (22 at most), and the
-public Azure hour. The first quarter of an hour, in which nothing is known yet, does not count
+of them in every case (8B and 70B, start-up of 60 and 240 s, both modes), 4 N random hours of bursts (22 at
+most), and the public Azure hour. The first quarter of an hour, in which nothing is known yet, does not count
 (``standing.py``). Virtual time: the same on every machine, and measured once. A goal is for most hours, not
 for each.
 
