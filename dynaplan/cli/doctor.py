@@ -394,7 +394,7 @@ def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budg
     from dynaplan.config.service_config import section_options
     from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
     from dynaplan.fleet.gpus import GpuUse
-    from dynaplan.fleet.plugin.model_manager import is_memory_known, model_constraints, model_policy
+    from dynaplan.fleet.model_policies import is_memory_known, model_constraints, model_policy
     from dynaplan.fleet.plugin.shared_memory import SharedMemory, read_host_memory
     from dynaplan.models.model import ModelStatus
     from dynaplan.models.rules.memory import need

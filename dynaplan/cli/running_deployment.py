@@ -72,7 +72,7 @@ def refuse_on_demand(found: RunningDeployment) -> None:
         )
 
 
-def planners_of(found: RunningDeployment) -> dict[str, str]:
+def planner_components(found: RunningDeployment) -> dict[str, str]:
     """Return the component of each model that has a planner of its own, keyed by model.
 
     If no model has one, the only planner is that of the graph: its model and component are "".

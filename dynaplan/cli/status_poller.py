@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.running_deployment import connect, decisions_of, gpus_of, planners_of
+from dynaplan.cli.running_deployment import connect, decisions_of, gpus_of, planner_components
 from dynaplan.cli.status_document import (
     ENGINE_ROLES,
     DeploymentState,
@@ -112,7 +112,7 @@ class StatusPoller:
 
         self._routed = await read_routing(answers.registered)
         texts = [await self._get(f"{url}/metrics") for url in public_urls(answers.registered)]
-        planners, at_s = planners_of(self.found), time.monotonic()
+        planners, at_s = planner_components(self.found), time.monotonic()
         for model in ("", *planners):
             load = self._loads.setdefault(model, ModelLoad(self.found.namespace, model))
             load.add(at_s, filter(None, texts))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.options import namespace_argument
-from dynaplan.cli.running_deployment import connect, decisions_of, planners_of, service_config
+from dynaplan.cli.running_deployment import connect, decisions_of, planner_components, service_config
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.util import screen
 from dynaplan.util.tables import fold
@@ -41,7 +41,7 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
 
     found = connect(namespace)
     nothing = []
-    for model, component in planners_of(found).items():
+    for model, component in planner_components(found).items():
         records = decisions_of(found, 10_000 if changes else last, component)
         if changes:
             records = [record for record in records if is_change(record)]

@@ -169,7 +169,7 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
     return replace(
         settings,
         disaggregation_by_model={
-            each.name: disaggregation_of(each, config, planners.get(each.name, {}))
+            each.name: disaggregation_settings_of(each, config, planners.get(each.name, {}))
             for each in models
             if each.prefill
         },
@@ -179,7 +179,7 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
     )
 
 
-def disaggregation_of(
+def disaggregation_settings_of(
     model: ServedModel, config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]
 ) -> DisaggregationSettings:
     """Return where prompts of a model are prefilled: by its entry, else by the frontend's options.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline, disaggregation_of
+from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline, disaggregation_settings_of
 from dynaplan.config.models import planned_models, served_models
 from dynaplan.config.overrides import MODELS
 from dynaplan.config.parallelism import gpus_needed
@@ -116,7 +116,7 @@ def settings_of_models(config: Mapping[str, Mapping[str, Any]], namespace: str) 
             }
             if pool := models[name].prefill:
                 own |= {"prefill-component": pool.component}
-                own |= {DEADLINE: disaggregation_of(models[name], config, given).prefill_deadline_ms}
+                own |= {DEADLINE: disaggregation_settings_of(models[name], config, given).prefill_deadline_ms}
             settings = PlannerSettings.from_options(with_worker_sizes({**given, **own}, config))
             settings = _with_gpus(settings, models[name], config)
             settings.check()

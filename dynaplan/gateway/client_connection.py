@@ -32,7 +32,7 @@ import httptools
 from dynaplan.gateway import timing
 from dynaplan.gateway.http_messages import ENCODINGS, Request, RequestBody, Response, read_request
 from dynaplan.gateway.openai_api import internal_error
-from dynaplan.gateway.turns import Turn
+from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.util.http_routes import REQUEST_ID
 from dynaplan.worker.http_server import (
     MAX_HEAD_BYTES,
@@ -61,10 +61,10 @@ class HttpServer:
     """The server of the public port. While it ``is_draining``, every answer says "Connection: close"."""
 
     def __init__(
-        self, handle: Handler, limits: ConnectionLimits, closed: Callable[[str], None], turn: Turn
+        self, handle: Handler, limits: ConnectionLimits, closed: Callable[[str], None], batch: StreamBatch
     ) -> None:
         self.handle = handle
-        self.turn = turn
+        self.batch = batch
         self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
         self.is_draining = False
 
@@ -427,7 +427,7 @@ class ClientConnection(asyncio.Protocol):
             return False
         if data:
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
-            if (writes := self._server.turn.writes) is None:
+            if (writes := self._server.batch.writes) is None:
                 transport.write(chunk)
             else:
                 writes.append((transport, chunk))

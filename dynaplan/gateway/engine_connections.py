@@ -7,7 +7,7 @@
    answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
    token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a function
    as they come, and wakes its task only for what that function does not take. With other streams those of
-   a turn of the loop are passed on together (``turns``).
+   a turn of the loop are passed on together (``stream_batching``).
 3. **Back-pressure.** Reading pauses while ``MAX_UNREAD_BYTES`` of an answer wait for their reader; a body of
    more than ``MAX_WRITE_BYTES`` is written piece by piece, so that other streams go on.
 4. **Failure.** What has arrived is read before the error is raised: ``ConnectionError``, whatever it was.
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from dynaplan.gateway import timing
-from dynaplan.gateway.turns import Turn
+from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.util.tls import ClientTls, unverified
 
 MAX_WRITE_BYTES = 256 * 1024
@@ -66,9 +66,9 @@ def target_of(url: str) -> Target:
 class EngineConnection(asyncio.Protocol):
     """One connection, and the answer that comes over it; ``send`` begins the next one."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, batch: StreamBatch) -> None:
         self._loop = asyncio.get_running_loop()
-        self._turn = turn
+        self._batch = batch
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
@@ -139,14 +139,14 @@ class EngineConnection(asyncio.Protocol):
         What it declines, and what is no whole line, stays for ``read``. Return then, or at the answer's end.
         """
         self._sink = sink
-        self._turn.begin_stream()
+        self._batch.begin_stream()
         try:
             self._offer(sink)
             while not (self._pieces or self._is_complete or self._error):
                 self._reader = self._loop.create_future()
                 await self._reader
         finally:
-            self._turn.end_stream()
+            self._batch.end_stream()
             self._sink = None
 
     def _offer(self, sink: Callable[[bytes], bool]) -> None:
@@ -196,9 +196,9 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        sink, turn = self._sink, self._turn
-        if sink is not None and turn.gathers:
-            turn.add(self, data)
+        sink, batch = self._sink, self._batch
+        if sink is not None and batch.gathers:
+            batch.add(self, data)
             return
         try:
             self._parser.feed_data(data)
@@ -238,12 +238,12 @@ class EngineConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """End an answer that ends with its connection; the transport closes itself."""
-        self._turn.run()
+        self._batch.run()
         if self.has_head and self._ends_with_connection:
             self._is_complete = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._turn.run()
+        self._batch.run()
         self._transport = None
         del self._parser  # it leads back here: work for the garbage collector
         if not self._is_complete or not self._expects_answer:
@@ -300,9 +300,9 @@ class EngineConnection(asyncio.Protocol):
 class EnginePool:
     """Opens connections, and keeps those that wait for a next request."""
 
-    def __init__(self, tls: ClientTls, turn: Turn) -> None:
+    def __init__(self, tls: ClientTls, batch: StreamBatch) -> None:
         self._tls = tls
-        self._turn = turn
+        self._batch = batch
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Origin, list[EngineConnection]] = {}
         self._used: set[EngineConnection] = set()
@@ -325,7 +325,7 @@ class EnginePool:
         """Return a new connection; raises OSError or TimeoutError."""
         async with asyncio.timeout(timing.WORKER_CONNECT_TIMEOUT_S):
             _, connection = await self._loop.create_connection(
-                lambda: EngineConnection(self._turn), origin.host, origin.port, ssl=self._context(origin)
+                lambda: EngineConnection(self._batch), origin.host, origin.port, ssl=self._context(origin)
             )
         if self._is_closed:  # meanwhile
             connection.close()

@@ -161,7 +161,7 @@ class FrontendModels:
         return sum(each.router.in_flight_at(instance_id) for each in self.all)
 
     @property
-    def prefills(self) -> tuple[RemotePrefill, ...]:
+    def remote_prefills(self) -> tuple[RemotePrefill, ...]:
         """The remote prefill of each disaggregated model, and the one that all other models share."""
         return tuple(dict.fromkeys(each.prefill for each in self.all))
 

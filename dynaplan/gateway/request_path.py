@@ -468,7 +468,7 @@ class Attempt:
         except _StreamBreak as error:
             return StreamBroken(str(error), error.continuation)  # case 6
         if not answered.error_type:
-            self._note_answered()
+            self._suspect.mark_answered()
         return answered
 
     def usage(self) -> Usage:
@@ -556,9 +556,8 @@ class Attempt:
     async def _read_first_token(self, answer: EngineAnswer) -> tuple[bytes, int]:
         """Read the stream up to its first token; return the events, and the tokens in them.
 
-        Raises WorkerDied when it ends or fails before.
-
-        Raises ApiError when the engine reports that the request itself is at fault.
+        Raises WorkerDied when it ends or fails before, and ApiError when the engine reports that the request
+        itself is at fault.
         """
         beginning = b""
         while events := await answer.read_lines():
@@ -668,10 +667,6 @@ class Attempt:
         self._request.report.record.begin_answer()
         self._progress.release_hand_off()
         self._suspect.begin_answer()
-
-    def _note_answered(self) -> None:
-        """Note a whole answer: it clears the request of deaths."""
-        self._suspect.mark_answered()
 
 
 def _needs_hand_off(instance: Instance) -> bool:

@@ -39,7 +39,7 @@ from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
-from dynaplan.gateway.turns import Turn
+from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
@@ -106,8 +106,8 @@ class FrontendServer:
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         self._metrics = _new_metrics(runtime, settings)
-        self._turn = Turn()
-        self._upstream = Upstream(runtime.worker_token, runtime.client_tls, self._turn)
+        self._batch = StreamBatch()
+        self._upstream = Upstream(runtime.worker_token, runtime.client_tls, self._batch)
         self._background = BackgroundTasks()
         self._sleeping = SleepingWorkers(
             runtime.store, runtime.namespace, self._background, runtime.clock.now_s
@@ -232,7 +232,7 @@ class FrontendServer:
         if self._models.are_on_demand:
             orders = SLEEP.prefix(self._runtime.namespace)
             self._follow(orders, self._sleeping.follow_orders, "follow orders to sleep")
-        for prefill in self._models.prefills:
+        for prefill in self._models.remote_prefills:
             if prefill.is_on:
                 self._follow(prefill.live_prefix, prefill.configure, "follow disaggregation settings")
                 self._runtime.spawn(prefill.connect(), "connect prefill queue")
@@ -262,7 +262,7 @@ class FrontendServer:
 
     async def close(self) -> None:
         """Close every connection, after releasing the hand-offs at the prefill workers."""
-        for prefill in self._models.prefills:
+        for prefill in self._models.remote_prefills:
             await prefill.close()
         if self._page:
             await self._page.close()
@@ -306,7 +306,7 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection, self._turn)
+        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection, self._batch)
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from dynaplan.gateway.engine_connections import EngineConnection, EnginePool, Target, target_of
 from dynaplan.gateway.openai_api import JSON_TYPE, out_of_descriptors
-from dynaplan.gateway.turns import Turn
+from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
 from dynaplan.util.tls import ClientTls
@@ -46,9 +46,9 @@ class Upstream:
     ``tls`` verifies workers that serve https.
     """
 
-    def __init__(self, worker_token: str, tls: ClientTls, turn: Turn) -> None:
+    def __init__(self, worker_token: str, tls: ClientTls, batch: StreamBatch) -> None:
         self._authorization = f"Authorization: Bearer {worker_token}\r\n".encode()
-        self._pool = EnginePool(tls, turn)
+        self._pool = EnginePool(tls, batch)
 
     async def post(
         self,

@@ -223,7 +223,7 @@ class SplitTrial:
 
 
 @dataclass(frozen=True)
-class Backtest:
+class BacktestResult:
     """The latest result of a backtest: the cheapest ``workers`` that would have met the targets.
 
     ``workers`` is None if there is no result yet; ``missing`` says why there is none, no newer one, or why
@@ -246,7 +246,7 @@ class Backtest:
     peak_part: float = 1.0
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Backtest:
+    def from_json(cls, document: Mapping[str, Any]) -> BacktestResult:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         workers = document.get("workers")
         tried = tuple(
@@ -277,7 +277,7 @@ class Observation:
     foresight: TrafficForecast | None = None
     startup_s: float = 0.0
     holds: RoleHolds = field(default_factory=RoleHolds)
-    backtest: Backtest | None = None
+    backtest: BacktestResult | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back, without what has its default."""
@@ -306,7 +306,7 @@ class Observation:
             foresight=TrafficForecast.from_json(foresight) if foresight else None,
             startup_s=document.get("startup_s", 0.0),
             holds=RoleHolds.from_json(document.get("holds", {})),
-            backtest=None if backtest is None else Backtest.from_json(backtest),
+            backtest=None if backtest is None else BacktestResult.from_json(backtest),
         )
 
 

@@ -176,16 +176,16 @@ class BucketMessage:
     data: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
 
-    def if_last(self, sequence: int) -> BucketMessage:
+    def expecting_last(self, sequence: int) -> BucketMessage:
         """Return it such that it is refused unless the name's last message is this one; 0: there is none."""
         return replace(self, headers={**self.headers, EXPECTED: str(sequence)})
 
-    def if_last_of(self, subject: str, sequence: int) -> BucketMessage:
+    def expecting_last_on(self, subject: str, sequence: int) -> BucketMessage:
         """Return a copy that JetStream rejects unless ``sequence`` is the last one on ``subject``."""
         return replace(self, headers={**self.headers, EXPECTED: str(sequence), EXPECTED_SUBJECT: subject})
 
 
-def value_message(name: str, value: str, lease: int) -> BucketMessage:
+def put_message(name: str, value: str, lease: int) -> BucketMessage:
     """Return the message that sets a key; ``lease`` is a lease's id, 0 for none."""
     headers = {LEASE: f"{lease:x}"} if lease else {}
     return BucketMessage(name, value.encode(errors="surrogateescape"), headers)
@@ -203,7 +203,7 @@ def lease_message(lease: int, ttl_s: int) -> BucketMessage:
 
 def guard(subject: str, sequence: int) -> BucketMessage:
     """Return an empty message that is refused unless that is the last message of the subject."""
-    return BucketMessage(GUARD).if_last_of(subject, sequence)
+    return BucketMessage(GUARD).expecting_last_on(subject, sequence)
 
 
 class JetStreamRefusal(PermanentError):

@@ -40,9 +40,9 @@ from dynaplan.store.nats_bucket import (
     lease_message,
     lease_name,
     parse_lease_name,
+    put_message,
     subject_filter,
     tombstone,
-    value_message,
 )
 from dynaplan.store.nats_connection import connect_options
 from dynaplan.store.timing import (
@@ -105,7 +105,7 @@ class NatsStore:
         return tuple(sorted(there, key=lambda item: item.key))
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
-        message = value_message(_name(key), value, lease)
+        message = put_message(_name(key), value, lease)
         await self._require_lease(lease)
         await self._bucket.write(message)
 
@@ -176,7 +176,7 @@ class NatsStore:
             if last is None or last.is_gone:
                 with suppress(Conflict):
                     await self._bucket.write(
-                        BucketMessage(IDENTITY, mark.encode()).if_last(last.sequence if last else 0)
+                        BucketMessage(IDENTITY, mark.encode()).expecting_last(last.sequence if last else 0)
                     )
 
         self._mark = await ensure_identity(read, create)
@@ -190,9 +190,7 @@ class NatsStore:
         self, transaction: Transaction, last: Mapping[str, int]
     ) -> Sequence[BucketMessage]:
         """The messages of a transaction, each refused unless its key is as expected; see ``guard``."""
-        puts = [
-            value_message(_name(key), value, transaction.lease) for key, value in transaction.puts.items()
-        ]
+        puts = [put_message(_name(key), value, transaction.lease) for key, value in transaction.puts.items()]
         writes = dict(zip(transaction.puts, puts, strict=True))
         writes |= {key: tombstone(_name(key)) for key in transaction.deletes}
         guards = [
@@ -200,12 +198,12 @@ class NatsStore:
             for key, sequence in last.items()
             if key not in writes
         ]
-        expecting = [each.if_last(last[key]) if key in last else each for key, each in writes.items()]
+        expecting = [each.expecting_last(last[key]) if key in last else each for key, each in writes.items()]
         return (*guards, *expecting)
 
     async def _renew(self, lease: int, ttl_s: int, sequence: int) -> None:
         sent_s = time.monotonic()
-        written = await self._bucket.write(lease_message(lease, ttl_s).if_last(sequence))
+        written = await self._bucket.write(lease_message(lease, ttl_s).expecting_last(sequence))
         self._renewals[lease] = _Renewal(written, ttl_s, sent_s, self._mark)
 
     async def _check_expiry(self, lease: int, last: Entry | None) -> None:
@@ -495,7 +493,7 @@ class BucketWatcher:
         lease = await self._bucket.read(lease_name(entry.lease))
         if lease is None or lease.is_gone:
             with suppress(Conflict):
-                await self._bucket.write(tombstone(entry.name).if_last(entry.sequence))
+                await self._bucket.write(tombstone(entry.name).expecting_last(entry.sequence))
 
     def _on_connected(self) -> None:
         self._connected.set()

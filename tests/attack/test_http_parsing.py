@@ -22,7 +22,7 @@ from aiohttp import web
 
 from dynaplan.gateway.client_connection import HttpServer
 from dynaplan.gateway.http_messages import InvalidBody, Request, Response
-from dynaplan.gateway.turns import Turn
+from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.worker.http_server import ConnectionLimits
 
 MUTATIONS = 30_000 if os.environ.get("DYNAPLAN_TORTURE") else 300
@@ -152,7 +152,7 @@ class Both:
 
     def __init__(self) -> None:
         self._seen: Seen = []
-        self._ours = HttpServer(self._handle, ConnectionLimits(), lambda _: None, Turn())
+        self._ours = HttpServer(self._handle, ConnectionLimits(), lambda _: None, StreamBatch())
         quiet = logging.getLogger("aiohttp.quiet")
         quiet.disabled = True
         self._theirs = web.Server(self._handle_theirs, access_log=None, logger=quiet, lingering_time=0.0)

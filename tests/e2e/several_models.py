@@ -34,5 +34,6 @@ def loads(deployment: Deployment) -> Counter[str]:
 
 def misdirected(deployment: Deployment) -> list[str]:
     """The requests that were answered by another model's worker, by the frontend's access log."""
-    answered = re.findall(r"model (\S+) at worker dynamo_(\S+),", log_of(deployment, "Frontend"))
+    answered = re.findall(r"model (\S+) at dynamo_(\S+?)(?:_\d+)?,", log_of(deployment, "Frontend"))
+    assert answered, "the access log has no request"
     return [f"{model} by {worker}" for model, worker in answered if model != worker]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -72,14 +73,10 @@ async def test_an_idle_model_sleeps_for_another_and_a_request_wakes_it_without_a
         made.close()
 
 
-async def test_who_kills_serve_a_sleeper_or_one_that_wakes_loses_no_request_and_memory_is_given_once(
-    tmp_path: Path,
-) -> None:
-    made = serving(tmp_path, SLEEPING)
-
-    def pid(model: str) -> int:
-        return int(next((each["pid"] for each in made.workers(model).values()), 0))
-
+@asynccontextmanager
+async def a_sleeper(directory: Path) -> AsyncIterator[tuple[Deployment, Asking]]:
+    """A deployment in which ant sleeps and bee is loaded; at the end no memory was given twice."""
+    made = serving(directory, SLEEPING)
     try:
         await asyncio.to_thread(made.start)
         async with aiohttp.ClientSession() as session:
@@ -88,27 +85,44 @@ async def test_who_kills_serve_a_sleeper_or_one_that_wakes_loses_no_request_and_
             await client.answered("ant")
             await client.answered("bee")
             await eventually(lambda: client.is_asleep("ant"))
-            sleeper = pid("ant")
-            await kill_serve(made)
-            assert await client.is_asleep("ant")
-            assert pid("ant") == sleeper, "a sleeper is adopted"
-
-            waking = asyncio.create_task(client.answered("ant"))
-            await eventually(lambda: client.is_asleep("bee"))
-            os.kill(pid("ant"), signal.SIGKILL)
-            await waking
-            os.kill(pid("bee"), signal.SIGKILL)
-            await client.answered("bee")
-            together = asyncio.create_task(client.answered("ant", "bee"))
-            await asyncio.sleep(0.2)
-            os.kill(pid("bee"), signal.SIGKILL)  # it answers, or falls asleep for the other one
-            await together
+            yield made, client
             watching.cancel()
         assert misdirected(made) == []
         held = [{name for name, state in each.items() if state == "loaded"} for each in client.seen]
         assert max(map(len, held)) == 1, "of two models one at a time fits"
     finally:
         made.close()
+
+
+def pids(deployment: Deployment) -> dict[str, int]:
+    """The processes of the models' workers, by model."""
+    workers = deployment.workers().items()
+    return {name: int(each["pid"]) for name, each in workers if "Frontend" not in name}
+
+
+async def test_who_kills_serve_a_sleeper_or_one_that_wakes_loses_no_request_and_memory_is_given_once(
+    tmp_path: Path,
+) -> None:
+    async with a_sleeper(tmp_path) as (made, client):
+
+        def pid(model: str) -> int:
+            return int(next((each["pid"] for each in made.workers(model).values()), 0))
+
+        sleeper = pid("ant")
+        await kill_serve(made)
+        assert await client.is_asleep("ant")
+        assert pid("ant") == sleeper, "a sleeper is adopted"
+
+        waking = asyncio.create_task(client.answered("ant"))
+        await eventually(lambda: client.is_asleep("bee"))
+        os.kill(pid("ant"), signal.SIGKILL)
+        await waking
+        os.kill(pid("bee"), signal.SIGKILL)
+        await client.answered("bee")
+        together = asyncio.create_task(client.answered("ant", "bee"))
+        await asyncio.sleep(0.2)
+        os.kill(pid("bee"), signal.SIGKILL)  # it answers, or falls asleep for the other one
+        await together
 
 
 KILLS_S = (0.0, 0.05, 0.15, 0.4, 0.7, 1.0) if IS_TORTURE else (0.05, 0.4, 0.7)
@@ -118,36 +132,18 @@ KILLS_S = (0.0, 0.05, 0.15, 0.4, 0.7, 1.0) if IS_TORTURE else (0.05, 0.4, 0.7)
 async def test_who_kills_the_fleet_plugin_while_a_model_sleeps_loses_no_request_and_memory_is_given_once(
     tmp_path: Path,
 ) -> None:
-    made = serving(tmp_path, SLEEPING)
-
-    def pids() -> dict[str, int]:
-        return {name: int(each["pid"]) for name, each in made.workers().items() if "Frontend" not in name}
-
-    try:
-        await asyncio.to_thread(made.start)
-        async with aiohttp.ClientSession() as session:
-            client = Asking(session, made.url)
-            watching = asyncio.create_task(client.watch())
-            await client.answered("ant")
-            await client.answered("bee")
-            await eventually(lambda: client.is_asleep("ant"))
-            begun = pids()
+    async with a_sleeper(tmp_path) as (made, client):
+        begun = pids(made)
+        await kill_plugin(made)
+        assert await client.is_asleep("ant")
+        assert pids(made) == begun, "the sleeper stays, and nothing is started beside it"
+        for number, after_s in enumerate(KILLS_S):
+            order = ("ant", "bee") if number % 2 else ("bee", "ant")
+            asked = asyncio.create_task(client.answered(*order))
+            await asyncio.sleep(after_s)
             await kill_plugin(made)
-            assert await client.is_asleep("ant")
-            assert pids() == begun, "the sleeper stays, and nothing is started beside it"
-            for number, after_s in enumerate(KILLS_S):
-                order = ("ant", "bee") if number % 2 else ("bee", "ant")
-                asked = asyncio.create_task(client.answered(*order))
-                await asyncio.sleep(after_s)
-                await kill_plugin(made)
-                await asked
-            watching.cancel()
-        assert misdirected(made) == []
-        held = [{name for name, state in each.items() if state == "loaded"} for each in client.seen]
-        assert max(map(len, held)) == 1, "of two models one at a time fits"
-        assert pids() == begun, "each was woken, and none loaded again"
-    finally:
-        made.close()
+            await asked
+        assert pids(made) == begun, "each was woken, and none loaded again"
 
 
 async def kill_plugin(deployment: Deployment) -> None:

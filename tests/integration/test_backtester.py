@@ -13,7 +13,7 @@ import pytest
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.backtesting.backtester import NICENESS, LiveBacktester
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
-from dynaplan.planner.model import Backtest, Observation, PlannerState
+from dynaplan.planner.model import BacktestResult, Observation, PlannerState
 from tests.fakes.polling import eventually
 from tests.unit.planner.rules.targets import SETTINGS, planned_interval
 
@@ -42,7 +42,7 @@ class Answers:
     def __init__(self, backtester: LiveBacktester) -> None:
         self._backtester, self._number = backtester, 59
 
-    def next(self) -> Backtest:
+    def next(self) -> BacktestResult:
         self._number += 1
         return self._backtester.observe(seen(self._number), PlannerState())
 
@@ -57,7 +57,7 @@ async def test_an_answer_comes_while_planning_goes_on_from_a_process_that_gives_
     answers = Answers(backtester)
     assert answers.next().missing == "the first backtest is being computed"
     await eventually(lambda: helpers())
-    found: list[Backtest] = []
+    found: list[BacktestResult] = []
     await eventually(lambda: found.append(answers.next()) or found[-1].workers)
     assert found[-1].workers == PoolSizes(1, 1)
     assert found[-1].is_new
@@ -73,7 +73,7 @@ async def test_a_process_that_is_killed_leaves_no_answer_and_says_so(
     answers.next()
     await eventually(lambda: helpers())
     os.kill(helpers()[0].pid, signal.SIGKILL)
-    found: list[Backtest] = []
+    found: list[BacktestResult] = []
     await eventually(lambda: found.append(answers.next()) or "not computed" in found[-1].missing)
     assert found[-1].workers is None
     assert "no worker is removed" in caplog.text

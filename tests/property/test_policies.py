@@ -20,7 +20,7 @@ from dynaplan.planner.model import (
     LOAD_BELOW,
     LOAD_WITHIN,
     AverageLoad,
-    Backtest,
+    BacktestResult,
     Corrections,
     Decision,
     ErrorBudget,
@@ -103,9 +103,9 @@ foresights = st.one_of(
 )
 backtests = st.one_of(
     st.none(),
-    st.just(Backtest(missing="first start")),
+    st.just(BacktestResult(missing="first start")),
     st.builds(
-        Backtest,
+        BacktestResult,
         st.builds(PoolSizes, counts, counts),
         st.sampled_from(["", "", "it was killed"]),
         is_new=st.booleans(),

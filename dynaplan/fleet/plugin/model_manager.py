@@ -18,11 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dynaplan.config.models import models_together, served_models
+from dynaplan.config.models import served_models
 from dynaplan.config.planner import settings_of_models
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import (
     MAX_EVENTS,
@@ -33,6 +31,7 @@ from dynaplan.fleet.model_keys import (
     PoolReport,
     Refusal,
 )
+from dynaplan.fleet.model_policies import model_constraints, model_policy
 from dynaplan.fleet.plugin.shared_memory import (
     ReadHost,
     SharedDevices,
@@ -57,7 +56,6 @@ from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.models.model import (
     HOST,
-    Constraints,
     Load,
     ModelPolicies,
     ModelPolicy,
@@ -66,7 +64,6 @@ from dynaplan.models.model import (
     ModelStatus,
     Plan,
     Refuse,
-    SleepLevel,
 )
 from dynaplan.models.rules.ladder import failed_sleep, idle_until_s
 from dynaplan.models.rules.memory import gb, level_of
@@ -94,7 +91,7 @@ class ModelWishes(NamedTuple):
     planned: Mapping[str, int]
 
 
-class _Pool(NamedTuple):
+class _PoolSettings(NamedTuple):
     """The decode workers of a model, which have its name, or its prefill workers: of one component."""
 
     name: str
@@ -104,13 +101,13 @@ class _Pool(NamedTuple):
     is_prefill: bool = False
 
 
-def _pools_of(model: ServedModel) -> tuple[_Pool, ...]:
+def _pools_of(model: ServedModel) -> tuple[_PoolSettings, ...]:
     """Return the pools of a model, the decode workers first."""
-    decode = _Pool(model.name, model.component, model.name, model.settings)
+    decode = _PoolSettings(model.name, model.component, model.name, model.settings)
     own = model.prefill
     if own is None:
         return (decode,)
-    return decode, _Pool(
+    return decode, _PoolSettings(
         prefill_pool_name(model.name), own.component, model.name, own.settings, is_prefill=True
     )
 
@@ -319,7 +316,7 @@ class ModelManager:
         if model.name not in self._planned or seen_s is None or self._moment.now_s - seen_s > PLANNER_GRACE_S:
             return status
 
-        def wanted(pool: _Pool) -> int:
+        def wanted(pool: _PoolSettings) -> int:
             own = [each for each in fleet if each.component == pool.component]
             present = sum(each.state in COUNTS and each.state is not WorkerState.FAILED for each in own)
             return planned.get(pool.name, max(1, present))
@@ -341,7 +338,7 @@ class ModelManager:
         return kept
 
     def _further_workers(
-        self, pool: _Pool, fleet: Iterable[Worker], orders: ModelOrders
+        self, pool: _PoolSettings, fleet: Iterable[Worker], orders: ModelOrders
     ) -> dict[str, ModelStatus]:
         """Return the status of the pool's workers but the model's first, and of leftovers with memory."""
         first, rules = self._statuses[pool.model], self._settings.models[pool.model]
@@ -391,14 +388,14 @@ class ModelManager:
         decode, *prefill = map(self._pool_policy, _pools_of(model))
         return replace(decode, prefill=prefill[0], sleep_levels=()) if prefill else decode
 
-    def _pool_policy(self, pool: _Pool) -> ModelPolicy:
+    def _pool_policy(self, pool: _PoolSettings) -> ModelPolicy:
         service = self._launch.graph.service(pool.component)
         options = self._launch.settings_of(pool.component)
         gpus = service.gpus if service else 0
         policy = model_policy(pool.settings, options, gpus, self._launch.gpus)
         return replace(policy, estimate_load_s=self._usual_load_s(pool, gpus))
 
-    def _usual_load_s(self, pool: _Pool, gpus: float) -> float:
+    def _usual_load_s(self, pool: _PoolSettings, gpus: float) -> float:
         role = Role.PREFILL if pool.is_prefill else Role.DECODE
         anybody = Worker("", pool.component, role, gpus=tuple(range(math.ceil(gpus))))
         key = startup_key(anybody, self._launch.settings_of(pool.component))
@@ -479,122 +476,6 @@ class ModelManager:
             if _SECONDS.sub("", before) != _SECONDS.sub("", sentence):
                 self.events.append(ModelEvent(self._moment.unix_s, action.model, sentence))
                 log.info("model %s: %s", action.model, sentence)
-
-
-def model_constraints(
-    models: Iterable[ServedModel], config: Mapping[str, Mapping[str, object]]
-) -> Constraints:
-    """Return which of the models may be loaded at once by the owner's word, beside memory."""
-    leaves = {each.name: frozenset(each.settings.not_beside or ()) for each in models}
-    return Constraints({name: gone for name, gone in leaves.items() if gone}, models_together(config))
-
-
-def model_policy(
-    own: OnDemandSettings, options: Mapping[str, object], gpus: float, inventory: Sequence[Gpu]
-) -> ModelPolicy:
-    """Return what is said of a model, and what its files tell, as the rules need it.
-
-    ``options`` are those of its workers, ``gpus`` the GPUs that each of them asks for, of the ``inventory``.
-    """
-    are_real = any(not gpu.is_simulated for gpu in inventory)
-    is_on_gpus = gpus > 0 and bool(inventory) and (are_real or engine_of(options) == SIMULATED)
-    if options.get("n-gpu-layers") == 0:
-        is_on_gpus = False
-    devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
-    return ModelPolicy(
-        ttl_s=own.ttl_s,
-        is_pinned=own.pin,
-        priority=own.priority,
-        min_stay_s=own.min_stay_s,
-        max_swap_wait_s=own.max_swap_wait_s,
-        load_timeout_s=own.load_timeout_s,
-        devices=devices,
-        is_exclusive=not own.share,
-        claim_bytes=own.memory_bytes or 0,
-        estimate_bytes=_estimate_bytes(options, gpus, devices, inventory),
-        sleep_levels=_sleep_levels(options, gpus) if devices and own.max_workers == 1 else (),
-        max_workers=own.max_workers,
-        requests_per_worker=own.requests_per_worker,
-    )
-
-
-PROCESS_BYTES = 160 * 2**20
-"""What the processes of a worker that computes on the CPU take besides weights and KV."""
-
-UNKNOWN_FRACTION = 0.9
-"""The part of a GPU that a model is taken to need of which nothing is known: what engines take unasked."""
-
-PREALLOCATING_OVERHEAD = 1.1
-PREALLOCATING_OVERHEAD_BYTES = 3 * 2**29
-"""What an engine that takes all its memory at its start needs besides weights and KV: graphs, activations."""
-
-
-def _estimate_bytes(
-    options: Mapping[str, object], gpus: float, devices: int, inventory: Sequence[Gpu]
-) -> int:
-    """Return what one worker takes of each of its devices, by the model's files; 0 where nothing tells it.
-
-    On a GPU a model of unknown size is taken to need nearly all of it.
-    """
-    from dynaplan.engines.model_memory import memory_need
-
-    engine = engine_of(options)
-    smallest = min((gpu.memory_bytes for gpu in inventory), default=0)
-    given = _given_fraction(options)
-    if devices and given:
-        return int(given * smallest)
-    need = memory_need(engine, options, gpus)
-    if need is None:
-        return int(UNKNOWN_FRACTION * smallest) if devices else 0
-    needed = int(need.total_bytes) // max(1, devices)
-    if not devices:
-        return needed + PROCESS_BYTES
-    if engine in ("vllm", "sglang", "trtllm"):
-        needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
-    return needed
-
-
-def _given_fraction(options: Mapping[str, object]) -> float:
-    """Return the configured fraction of each GPU's memory that the engine takes; 0 if none is configured."""
-    given = options.get("gpu-memory-utilization") or options.get("mem-fraction-static")
-    return given if isinstance(given, int | float) else 0.0
-
-
-def is_memory_known(own: OnDemandSettings, options: Mapping[str, object], gpus: float) -> bool:
-    """Return whether anything tells before the first load what a worker of the model takes."""
-    from dynaplan.engines.model_memory import memory_need
-
-    is_told = own.memory_bytes or _given_fraction(options)
-    return bool(is_told or memory_need(engine_of(options), options, gpus))
-
-
-SLEEPERS = ("vllm", SIMULATED)
-"""The engines that can be put to sleep."""
-
-KEPT_BYTES = 1_100_000_000
-"""What a vLLM at level 1 keeps of each GPU: its CUDA context, and what is not in its pool."""
-
-WAKE_S = 0.17
-WAKE_S_PER_BYTE = 0.078e-9
-"""A line through what vLLM 0.11 took to wake on an A100 at level 1, by its blog of 2025-10-26: 0.26 s with
-0.6 B parameters, 0.82 s with 4.2 B of 2 bytes each."""
-
-
-def _sleep_levels(options: Mapping[str, object], gpus: float) -> tuple[SleepLevel, ...]:
-    """Return the levels at which the worker can sleep: level 1, with the weights in the host's memory.
-
-    Level 2 drops the weights; vLLM has them read again by calls of their own, and is not put there.
-    """
-    from dynaplan.engines.model_memory import memory_need
-
-    engine = engine_of(options)
-    if not options.get("enable-sleep-mode") or engine not in SLEEPERS:
-        return ()
-    need = memory_need(engine, options, gpus)
-    weights_bytes = int(need.weights_bytes) if need else 0
-    host_bytes = 0 if engine == SIMULATED else weights_bytes
-    wake_s = WAKE_S + WAKE_S_PER_BYTE * weights_bytes / max(1.0, gpus)
-    return (SleepLevel("1", wake_s, KEPT_BYTES, host_bytes),)
 
 
 def wall_clock_moment(now_s: float) -> Moment:

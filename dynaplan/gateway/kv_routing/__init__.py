@@ -3,7 +3,7 @@
 - ``index``: which workers hold which blocks, reported or predicted.
 - ``follower`` keeps the reported index in step with the engines' KV events (``engines/kv_events``).
 - ``tokenizing`` turns a prompt into block hashes, in a process of its own (``tokenizer_main``, which reads
-  ``model_files`` and renders ``chat_templates``).
+  ``tokenizer_files`` and renders ``chat_templates``).
 - ``replica_sync`` shares bookings among several frontends.
 - ``router_inputs`` has all of these for the router.
 

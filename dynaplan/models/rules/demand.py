@@ -132,13 +132,13 @@ class Demands:
 
     # d: others leave
 
-    def _candidates(self, most: Leave) -> list[str]:
-        """Return the workers whose unloading is allowed at ``most``: those allowed at a lower level first,
+    def _candidates(self, level: Leave) -> list[str]:
+        """Return the workers whose unloading is allowed at ``level``: those allowed at a lower level first,
         then those of lower value. A prefill worker has the value of its model, and precedes it."""
         draft = self._draft
         found = []
         for name in draft.future:
-            if name not in draft.settled and (tenure := self._tenure(name)).leave <= most:
+            if name not in draft.settled and (tenure := self._tenure(name)).leave <= level:
                 is_prefill = draft.statuses[name].is_prefill
                 valued = draft.model_of(name) if is_prefill else name
                 worth = -score(draft.settings(valued), draft.statuses[valued], self._now_s)

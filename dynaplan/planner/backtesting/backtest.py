@@ -8,7 +8,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.evidence import requests_of
 from dynaplan.planner.backtesting.schedule import Question
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
-from dynaplan.planner.model import Backtest, SplitTrial, WorkerLimits
+from dynaplan.planner.model import BacktestResult, SplitTrial, WorkerLimits
 from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from dynaplan.simulation.outcome import Slo
@@ -19,7 +19,7 @@ MAX_COMPARED = 4
 """Splits that an answer keeps, its own first and then those that cost as little."""
 
 
-def backtest(model: PerformanceModel, settings: PlannerSettings, question: Question) -> Backtest:
+def backtest(model: PerformanceModel, settings: PlannerSettings, question: Question) -> BacktestResult:
     """Return the cheapest split for the question's traffic; takes seconds of CPU time."""
     service = apply_corrections(model, question.corrections, question.present)
     engine = service.decode.settings
@@ -36,7 +36,7 @@ def backtest(model: PerformanceModel, settings: PlannerSettings, question: Quest
         (each for each in trials if each is not best), key=lambda each: (each.gpus, -each.in_time)
     )
     is_ended = not best.is_kept and best.progress < 1
-    return Backtest(
+    return BacktestResult(
         best.workers,
         f"none of the {len(trials)} splits that were tried keeps the promise" if is_ended else "",
         requests=len(requests),

@@ -15,7 +15,7 @@ import msgspec
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import BacktestSchedule, Question
-from dynaplan.planner.model import Backtest, Observation, PlannerState
+from dynaplan.planner.model import BacktestResult, Observation, PlannerState
 from dynaplan.planner.rules.decision import backtest_basis
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.planner.timing import BACKTEST_DEADLINE_S
@@ -37,7 +37,7 @@ NICENESS = 10
 class BacktestAnswer(msgspec.Struct):
     """What the process answers: the backtest, and the seconds of CPU time that it took."""
 
-    backtest: Backtest
+    backtest: BacktestResult
     cpu_s: float
 
 
@@ -89,7 +89,7 @@ class LiveBacktester:
         self._running: asyncio.Task[None] | None = None
         self._failure = ""
 
-    def observe(self, observation: Observation, state: PlannerState) -> Backtest:
+    def observe(self, observation: Observation, state: PlannerState) -> BacktestResult:
         """Return the answer that holds now; begins the next backtest where it is due.
 
         While nothing is known of the fleet only the traffic is taken up: an answer waits until it can count.
@@ -97,7 +97,7 @@ class LiveBacktester:
         schedule = self._schedule
         schedule.add(observation)
         if observation.unknown:
-            return Backtest(missing=observation.unknown)
+            return BacktestResult(missing=observation.unknown)
         present, limits = backtest_basis(self._settings, observation)
         if question := schedule.question(observation, state, limits, present):
             self._running = asyncio.create_task(self._ask(question, observation.at_s), name="backtest")

@@ -5,8 +5,8 @@
   full window with few requests, or none, is evidence: whoever waits for more holds GPUs for nobody. Then one
   comes every twelfth of the window, five minutes of an hour, and later where it takes long: at most
   ``MAX_CPU_SHARE`` of a core is spent in the mean.
-- A worker leaves only in the interval in which an answer comes (``Backtest.is_new``), so an answer never
-  removes what was added after its evidence.
+- A worker leaves only in the interval in which an answer comes (``BacktestResult.is_new``), so an answer
+  never removes what was added after its evidence.
 - A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
 - A load that has ended stays so, though the next backtests see its end as well as its peak, until there is
   one that sees nothing before the end, or the load comes back.
@@ -33,7 +33,7 @@ from dynaplan.planner.backtesting.evidence import (
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
 from dynaplan.planner.model import (
     LOAD_BELOW,
-    Backtest,
+    BacktestResult,
     Corrections,
     Observation,
     PlannerState,
@@ -78,7 +78,7 @@ class BacktestSchedule:
         self._window_s = window_of(settings)
         self._every_s = self._window_s / BACKTESTS_PER_WINDOW
         self._evidence = Evidence(self._window_s)
-        self._answer = Backtest()
+        self._answer = BacktestResult()
         self._intervals_seen = 0
         self._before_end: tuple[Interval, ...] = ()
         self._dropped_since_asked = 0
@@ -113,7 +113,7 @@ class BacktestSchedule:
             self._may_miss(state),
         )
 
-    def note(self, question: Question, answer: Backtest, at_s: float, took_s: float) -> None:
+    def note(self, question: Question, answer: BacktestResult, at_s: float, took_s: float) -> None:
         """Note an answer, which took that many seconds of CPU time."""
         self._answer, self._is_new = answer, True
         if all(each is not question.intervals[0] for each in self._before_end):
@@ -126,7 +126,7 @@ class BacktestSchedule:
         self._answer = replace(self._answer, missing=why)
         self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
 
-    def answer(self, observation: Observation) -> Backtest:
+    def answer(self, observation: Observation) -> BacktestResult:
         """Return the answer that holds in the interval of the observation."""
         is_new, self._is_new = self._is_new, False
         if self._answer.workers is None:

@@ -24,7 +24,7 @@ from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,
-    Backtest,
+    BacktestResult,
     DecisionStep,
     Observation,
     Sizing,
@@ -38,7 +38,7 @@ def apply_backtest(
     sizing: Sizing, observation: Observation, limits: WorkerLimits, current: PoolSizes
 ) -> Sizing:
     """Return the size that the backtest allows, of one that the forecast needs; within the limits."""
-    answer = observation.backtest or Backtest(missing="no backtest was made")
+    answer = observation.backtest or BacktestResult(missing="no backtest was made")
     after, scarce, why = _choose(sizing.workers, answer, observation, current)
     after = limits.cap(raise_to(after, limits.least))
     if limits.gpus(after) > limits.max_gpus:
@@ -57,7 +57,7 @@ def apply_backtest(
 
 
 def _choose(
-    wanted: PoolSizes, answer: Backtest, observation: Observation, current: PoolSizes
+    wanted: PoolSizes, answer: BacktestResult, observation: Observation, current: PoolSizes
 ) -> tuple[PoolSizes, PoolSizes, str]:
     """Return the workers, those that go first where GPUs lack, and why."""
     added = raise_to(current, wanted)
@@ -86,7 +86,7 @@ def _part_of(workers: PoolSizes, part: float) -> PoolSizes:
     return PoolSizes(math.ceil(part * workers.prefill), math.ceil(part * workers.decode))
 
 
-def _objection(observation: Observation, answer: Backtest) -> str:
+def _objection(observation: Observation, answer: BacktestResult) -> str:
     fleet = observation.fleet
     failing = sum(role.failed + role.backoff for role in (fleet.prefill, fleet.decode))
     if failing:
@@ -96,7 +96,7 @@ def _objection(observation: Observation, answer: Backtest) -> str:
     return f"because {answer.missing}" if answer.missing else ""
 
 
-def describe_backtest(answer: Backtest) -> str:
+def describe_backtest(answer: BacktestResult) -> str:
     """Say what the answer would have kept, and the best of the splits with fewer GPUs."""
     [chosen, *others] = answer.tried or (SplitTrial(answer.workers or PoolSizes(), 0, 0.0),)
     cheaper = max(

@@ -11,7 +11,7 @@ import pytest
 from dynaplan.config.frontend import (
     PrefillDeadline,
     configured_deadline,
-    disaggregation_of,
+    disaggregation_settings_of,
     frontends_for,
     own_frontend_settings,
     prefill_deadline,
@@ -229,8 +229,8 @@ def test_each_disaggregated_model_places_its_prompts_as_it_says_else_as_all_do()
             },
         }
     )
-    ant, bee = (disaggregation_of(each, config, {}) for each in served_models(config))
+    ant, bee = (disaggregation_settings_of(each, config, {}) for each in served_models(config))
     assert (ant.is_on, ant.is_conditional, ant.max_local_tokens) == (True, True, 20)
     assert (bee.is_on, bee.max_local_tokens, bee.prefill_deadline_ms) == (True, 300, 0.0)
-    planned = disaggregation_of(served_models(config)[0], config, {"policy": "sla", "ttft": 250})
+    planned = disaggregation_settings_of(served_models(config)[0], config, {"policy": "sla", "ttft": 250})
     assert planned.prefill_deadline_ms == 250

@@ -11,7 +11,7 @@ import pytest
 from dynaplan.gateway import timing
 from dynaplan.gateway.client_connection import MAX_PIPELINED, ClientConnection, HttpServer
 from dynaplan.gateway.http_messages import InvalidBody, Request, Response
-from dynaplan.gateway.turns import Turn
+from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.worker.http_server import MAX_HEAD_BYTES, ConnectionLimits
 from tests.fakes.polling import eventually
 
@@ -103,7 +103,7 @@ class Held:
 
 
 def connected(handle: Handle) -> tuple[Wire, HttpServer]:
-    server = HttpServer(handle, ConnectionLimits(), lambda _: None, Turn())
+    server = HttpServer(handle, ConnectionLimits(), lambda _: None, StreamBatch())
     return Wire(ClientConnection(server)), server
 
 

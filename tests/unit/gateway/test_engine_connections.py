@@ -17,7 +17,7 @@ from dynaplan.gateway.engine_connections import (
     Origin,
     target_of,
 )
-from dynaplan.gateway.turns import Turn
+from dynaplan.gateway.stream_batching import StreamBatch
 from tests.fakes.polling import eventually
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -48,15 +48,15 @@ class Wire:
         self.is_paused = False
 
 
-def connected(turn: Turn | None = None) -> tuple[EngineConnection, Wire]:
-    connection, wire = EngineConnection(turn or Turn()), Wire()
+def connected(batch: StreamBatch | None = None) -> tuple[EngineConnection, Wire]:
+    connection, wire = EngineConnection(batch or StreamBatch()), Wire()
     connection.connection_made(cast(asyncio.Transport, wire))
     return connection, wire
 
 
-async def answered(*pieces: bytes, turn: Turn | None = None) -> tuple[EngineConnection, Wire]:
+async def answered(*pieces: bytes, batch: StreamBatch | None = None) -> tuple[EngineConnection, Wire]:
     """A connection over which a request was sent and these bytes came."""
-    connection, wire = connected(turn)
+    connection, wire = connected(batch)
     sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
     await asyncio.sleep(0)
     assert wire.written == [b"HEADbody"]
@@ -158,9 +158,9 @@ async def test_a_large_body_goes_in_pieces_and_no_further_than_the_answer() -> N
 
 
 async def forwarded(
-    take: Callable[[bytes], bool], turn: Turn | None = None
+    take: Callable[[bytes], bool], batch: StreamBatch | None = None
 ) -> tuple[EngineConnection, asyncio.Task[None]]:
-    connection, _ = await answered(CHUNKED, turn=turn)
+    connection, _ = await answered(CHUNKED, batch=batch)
     task = asyncio.create_task(connection.forward(take))
     await asyncio.sleep(0)
     return connection, task
@@ -210,16 +210,16 @@ async def test_forwarding_ends_with_the_answer_and_with_a_failure_of_either_side
 
 
 async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end() -> None:
-    turn, taken = Turn(), list[bytes]()
+    batch, taken = StreamBatch(), list[bytes]()
 
     def take(lines: bytes) -> bool:
         taken.append(lines)
         return True
 
-    first, task = await forwarded(take, turn)
+    first, task = await forwarded(take, batch)
     first.data_received(b"2\r\n1\n\r\n")
     assert taken == [b"1\n"]  # it is alone
-    second, other_task = await forwarded(take, turn)
+    second, other_task = await forwarded(take, batch)
     second.data_received(b"2\r\n2\n\r\n")
     first.data_received(b"2\r\n3\n\r\n")
     assert taken == [b"1\n"]
@@ -235,14 +235,14 @@ async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end()
 
 @pytest.mark.parametrize("end", ["connection_lost", "eof_received"])
 async def test_what_has_arrived_is_forwarded_before_its_connection_is_lost(end: str) -> None:
-    turn, taken = Turn(), list[bytes]()
+    batch, taken = StreamBatch(), list[bytes]()
 
     def take(lines: bytes) -> bool:
         taken.append(lines)
         return True
 
-    first, task = await forwarded(take, turn)
-    _, other_task = await forwarded(take, turn)
+    first, task = await forwarded(take, batch)
+    _, other_task = await forwarded(take, batch)
     first.data_received(b"2\r\na\n\r\n0\r\n\r\n")
     first.connection_lost(None) if end == "connection_lost" else first.eof_received()
     assert taken == [b"a\n"]
@@ -256,7 +256,7 @@ class Pool:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wires: list[Wire] = []
-        self.pool = EnginePool(False, Turn())
+        self.pool = EnginePool(False, StreamBatch())
         loop = asyncio.get_running_loop()
 
         async def connect(make: Any, *_: Any, **__: Any) -> tuple[Any, Any]:

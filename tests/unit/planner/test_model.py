@@ -9,7 +9,7 @@ import pytest
 from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
-    Backtest,
+    BacktestResult,
     Corrections,
     Decision,
     DecisionStep,
@@ -44,8 +44,8 @@ def test_a_forecast_of_a_version_that_knew_surprises_is_read() -> None:
 
 def test_a_backtest_is_read_as_it_was_written() -> None:
     tried = (SplitTrial(PoolSizes(3, 1), 4, 0.97), SplitTrial(PoolSizes(2, 1), 3, 0.91, is_at_most=True))
-    backtest = Backtest(PoolSizes(3, 1), "late", 500, 3600.0, tried, is_new=True, change="above")
-    for each in (None, Backtest(missing="first start"), backtest):
+    backtest = BacktestResult(PoolSizes(3, 1), "late", 500, 3600.0, tried, is_new=True, change="above")
+    for each in (None, BacktestResult(missing="first start"), backtest):
         seen = Observation(0.0, backtest=each)
         assert Observation.from_json(json.loads(json.dumps(seen.to_json()))) == seen
 

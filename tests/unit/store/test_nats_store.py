@@ -6,8 +6,8 @@ from dynaplan.store.nats_bucket import (
     Entry,
     lease_message,
     lease_name,
+    put_message,
     tombstone,
-    value_message,
 )
 from dynaplan.store.nats_store import BucketMirror
 
@@ -18,7 +18,7 @@ def stored(message: BucketMessage, sequence: int) -> Entry:
 
 
 def put(key: str, sequence: int, lease: int = 0) -> Entry:
-    return stored(value_message(key, "v", lease), sequence)
+    return stored(put_message(key, "v", lease), sequence)
 
 
 def lease(number: int, sequence: int) -> Entry:

@@ -16,7 +16,7 @@ from dynaplan.planner.backtesting.backtester import (
     LiveBacktester,
 )
 from dynaplan.planner.backtesting.schedule import BacktestSchedule, Question
-from dynaplan.planner.model import Backtest, Corrections, PlannerState, WorkerLimits
+from dynaplan.planner.model import BacktestResult, Corrections, PlannerState, WorkerLimits
 from dynaplan.process.helper import HelperFailed, HelperProcess
 from tests.unit.planner.rules.targets import SETTINGS, planned_interval
 
@@ -32,7 +32,7 @@ async def test_backtests_are_computed_one_after_another_and_their_time_counts_fo
     async def ask(helper: object, options: object, payload: bytes) -> tuple[dict[str, object], bytes]:
         begun.append(len(begun))
         await computed.wait()
-        return {}, msgspec.json.encode(BacktestAnswer(Backtest(requests=7), 2.0))
+        return {}, msgspec.json.encode(BacktestAnswer(BacktestResult(requests=7), 2.0))
 
     monkeypatch.setattr(HelperProcess, "ask", ask)
     process = BacktestProcess(planners=3)
@@ -62,9 +62,9 @@ async def test_a_failed_backtest_says_why_and_leaves_the_process_to_the_next_one
 
 async def test_while_nothing_is_known_of_the_fleet_traffic_is_taken_up_and_no_answer_is_used_up() -> None:
     schedule = BacktestSchedule(SETTINGS)
-    schedule.note(QUESTION, Backtest(PoolSizes(0, 1), requests=7), 0.0, 0.0)
+    schedule.note(QUESTION, BacktestResult(PoolSizes(0, 1), requests=7), 0.0, 0.0)
     live = LiveBacktester(SETTINGS, schedule)
     unloaded = replace(planned_interval(1, 1, [1.0]), unknown="the model a is unloaded")
-    assert live.observe(unloaded, PlannerState()) == Backtest(missing="the model a is unloaded")
+    assert live.observe(unloaded, PlannerState()) == BacktestResult(missing="the model a is unloaded")
     assert schedule.answer(planned_interval(1, 1, [1.0])).is_new
     await live.close()

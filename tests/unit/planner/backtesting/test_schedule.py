@@ -11,7 +11,7 @@ from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,
     LOAD_WITHIN,
-    Backtest,
+    BacktestResult,
     ErrorBudget,
     Observation,
     PlannerState,
@@ -49,14 +49,14 @@ def answered(intervals: int = 60, took_s: float = 1.0) -> tuple[BacktestSchedule
     schedule, observation = schedule_after(intervals)
     question = asked(schedule, observation)
     assert question
-    schedule.note(question, Backtest(PoolSizes(1, 1)), observation.at_s, took_s)
+    schedule.note(question, BacktestResult(PoolSizes(1, 1)), observation.at_s, took_s)
     return schedule, observation
 
 
 def test_a_first_start_has_no_answer_until_ten_minutes_are_known() -> None:
     schedule, observation = schedule_after(59)
     assert asked(schedule, observation) is None
-    assert schedule.answer(observation) == Backtest(
+    assert schedule.answer(observation) == BacktestResult(
         missing="590 s of traffic are known, and a backtest needs 600"
     )
     assert asked(*schedule_after(60)) is not None
@@ -85,7 +85,7 @@ def test_a_short_window_needs_no_more_than_itself_and_is_backtested_as_often() -
         schedule.add(seen(number))
     question = asked(schedule, seen(2))
     assert question
-    schedule.note(question, Backtest(PoolSizes(1, 1)), seen(2).at_s, 0.1)
+    schedule.note(question, BacktestResult(PoolSizes(1, 1)), seen(2).at_s, 0.1)
     assert asked(schedule, seen(3))
 
 
@@ -132,7 +132,7 @@ def test_one_that_fails_leaves_the_last_answer_and_says_so_until_the_next_one() 
     assert (held.workers, held.missing, held.is_new) == (PoolSizes(1, 1), "it was killed", False)
     question = asked(schedule, replace(observation, at_s=observation.at_s + EVERY_S))
     assert question
-    schedule.note(question, Backtest(PoolSizes(2, 1)), 0.0, 1.0)
+    schedule.note(question, BacktestResult(PoolSizes(2, 1)), 0.0, 1.0)
     assert schedule.answer(observation).missing == ""
 
 
@@ -140,7 +140,7 @@ def test_a_first_one_that_fails_leaves_no_answer() -> None:
     schedule, observation = schedule_after(60)
     asked(schedule, observation)
     schedule.fail("it was killed", observation.at_s)
-    assert schedule.answer(observation) == Backtest(missing="it was killed")
+    assert schedule.answer(observation) == BacktestResult(missing="it was killed")
 
 
 def test_a_load_that_has_outgrown_the_window_is_above() -> None:
@@ -158,7 +158,7 @@ def test_a_load_that_has_ended_stays_so_when_backtests_see_its_end_until_they_se
         if number == 62:  # two intervals are needed to know it
             assert answer.change == LOAD_BELOW
         if question:
-            schedule.note(question, Backtest(PoolSizes(3, 3)), number * T, 1.0)
+            schedule.note(question, BacktestResult(PoolSizes(3, 3)), number * T, 1.0)
             is_over = all((each.requests < 5 * T) for each in question.intervals)
             expected = LOAD_WITHIN if is_over else LOAD_BELOW
             assert schedule.answer(seen(number, 0.1)).change == expected
@@ -202,7 +202,7 @@ def test_intervals_that_come_while_a_backtest_is_computed_are_not_what_it_saw() 
     assert question
     for number in range(60, 63):
         schedule.add(seen(number, 15.0))
-    schedule.note(question, Backtest(PoolSizes(1, 1)), seen(63).at_s, 1.0)
+    schedule.note(question, BacktestResult(PoolSizes(1, 1)), seen(63).at_s, 1.0)
     answer = schedule.answer(seen(63, 15.0))
     assert answer.is_new
     assert answer.change == LOAD_ABOVE

@@ -12,7 +12,7 @@ from dynaplan.fleet.counts import PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.planner.assembly import restore_evidence
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
-from dynaplan.planner.model import Backtest, Observation, PlannerState, WorkerLimits
+from dynaplan.planner.model import BacktestResult, Observation, PlannerState, WorkerLimits
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.timing import BACKTEST_DEADLINE_S
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
@@ -45,7 +45,7 @@ def answered(
     schedule, now = after(60, present_per_s, failing), seen(60, present_per_s)
     question = schedule.question(now, PlannerState(), WorkerLimits(8), PRESENT)
     assert question
-    schedule.note(question, Backtest(ENOUGH), now.at_s, 1.0)
+    schedule.note(question, BacktestResult(ENOUGH), now.at_s, 1.0)
     return schedule, now
 
 
@@ -187,5 +187,5 @@ def test_a_failure_that_the_window_has_forgotten_stops_no_removal() -> None:
     now = seen(window + 31, QUIET_PER_S)
     question = schedule.question(now, PlannerState(), WorkerLimits(8), PRESENT)
     assert question
-    schedule.note(question, Backtest(ENOUGH), now.at_s, 1.0)
+    schedule.note(question, BacktestResult(ENOUGH), now.at_s, 1.0)
     assert decided(with_answer(schedule, now)) == ENOUGH

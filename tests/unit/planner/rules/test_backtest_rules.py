@@ -10,7 +10,7 @@ from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,
-    Backtest,
+    BacktestResult,
     DecisionStep,
     Observation,
     Sizing,
@@ -24,11 +24,11 @@ CURRENT = PoolSizes(3, 2)
 FEW = PoolSizes(1, 1)
 HEALTHY = FleetCounts()
 NEEDED = PoolSizes(2, 1)
-ANSWER = Backtest(NEEDED, requests=900, window_s=3600.0, is_new=True)
+ANSWER = BacktestResult(NEEDED, requests=900, window_s=3600.0, is_new=True)
 
 
 def after(
-    answer: Backtest | None,
+    answer: BacktestResult | None,
     wanted: PoolSizes = FEW,
     current: PoolSizes = CURRENT,
     limits: WorkerLimits = LIMITS,
@@ -46,7 +46,7 @@ def test_who_was_not_needed_leaves_in_the_interval_of_the_answer() -> None:
     ("answer", "why"),
     [
         (None, "no backtest was made"),
-        (Backtest(missing="590 s of traffic are known"), "590 s of traffic are known"),
+        (BacktestResult(missing="590 s of traffic are known"), "590 s of traffic are known"),
         (replace(ANSWER, is_new=False), "until the next backtest"),
         (replace(ANSWER, missing="it was killed"), "because it was killed"),
         (replace(ANSWER, missed_lately="9 of 20 missed"), "while more miss than promised: 9 of 20 missed"),
@@ -58,7 +58,7 @@ def test_who_was_not_needed_leaves_in_the_interval_of_the_answer() -> None:
     ],
     ids=["none", "no evidence", "an old answer", "killed", "missed lately", "outgrown", "ended, and killed"],
 )
-def test_nothing_is_removed_without_an_answer_that_counts(answer: Backtest | None, why: str) -> None:
+def test_nothing_is_removed_without_an_answer_that_counts(answer: BacktestResult | None, why: str) -> None:
     sizing = after(answer)
     assert sizing.workers == CURRENT
     assert why in sizing.steps[-1].why
@@ -106,7 +106,7 @@ def test_a_load_that_has_ended_gets_what_the_forecast_needs() -> None:
 
 
 def test_before_the_first_answer_the_forecast_adds() -> None:
-    assert after(Backtest(missing="first start"), wanted=PoolSizes(4, 1)).workers == PoolSizes(4, 2)
+    assert after(BacktestResult(missing="first start"), wanted=PoolSizes(4, 1)).workers == PoolSizes(4, 2)
 
 
 def test_minimums_and_maximums_of_holds_go_before() -> None:
@@ -116,8 +116,8 @@ def test_minimums_and_maximums_of_holds_go_before() -> None:
 
 def test_where_gpus_are_not_there_the_answer_goes_before_who_is_there() -> None:
     scarce = replace(LIMITS, max_gpus=5)
-    assert after(Backtest(PoolSizes(4, 1)), limits=scarce).workers == PoolSizes(4, 1)
-    outgrown = Backtest(NEEDED, change=LOAD_ABOVE)
+    assert after(BacktestResult(PoolSizes(4, 1)), limits=scarce).workers == PoolSizes(4, 1)
+    outgrown = BacktestResult(NEEDED, change=LOAD_ABOVE)
     assert after(outgrown, wanted=PoolSizes(1, 4), limits=scarce).workers == PoolSizes(1, 4)
     with_all_gpus = replace(outgrown, workers=PoolSizes(4, 1))
     assert after(with_all_gpus, wanted=PoolSizes(1, 4), limits=scarce).workers == PoolSizes(4, 1)
@@ -136,12 +136,12 @@ def test_the_words_can_be_checked() -> None:
         SplitTrial(PoolSizes(1, 1), 2, 0.5, is_at_most=True),
         SplitTrial(PoolSizes(2, 1), 3, 0.916, is_at_most=True),
     )
-    answer = Backtest(PoolSizes(3, 1), requests=900, window_s=3600.0, tried=tried)
+    answer = BacktestResult(PoolSizes(3, 1), requests=900, window_s=3600.0, tried=tried)
     assert describe_backtest(answer) == (
         "3 + 1 would have kept 97.1% of the 900 requests of the last 60 min in time with 4 GPUs, "
         "2 + 1 at most 91.6% with 3"
     )
-    alone = Backtest(
+    alone = BacktestResult(
         PoolSizes(0, 2), requests=900, window_s=600.0, tried=(SplitTrial(PoolSizes(0, 2), 2, 1.0),)
     )
     assert describe_backtest(alone) == (

@@ -11,7 +11,7 @@ import pytest
 from dynaplan.fleet.counts import PoolSizes, WorkerCounts
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.planner.model import LOAD_BELOW, Backtest, DecisionRecord, Observation, PlannerState
+from dynaplan.planner.model import LOAD_BELOW, BacktestResult, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.recorders.gauges import values_of
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.explain import explain
@@ -81,7 +81,7 @@ def asleep(observation, prefill: int, decode: int):
 def test_sleeping_workers_are_no_capacity_and_stay_beside_the_needed_ones():
     wanted = desired(planned_interval(1, 1, [40.0]))
     seen = asleep(planned_interval(wanted.prefill, wanted.decode + 1, [40.0]), 1, 1)
-    seen = replace(seen, backtest=Backtest(wanted, is_new=True))
+    seen = replace(seen, backtest=BacktestResult(wanted, is_new=True))
     _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
     assert decision.desired == PoolSizes(wanted.prefill + 1, wanted.decode + 1)
     first, last = decision.steps[1], next(step for step in decision.steps if step.stage == "asleep")
@@ -116,7 +116,7 @@ def test_an_interval_without_data_changes_nothing_although_a_forecast_goes_on():
 
 
 def test_no_requests_need_the_minimums_only():
-    ended = Backtest(PoolSizes(3, 2), change=LOAD_BELOW)
+    ended = BacktestResult(PoolSizes(3, 2), change=LOAD_BELOW)
     assert desired(replace(planned_interval(3, 2, [0.0]), backtest=ended)) == PoolSizes(1, 1)
 
 

@@ -24,8 +24,8 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-class Turn:
-    """What has arrived in this turn of the loop, for all streams of one frontend.
+class StreamBatch:
+    """What has arrived in this turn of the event loop, of all streams of one frontend.
 
     While it ``gathers``, a stream's connection gives it what arrives (``add``) instead of handling that.
     ``writes``, while it is a list, takes what is to be written, and where; else it is written at once.
