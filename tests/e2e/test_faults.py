@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -218,9 +219,12 @@ async def test_on_a_full_disk_a_crashed_worker_and_plugin_come_back_and_exit_is_
 
 def others(deployment: Deployment, words: str, known: psutil.Process | None = None) -> list[psutil.Process]:
     """The processes with these words on their command lines, without the known one."""
-    processes = processes_of(deployment)
-    found = [psutil.Process(pid) for pid, line in processes.items() if words in line]
-    return [process for process in found if process != known]
+    found = []
+    for pid, line in processes_of(deployment).items():
+        with suppress(psutil.NoSuchProcess):  # one that was killed may still have been seen above
+            if words in line and (process := psutil.Process(pid)) != known:
+                found.append(process)
+    return found
 
 
 def set_immutable(deployment: Deployment, flag: str) -> bool:
