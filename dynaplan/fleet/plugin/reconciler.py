@@ -305,7 +305,9 @@ class Reconciler:
         for worker in fleet:
             if worker.state is WorkerState.READY and worker.instance_id:
                 if worker.name in desired.to_sleep:
-                    self._link.put_to_sleep(worker.instance_id, desired.to_sleep[worker.name])
+                    level = desired.to_sleep[worker.name]
+                    self._models.sleepers.sleeps(worker.instance_id, level)
+                    self._link.put_to_sleep(worker.instance_id, level)
                 elif worker.name in desired.to_wake:
                     self._models.sleepers.wakes(worker.instance_id)
                     self._link.wake_up(worker.instance_id)
