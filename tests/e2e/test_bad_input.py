@@ -1,11 +1,13 @@
-"""Bad input: one clear message, exit 2, no traceback, nothing started, nothing lost."""
+"""Bad input: one clear message, exit 2, no traceback, nothing started, nothing lost.
+
+What is found before anything is touched is in tests/unit/cli/test_serve_refusals.py.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -47,116 +49,14 @@ def refuse(tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["graphs.disag:Frontend"], "graphs.disag"),
-        (["graphs.disagg:Frontent"], "Frontend"),
-        (["graphs.disagg:Frontend", "-f", "missing.yaml"], "missing.yaml"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorkr.engine=sim"], "VllmWorker"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.max-num-seq=3"], "max-num-seqs"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.ServiceArgs.workers=0"], "workers"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.ServiceArgs.workers=-1"], "workers"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.ServiceArgs.workers=two"], "two"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.ServiceArgs.resources.gpu=-1"], "gpu"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.speedup-ratio=fast"], "speedup-ratio"),
-        (
-            ["graphs.disagg:Frontend", "--Planner.policy=sla", "--Planner.profile-results-dir=nowhere"],
-            "profile-results-dir is 'nowhere'",
-        ),
-        (
-            ["graphs.disagg:Frontend", "-f", "disagg.yaml", "--Planner.adjustment-interval=0"],
-            "adjustment-interval",
-        ),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.engine=warp"], "engine"),
-        (["graphs.agg:Frontend", "-f", "agg.yaml", "--VllmWorker.engine=lamacpp"], "'llamacpp'"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--gpus", "1"], "GPU"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--prot", "1"], "--prot"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "foo.bar"], "foo.bar"),
     ],
 )
 def test_the_message_names_what_is_wrong(
     refuse: Callable[..., str], arguments: list[str], expected: str
 ) -> None:
     assert expected in refuse(*arguments)
-
-
-CUT_GGUF = (
-    b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Qs", 1, b"t") + struct.pack("<IQIQ", 1, 999, 0, 0)
-)
-"""A header that tells of one tensor of 999 numbers, and nothing behind it."""
-
-
-@pytest.mark.parametrize(
-    ("engine", "model", "expected"),
-    [
-        ("llamacpp", "missing.gguf", "does not exist"),
-        ("llamacpp", "page.gguf", "is no GGUF file"),
-        ("llamacpp", "cut.gguf", "is cut off"),
-        ("llamacpp", "empty-directory", "is a directory"),
-        ("vllm", "empty-directory", "has no config.json"),
-        ("vllm", "whole.gguf", "engine llamacpp"),
-        ("sglang", "./missing", "does not exist"),
-    ],
-)
-def test_a_model_that_the_engine_cannot_load_is_refused_before_anything_starts(
-    refuse: Callable[..., str], tmp_path: Path, engine: str, model: str, expected: str
-) -> None:
-    (tmp_path / "empty-directory").mkdir()
-    (tmp_path / "page.gguf").write_text("<!DOCTYPE html>")
-    (tmp_path / "cut.gguf").write_bytes(CUT_GGUF)
-    (tmp_path / "whole.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
-    before = {path.name for path in tmp_path.iterdir()}
-    arguments = ["graphs.agg:Frontend", "-f", "agg.yaml", f"--Common.engine={engine}"]
-    path = model if model.startswith(".") else str(tmp_path / model)
-    message = refuse(*arguments, f"--Common.model={path}")
-    assert expected in message
-    assert "VllmWorker: model is" in message
-    assert {path.name for path in tmp_path.iterdir()} == before
-
-
-def test_a_model_for_one_side_of_a_hand_off_only_is_refused(
-    refuse: Callable[..., str], tmp_path: Path
-) -> None:
-    for name in ("one.gguf", "other.gguf"):
-        (tmp_path / name).write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
-    arguments = ["graphs.disagg:Frontend", "-f", "disagg.yaml", "--Common.engine=llamacpp"]
-    arguments += [f"--Common.model={tmp_path}/one.gguf", f"--VllmWorker.model={tmp_path}/other.gguf"]
-    assert "--Common.model=" in refuse(*arguments)
-
-
-def test_an_option_that_llamacpp_does_not_have_is_refused(refuse: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
-    arguments = ["graphs.agg:Frontend", "-f", "agg.yaml", "--Common.engine=llamacpp"]
-    message = refuse(*arguments, f"--Common.model={tmp_path}/m.gguf", "--VllmWorker.ctx-sise=512")
-    assert "ctx-size" in message
-    assert "passed on" not in message, "an error is not remarked upon as well"
-
-
-def test_a_parallel_size_that_is_not_the_gpus_is_refused(refuse: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    arguments = ["graphs.agg:Frontend", "-f", "vllm.yaml", f"--Common.model={tmp_path}", "--gpus", "8"]
-    arguments += ["--VllmWorker.tensor-parallel-size=2", "--VllmWorker.ServiceArgs.resources.gpu=4"]
-    message = refuse(*arguments)
-    assert "tensor-parallel-size" in message
-    assert "resources.gpu" in message
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "bad.yaml"),
-        ("- a\n- b\n", "bad.yaml"),
-        ("just text\n", "bad.yaml"),
-        ("Frontend: [\n", "bad.yaml"),
-        ("1: {}\n", "bad.yaml"),
-        ("VllmWorker: 3\n", "VllmWorker"),
-        ("VllmWorker: {ServiceArgs: 3}\n", "ServiceArgs"),
-    ],
-)
-def test_a_yaml_that_is_not_a_configuration(
-    refuse: Callable[..., str], tmp_path: Path, text: str, expected: str
-) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    assert expected in refuse("graphs.disagg:Frontend", "-f", str(path))
 
 
 def test_a_state_directory_that_is_a_file(refuse: Callable[..., str], tmp_path: Path) -> None:
@@ -172,17 +72,13 @@ def test_a_taken_port_is_refused_before_anything_starts(refuse: Callable[..., st
         assert str(port) in refuse("graphs.disagg:Frontend", "-f", "disagg.yaml", "--port", str(port))
 
 
-def test_a_graph_that_cannot_be_imported_names_the_reason(refuse: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("import nonexistent_module_of_mine\n")
-    assert "nonexistent_module_of_mine" in refuse("broken:Frontend", "--working-dir", str(tmp_path))
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_state_directory_without_write_permission(refuse: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o500)
     assert "state" in refuse("graphs.agg:Frontend", "-f", "agg.yaml", "--port", "0")
 
 
+@in_torture  # tests/integration/test_supervisor.py does the same without a model
 def test_two_of_one_namespace_are_refused(deploy: Callable[..., Deployment]) -> None:
     first = deploy("graphs.agg:Frontend", "agg.yaml")
     result = first.run(*first.command[1:])
@@ -226,7 +122,12 @@ def test_dry_run_validates_and_prints_the_gpu_map(tmp_path: Path) -> None:
     assert "VllmWorker" in json.loads(exported)
 
 
-@pytest.mark.parametrize("torn", ["", '{"namespace": "dyn', "[]", "\x00\x00"])
+TORN = ("", "[]", "\x00\x00")
+
+
+@pytest.mark.parametrize(
+    "torn", ['{"namespace": "dyn', *(pytest.param(each, marks=in_torture) for each in TORN)]
+)
 def test_a_torn_statefile_is_set_aside_and_serving_starts(
     deploy: Callable[..., Deployment], tmp_path: Path, torn: str
 ) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -330,7 +328,10 @@ async def test_a_killed_serve_under_a_supervisor_is_back_and_goes_on_with_what_r
     wait_until(lambda: not plain.left())
 
 
-@pytest.mark.parametrize("server", ["etcd", "nats-server"])
+@pytest.mark.parametrize(
+    "server",
+    ["etcd", pytest.param("nats-server", marks=in_torture)],  # in tests/e2e/test_kills.py
+)
 async def test_a_killed_server_comes_back_and_no_worker_is_restarted(start: Start, server: str) -> None:
     plain = start().wait_ready()
     pids = plain.pids()
@@ -402,37 +403,6 @@ async def test_two_namespaces_share_the_gpus(start: Start) -> None:
     assert "does not fit" in third.text
 
 
-async def test_a_taken_port_is_refused(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        plain = start(f"port={taken.getsockname()[1]}")
-        assert plain.process.wait(PATIENCE_S) == 2
-    assert f"is taken by pid {os.getpid()} (" in plain.text
-    assert not plain.statefile.exists()
-
-
-@pytest.mark.parametrize("text", ["", '{"namespace": "plain", "components'])
-async def test_a_torn_statefile_is_set_aside(start: Start, tmp_path: Path, text: str) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "plain.json").write_text(text)
-    plain = start().wait_ready()
-    assert "set aside" in plain.text
-    assert (tmp_path / "state" / "plain.json.corrupt").read_text() == text
-
-
-@pytest.mark.parametrize("text", [None, *(pytest.param(each, marks=in_torture) for each in ("", "[]"))])
-async def test_a_statefile_spoilt_while_serving_is_written_anew(start: Start, text: str | None) -> None:
-    plain = start("decode=2").wait_ready()
-    pids, gpus = plain.pids(), plain.gpus()
-    if text is None:
-        plain.statefile.unlink()
-    else:
-        plain.statefile.write_text(text)
-    plain.child("FleetPlugin").kill()
-    wait_until(lambda: plain.workers() and plain.is_ready())
-    assert plain.pids() == pids
-    assert plain.gpus() == gpus
-
-
 async def test_a_worker_that_can_never_start_fails_with_its_reason(start: Start) -> None:
     plain = start("never=1")
     wait_until(lambda: plain.states("VllmWorker") == ["failed"], 15)
@@ -443,16 +413,6 @@ async def test_a_worker_that_can_never_start_fails_with_its_reason(start: Start)
     assert plain.stop() == 0
 
 
-async def test_a_stopped_worker_cannot_hold_up_the_exit(start: Start) -> None:
-    plain = start("drain=1").wait_ready()
-    os.kill(plain.pids()["plain_VllmWorker"], signal.SIGSTOP)
-    begun_s = time.monotonic()
-    assert plain.stop() == 0
-    assert time.monotonic() - begun_s < 15  # a drain of 1 s; left to itself, it would never end
-    assert plain.left() == []
-    assert re.search("killed: .*plain_VllmWorker", plain.text), plain.text  # others may take longer than 1 s
-
-
 async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> None:
     plain = start("drain=1", "decode=2").wait_ready()
     os.kill(plain.pids()["plain_VllmWorker_1"], signal.SIGSTOP)
@@ -460,20 +420,6 @@ async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> Non
     await eventually(lambda: "plain_VllmWorker_1" not in plain.workers())
     assert "plain_VllmWorker_1 did not leave" in plain.text
     assert plain.states("VllmWorker") == ["ready"]
-
-
-@pytest.mark.alone
-async def test_the_second_ctrl_c_ends_it_at_once(start: Start) -> None:
-    plain = start("drain=60").wait_ready()
-    os.kill(plain.pids()["plain_Entry"], signal.SIGSTOP)
-    plain.children()
-    plain.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "Stopping" in plain.text)
-    begun_s = time.monotonic()
-    plain.process.send_signal(signal.SIGINT)
-    assert plain.process.wait(5) == 130
-    assert time.monotonic() - begun_s < 2
-    assert plain.left() == []
 
 
 async def test_sighup_does_not_hurt_and_circusctl_works(start: Start) -> None:
@@ -491,19 +437,6 @@ async def test_sighup_does_not_hurt_and_circusctl_works(start: Start) -> None:
     assert plain.process.wait(10) == 0
     assert plain.left() == []
     assert not plain.statefile.exists()
-
-
-async def test_no_secret_is_in_a_command_line_or_the_statefile(start: Start) -> None:
-    plain = start().wait_ready()
-    (clients,) = (plain.directory / "state").rglob("clients.json")
-    environment = json.loads(clients.read_text())
-    tokens = [environment[name] for name in ("DYNAPLAN_WORKER_TOKEN", "NATS_AUTH_TOKEN")]
-    lines = [command_line(child) for child in plain.children()]
-    for token in tokens:
-        assert token not in plain.statefile.read_text()
-        assert not [line for line in lines if token in line]
-    private = [*plain.runtime.iterdir(), clients.parent, *clients.parent.glob("*/")]
-    assert all(path.stat().st_mode & 0o077 == 0 for path in private if path.is_dir())
 
 
 async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(start: Start) -> None:
@@ -568,16 +501,6 @@ async def test_servers_that_the_environment_names_are_used_and_left_clean(
     assert plain.stop() == 0
     assert await store.list("v1/") == await store.list("/services/") == ()
     await store.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("ETCD_ENDPOINTS", "http://127.0.0.1:9"), ("NATS_SERVER", "nats://127.0.0.1:9")]
-)
-async def test_a_named_server_that_does_not_answer_is_refused(start: Start, name: str, value: str) -> None:
-    plain = start(environment={name: value})
-    assert plain.process.wait(PATIENCE_S) == 2
-    assert f"{name}={value}" in plain.text
-    assert not plain.statefile.exists()
 
 
 async def test_circus_on_tcp_takes_commands(start: Start) -> None:
