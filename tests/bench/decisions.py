@@ -59,13 +59,13 @@ def random_hour(seed: int) -> SimulateOptions:
 
 def hours(repeats: int) -> Iterator[tuple[str, SimulateOptions]]:
     """Yield every hour of a run with its name."""
-    yield from AZURE.items()
     for seed in SEEDS[:repeats]:
         for case in CASES if seed == SEEDS[0] else [FIRST_CASE]:
             yield from ((f"{case}: {name} {seed}", hour_of(case, name, seed)) for name in TRACES)
     for seed in RANDOM_SEEDS[: 4 * repeats]:
         hour = random_hour(seed)
         yield f"start-up {hour.startup_time_s:g} s: {hour.trace.partition(',duration')[0]} {seed}", hour
+    yield from AZURE.items()
 
 
 def rows(repeats: int) -> Iterator[Row]:

@@ -64,7 +64,6 @@ MIN_LENGTHS = 20
 class Interval:
     """One interval of traffic. Its lengths are the recent ones where its own are too few.
 
-    ``missed`` are the requests that missed a target in it; None where frontends do not count them.
     ``failing`` are the workers that had failed, or were started again unasked, at its end.
     """
 
@@ -74,7 +73,6 @@ class Interval:
     isl: Lengths
     osl: Lengths
     hit_rate: float = 0.0
-    missed: float | None = None
     failing: int = 0
 
 
@@ -99,7 +97,6 @@ class Evidence:
         isl, osl = _enough(traffic.isl, isl), _enough(traffic.osl, osl)
         if traffic.requests is None or isl is None or osl is None:
             return 0
-        missed = [count for over in (traffic.over_ttft, traffic.over_itl) for _, count in over]
         self._intervals.append(
             Interval(
                 traffic.interval_s,
@@ -108,7 +105,6 @@ class Evidence:
                 isl,
                 osl,
                 min(traffic.prefix_hit_rate or 0.0, MAX_HIT_RATE),
-                max(missed, default=None),
                 failing,
             )
         )
@@ -267,19 +263,6 @@ def _sums(values: Sequence[float], stretch: int) -> list[float]:
     """Return the sums of every so many values in a row."""
     totals = [0.0, *accumulate(values)]
     return [after - before for before, after in zip(totals, totals[stretch:], strict=False)]
-
-
-def missed_lately(intervals: Sequence[Interval], within_s: float, may_miss: float) -> str:
-    """Say that more of the last requests missed a target than that part and chance allow; "" if not so."""
-    came, missed = 0.0, 0.0
-    for interval in reversed(intervals):
-        if within_s <= 0 or interval.missed is None:
-            break
-        within_s -= interval.length_s
-        came, missed = came + interval.requests, missed + interval.missed
-    if missed <= allowed_misses(came, may_miss, DEVIATIONS):
-        return ""
-    return f"{missed:.0f} of the last {came:.0f} requests missed a target"
 
 
 def allowed_misses(count: float, part: float, deviations: float) -> float:

@@ -27,7 +27,6 @@ from dynaplan.planner.backtesting.evidence import (
     Evidence,
     Interval,
     load_change,
-    missed_lately,
     peak_part,
 )
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
@@ -140,7 +139,6 @@ class BacktestSchedule:
             missing=self._answer.missing or (f"workers failed in the window ({failed})" if failed else ""),
             is_new=is_new,
             change=self._load_change(intervals, _coming(observation.foresight)),
-            missed_lately=missed_lately(intervals, RECENT_S, self._rest()),
             peak_part=round(peak_part(intervals, known, ahead.intervals + 1), 2),
         )
 

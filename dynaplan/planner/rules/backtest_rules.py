@@ -11,8 +11,7 @@
 Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
 Else it is what the forecast needs, for a load above, or the answer.
 
-Objections: workers that fail, more misses lately than promised (the model is too good, or the evidence too
-old), a backtest that was not computed, and workers that failed within its window.
+Objections: workers that fail, a backtest that was not computed, and workers that failed within its window.
 """
 
 from __future__ import annotations
@@ -91,8 +90,6 @@ def _objection(observation: Observation, answer: BacktestResult) -> str:
     failing = sum(role.failed + role.backoff for role in (fleet.prefill, fleet.decode))
     if failing:
         return f"while workers fail ({failing})"
-    if answer.missed_lately:
-        return f"while more miss than promised: {answer.missed_lately}"
     return f"because {answer.missing}" if answer.missing else ""
 
 
