@@ -105,7 +105,9 @@ def attempts_on_files(deployment: Deployment) -> Attempts:
     runtime_dir = Path(deployment.statefile()["addresses"]["runtime_dir"])
     log_dir = Path(deployment.statefile()["addresses"]["log_dir"])
     directories = [runtime_dir, log_dir, deployment.statefile_path.parent]
-    files = [path for each in directories for path in each.rglob("*") if path.is_file()]
+    # One that is being written is there for a moment only.
+    found = (path for each in directories for path in each.rglob("*") if path.suffix != ".tmp")
+    files = [path for path in found if path.is_file()]
     assert {"clients.json", "launch.json", "nats.conf", "circus.log", "dynamo.json"} <= {
         path.name for path in files
     }
