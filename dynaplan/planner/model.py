@@ -230,8 +230,9 @@ class BacktestResult:
     this one does not permit to scale down. It covers the ``requests`` that arrived in ``window_s`` seconds;
     ``tried`` are the splits (prefill and decode workers) that were compared, the chosen one first.
     ``is_new``: it was computed in this interval. ``change`` compares the load now with that of the window:
-    ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``. ``peak_part`` is the fraction of the window's highest
-    load that may come before a worker that is requested now is ready.
+    ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``. ``missed_lately`` is a sentence if more requests missed
+    the targets than allowed, else "". ``peak_part`` is the fraction of the window's highest load that may
+    come before a worker that is requested now is ready.
     """
 
     workers: PoolSizes | None = None
@@ -241,6 +242,7 @@ class BacktestResult:
     tried: tuple[SplitTrial, ...] = ()
     is_new: bool = False
     change: str = LOAD_WITHIN
+    missed_lately: str = ""
     peak_part: float = 1.0
 
     @classmethod
@@ -252,8 +254,7 @@ class BacktestResult:
             for each in document.get("tried", ())
         )
         chosen = None if workers is None else PoolSizes(**workers)
-        known = {name: value for name, value in document.items() if name not in REMOVED_RESULT}
-        return cls(**{**known, "workers": chosen, "tried": tried})
+        return cls(**{**document, "workers": chosen, "tried": tried})
 
 
 @dataclass(frozen=True)
@@ -467,9 +468,6 @@ REMOVED_STATE = frozenset({"standing", "hedge", "wanted"})
 
 REMOVED_EXPECTED = frozenset({"doubt", "surprise"})
 """What earlier versions knew of a forecast."""
-
-REMOVED_RESULT = frozenset({"missed_lately"})
-"""What earlier versions knew beside the result of a backtest."""
 
 
 def _known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:

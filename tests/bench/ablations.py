@@ -57,6 +57,7 @@ PARTS: Mapping[str, Part] = {
     "the forecast adds": Part({f"{SCHEDULE}.load_change": never(LOAD_ABOVE)}),
     "exchange of roles": Part({"planner.backtesting.search._Climb._exchange": lambda _, best: best}),
     "fewer misses after too many": Part({f"{SCHEDULE}.MIN_MISS_FRACTION": 1.0}),
+    "staying while too many miss": Part({f"{SCHEDULE}.missed_lately": lambda *_: ""}),
     "the Kalman filter": Part(planner={"load-predictor": "constant"}),
     "looking ahead": Part(
         {"planner.sizing.demand_forecast.lookahead": lambda _, interval_s: lookahead(0.0, interval_s)}
@@ -96,6 +97,7 @@ CASES = (
     _first_minutes("ramp:low=2,high=12", 60.0)("the Kalman filter"),
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion by scale"),
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion"),
+    Case("staying while too many miss", hour_of(FIRST_CASE, "steady", 11), speed=0.5),
     Case("fewer misses after too many", UNCORRECTED, speed=0.7),
     Case("corrections", WAVE, speed=0.7),
     Case("corrections", WAVE, speed=1.3),

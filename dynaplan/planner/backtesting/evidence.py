@@ -64,6 +64,8 @@ MIN_LENGTHS = 20
 class Interval:
     """One interval of traffic. Its lengths are the recent ones where its own are too few.
 
+    ``missed`` are the requests that missed a target in it; None where frontends do not count them, and where
+    no engine model is to blame: too few workers served, or the load had not been backtested.
     ``failing`` are the workers that had failed, or were started again unasked, at its end.
     """
 
@@ -73,6 +75,7 @@ class Interval:
     isl: Lengths
     osl: Lengths
     hit_rate: float = 0.0
+    missed: float | None = None
     failing: int = 0
 
 
@@ -87,7 +90,15 @@ class Evidence:
         self._intervals: deque[Interval] = deque()
         self.span_s = 0.0
 
-    def add(self, traffic: Traffic, isl: Lengths | None, osl: Lengths | None, failing: int = 0) -> int:
+    def add(
+        self,
+        traffic: Traffic,
+        isl: Lengths | None,
+        osl: Lengths | None,
+        failing: int = 0,
+        *,
+        are_misses_explained: bool = False,
+    ) -> int:
         """Add an interval, with the histograms of recent requests; return how many are too old by then.
 
         One without data, or before any length is known, is left out.
@@ -97,6 +108,7 @@ class Evidence:
         isl, osl = _enough(traffic.isl, isl), _enough(traffic.osl, osl)
         if traffic.requests is None or isl is None or osl is None:
             return 0
+        missed = [count for over in (traffic.over_ttft, traffic.over_itl) for _, count in over]
         self._intervals.append(
             Interval(
                 traffic.interval_s,
@@ -105,6 +117,7 @@ class Evidence:
                 isl,
                 osl,
                 min(traffic.prefix_hit_rate or 0.0, MAX_HIT_RATE),
+                None if are_misses_explained else max(missed, default=None),
                 failing,
             )
         )
@@ -114,6 +127,10 @@ class Evidence:
             self.span_s -= self._intervals.popleft().length_s
             dropped += 1
         return dropped
+
+    def explain_last_misses(self) -> None:
+        """Note that the misses of the last interval say nothing of the engine model."""
+        self._intervals[-1] = replace(self._intervals[-1], missed=None)
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
@@ -263,6 +280,20 @@ def _sums(values: Sequence[float], stretch: int) -> list[float]:
     """Return the sums of every so many values in a row."""
     totals = [0.0, *accumulate(values)]
     return [after - before for before, after in zip(totals, totals[stretch:], strict=False)]
+
+
+def missed_lately(intervals: Sequence[Interval], within_s: float, may_miss: float) -> str:
+    """Say that more of the last requests missed a target than that part and chance allow; "" if not so."""
+    came, missed = 0.0, 0.0
+    for interval in reversed(intervals):
+        if within_s <= 0:
+            break
+        within_s -= interval.length_s
+        if interval.missed is not None:
+            came, missed = came + interval.requests, missed + interval.missed
+    if missed <= allowed_misses(came, may_miss, DEVIATIONS):
+        return ""
+    return f"{missed:.0f} of the last {came:.0f} requests missed a target"
 
 
 def allowed_misses(count: float, part: float, deviations: float) -> float:

@@ -11,7 +11,8 @@
 Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
 Else it is what the forecast needs, for a load above, or the answer.
 
-Objections: workers that fail, a backtest that was not computed, and workers that failed within its window.
+Objections: workers that fail, more misses lately than promised beside as many workers as were asked for (the
+engine model is too good), a backtest that was not computed, and workers that failed within its window.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ def _objection(observation: Observation, answer: BacktestResult) -> str:
     failing = sum(role.failed + role.backoff for role in (fleet.prefill, fleet.decode))
     if failing:
         return f"while workers fail ({failing})"
+    if answer.missed_lately:
+        return f"while more miss than promised: {answer.missed_lately}"
     return f"because {answer.missing}" if answer.missing else ""
 
 

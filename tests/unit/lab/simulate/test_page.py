@@ -207,3 +207,15 @@ def test_a_trace_without_requests_has_a_page_too():
     empty = Result("load", Outcome(Slo()), 0.0, 0.0, 0.0, 0, 0)
 
     assert embedded(page(OPTIONS, [empty]))["decisions"] == [[]]
+
+
+def test_it_says_which_prompts_are_computed_locally_and_that_prefill_has_another_engine() -> None:
+    remote = replace(
+        OPTIONS.disaggregation,
+        max_prefill_queue_size=3,
+        is_conditional=True,
+        max_local_prefill_length_tokens=700,
+    )
+    said = page(replace(OPTIONS, disaggregation=remote, prefill_engine={"speedup-ratio": 2}), results())
+    assert "with 3 prompts in the prefill queue or of prompts up to 700 tokens" in said
+    assert "speedup-ratio=2" in said

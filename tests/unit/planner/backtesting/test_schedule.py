@@ -181,6 +181,34 @@ def test_what_was_missed_too_much_is_made_up_for_down_to_half_of_the_promise() -
         assert round(question.may_miss, 6) == may_miss
 
 
+def missing(number: int, requests_per_s: float, prefill: int = 2) -> Observation:
+    """An interval in which every request misses its TTFT, beside so many prefill workers."""
+    observation = seen(number, requests_per_s)
+    late = replace(observation.traffic, over_ttft=((500.0, requests_per_s * T),))  # type: ignore[type-var]
+    return replace(observation, traffic=late, load=replace(observation.load, prefill_workers=prefill))
+
+
+def lately(prefill: int, requests_per_s: float = 5.0) -> str:
+    schedule, observation = schedule_after(60)
+    question = asked(schedule, observation)
+    assert question
+    schedule.note(question, BacktestResult(PRESENT), observation.at_s, 1.0)
+    answer = BacktestResult()
+    for number in range(60, 70):
+        schedule.add(missing(number, requests_per_s, prefill))
+        answer = schedule.answer(missing(number, requests_per_s, prefill))
+    return answer.missed_lately
+
+
+def test_misses_beside_as_many_workers_as_were_enough_blame_the_engine_model() -> None:
+    assert "missed a target" in lately(prefill=2)
+
+
+def test_misses_beside_fewer_workers_or_of_a_load_that_no_backtest_saw_blame_nothing() -> None:
+    assert lately(prefill=1) == ""
+    assert lately(prefill=2, requests_per_s=50.0) == ""
+
+
 def test_the_answer_compares_the_split_with_cheaper_ones() -> None:
     schedule, observation = schedule_after(60)
     question = asked(schedule, observation)

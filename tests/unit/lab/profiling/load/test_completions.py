@@ -10,8 +10,15 @@ import pytest
 from aiohttp import web
 
 from dynaplan.engines.timing_model.tokens import count_tokens
-from dynaplan.lab.profiling.load.completions import Answer, CompletionClient, RequestFailed, open_session
+from dynaplan.lab.profiling.load.completions import (
+    Answer,
+    CompletionClient,
+    RequestFailed,
+    open_session,
+    served_model,
+)
 from dynaplan.lab.profiling.load.prompts import PromptPool
+from dynaplan.util.errors import DeploymentError
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 
@@ -34,6 +41,10 @@ class Server:
         self.pieces: Sequence[bytes] = LIKE_VLLM
         self.status = 200
         self.bodies: list[dict[str, Any]] = []
+        self.models = '{"data": [{"id": "m"}]}'
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.status, text=self.models)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
@@ -49,6 +60,7 @@ async def server() -> AsyncIterator[tuple[Server, str]]:
     handler = Server()
     application = web.Application()
     application.router.add_post("/v1/completions", handler.answer)
+    application.router.add_get("/v1/models", handler.list_models)
     runner = web.AppRunner(application)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -125,3 +137,34 @@ async def test_a_refusal_is_reported_with_its_reason(server: tuple[Server, str])
     server[0].status = 400
     with pytest.raises(RequestFailed, match="400: no such thing"):
         await ask(server, b"no such thing")
+
+
+async def test_the_model_that_is_asked_is_the_first_that_the_service_names(
+    server: tuple[Server, str],
+) -> None:
+    async with open_session() as session:
+        assert await served_model(session, server[1]) == "m"
+
+
+@pytest.mark.parametrize(
+    ("status", "models", "said"),
+    [
+        (401, "no key", "answers 401: no key"),
+        (200, "[]", "is no list of models"),
+        (200, '{"data": []}', "serves no model yet"),
+    ],
+)
+async def test_a_service_without_a_model_is_told_in_words(
+    server: tuple[Server, str], status: int, models: str, said: str
+) -> None:
+    handler, url = server
+    handler.status, handler.models = status, models
+    async with open_session() as session:
+        with pytest.raises(DeploymentError, match=said):
+            await served_model(session, url)
+
+
+async def test_a_service_that_is_not_there_is_told_in_words() -> None:
+    async with open_session() as session:
+        with pytest.raises(DeploymentError, match="does not answer"):
+            await served_model(session, "http://127.0.0.1:9")

@@ -1,0 +1,29 @@
+"""What a simulation is made of: the best static split, and the engine."""
+
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.policy_runs import best_static, run_simulations
+from dynaplan.simulation.outcome import Slo
+from dynaplan.util.errors import ConfigError
+
+OPTIONS = SimulateOptions(
+    trace="poisson:rate=2,duration=20,isl=500,osl=20",
+    policies=("sla",),
+    gpus=4,
+    slo=Slo(500.0, 50.0),
+    planner={"adjustment-interval": 5},
+)
+
+
+def test_the_best_split_that_stands_still_is_the_cheapest_that_keeps_the_promise() -> None:
+    found = best_static(OPTIONS)
+    assert found.best.is_promise_kept
+    assert found.best.workers.prefill + found.best.workers.decode == 2
+
+
+def test_a_start_up_time_of_the_engine_is_refused_as_it_is_an_option_of_the_simulation() -> None:
+    with pytest.raises(ConfigError, match="startup-time of the engine is 3"):
+        list(run_simulations(replace(OPTIONS, engine={"startup-time": 3})))
