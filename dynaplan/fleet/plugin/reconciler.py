@@ -306,10 +306,10 @@ class Reconciler:
             if worker.state is WorkerState.READY and worker.instance_id:
                 if worker.name in desired.to_sleep:
                     level = desired.to_sleep[worker.name]
-                    self._models.sleepers.sleeps(worker.instance_id, level)
+                    self._models.sleepers.note_sleep_order(worker.instance_id, level)
                     self._link.put_to_sleep(worker.instance_id, level)
                 elif worker.name in desired.to_wake:
-                    self._models.sleepers.wakes(worker.instance_id)
+                    self._models.sleepers.note_wake_order(worker.instance_id)
                     self._link.wake_up(worker.instance_id)
         return desired
 

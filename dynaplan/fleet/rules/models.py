@@ -124,13 +124,13 @@ ASSUMED_WAKING_S = 30.0
 
 
 class Sleepers:
-    """Follows which instances sleep, are to sleep, and were asked to wake, by what the store has of them.
+    """Follows which instances sleep, are to sleep, and wake: by the store's keys, and by orders given here.
 
-    An instance may be seen asleep before the order that it sleeps by: two watches tell of the two.
+    ``ASLEEP`` and ``SLEEP`` have a watch each, so the first may be seen before the order that it follows.
     """
 
     def __init__(self) -> None:
-        self._ordered: dict[int, str] = {}
+        self._unseen_sleep_orders: dict[int, str] = {}
         self._without_order_s: dict[int, float] = {}
         self._since_s: dict[tuple[int, ModelState], float] = {}
         self._progress: dict[int, SleepProgress] = {}
@@ -140,8 +140,9 @@ class Sleepers:
     def follow(self, asleep: Mapping[int, str], to_sleep: Mapping[int, str], now_s: float) -> None:
         """Take over the values of the keys ``ASLEEP`` and ``SLEEP``, by instance."""
         self._waking &= asleep.keys()
-        self._ordered = {each: level for each, level in self._ordered.items() if each not in to_sleep}
-        unseen = {each: level for each, level in self._ordered.items() if each in asleep}
+        for seen in to_sleep.keys() & self._unseen_sleep_orders.keys():
+            del self._unseen_sleep_orders[seen]
+        unseen = {each: level for each, level in self._unseen_sleep_orders.items() if each in asleep}
         to_sleep = {**to_sleep, **unseen}
         without_order = asleep.keys() - to_sleep.keys()
         self._without_order_s = {each: self._without_order_s.get(each, now_s) for each in without_order}
@@ -171,14 +172,14 @@ class Sleepers:
     def of(self, worker: Worker | None) -> SleepProgress | None:
         return self._progress.get(worker.instance_id) if worker and worker.instance_id else None
 
-    def sleeps(self, instance_id: int, level: str) -> None:
+    def note_sleep_order(self, instance_id: int, level: str) -> None:
         """Note that the instance was asked to sleep at this level."""
         self._waking.discard(instance_id)
-        self._ordered[instance_id] = level
+        self._unseen_sleep_orders[instance_id] = level
 
-    def wakes(self, instance_id: int) -> None:
-        """Note that the instance was asked to wake."""
-        self._ordered.pop(instance_id, None)
+    def note_wake_order(self, instance_id: int) -> None:
+        """Note that the instance was asked to wake; an order to sleep that was not seen yet is void."""
+        self._unseen_sleep_orders.pop(instance_id, None)
         self._waking.add(instance_id)
 
 

@@ -64,8 +64,9 @@ MIN_LENGTHS = 20
 class Interval:
     """One interval of traffic. Its lengths are the recent ones where its own are too few.
 
-    ``missed`` are the requests that missed a target in it; None where frontends do not count them, and where
-    no engine model is to blame: too few workers served, or the load had not been backtested.
+    ``unexplained_misses`` are the requests that missed the target that most of them missed. None where
+    frontends do not count them, and where the engine model is not to blame: too few workers served, or the
+    load was above all that had been backtested.
     ``failing`` are the workers that had failed, or were started again unasked, at its end.
     """
 
@@ -75,7 +76,7 @@ class Interval:
     isl: Lengths
     osl: Lengths
     hit_rate: float = 0.0
-    missed: float | None = None
+    unexplained_misses: float | None = None
     failing: int = 0
 
 
@@ -97,11 +98,12 @@ class Evidence:
         osl: Lengths | None,
         failing: int = 0,
         *,
-        are_misses_explained: bool = False,
+        has_too_few_workers: bool = False,
     ) -> int:
         """Add an interval, with the histograms of recent requests; return how many are too old by then.
 
-        One without data, or before any length is known, is left out.
+        One without data, or before any length is known, is left out. With ``has_too_few_workers`` its misses
+        are no evidence against the engine model.
         """
         if traffic.requests == 0:  # of which no lengths are needed
             isl, osl = isl or NOTHING, osl or NOTHING
@@ -117,7 +119,7 @@ class Evidence:
                 isl,
                 osl,
                 min(traffic.prefix_hit_rate or 0.0, MAX_HIT_RATE),
-                None if are_misses_explained else max(missed, default=None),
+                None if has_too_few_workers else max(missed, default=None),
                 failing,
             )
         )
@@ -128,9 +130,9 @@ class Evidence:
             dropped += 1
         return dropped
 
-    def explain_last_misses(self) -> None:
-        """Note that the misses of the last interval say nothing of the engine model."""
-        self._intervals[-1] = replace(self._intervals[-1], missed=None)
+    def excuse_newest_misses(self) -> None:
+        """Note that the misses of the newest interval are no evidence against the engine model."""
+        self._intervals[-1] = replace(self._intervals[-1], unexplained_misses=None)
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
@@ -283,14 +285,14 @@ def _sums(values: Sequence[float], stretch: int) -> list[float]:
 
 
 def missed_lately(intervals: Sequence[Interval], within_s: float, may_miss: float) -> str:
-    """Say that more of the last requests missed a target than that part and chance allow; "" if not so."""
+    """Return a sentence if more misses are unexplained than ``may_miss`` and chance allow; else ""."""
     came, missed = 0.0, 0.0
     for interval in reversed(intervals):
         if within_s <= 0:
             break
         within_s -= interval.length_s
-        if interval.missed is not None:
-            came, missed = came + interval.requests, missed + interval.missed
+        if interval.unexplained_misses is not None:
+            came, missed = came + interval.requests, missed + interval.unexplained_misses
     if missed <= allowed_misses(came, may_miss, DEVIATIONS):
         return ""
     return f"{missed:.0f} of the last {came:.0f} requests missed a target"

@@ -12,11 +12,10 @@
   one that sees nothing before the end, or the load comes back.
 - After workers failed within the window, an answer only adds, though all serve again: the workers that a
   backtest simulates never fail.
-- While more of the last ten minutes' requests miss than promised, an answer only adds, if they miss beside
-  as many workers as were asked for and under a load that was backtested: then no crowd was to blame, but an
-  engine model that is too good. The corrections do not see all of that: a TTFT over its target corrects
-  nothing (``sizing/corrections.py``). Steady load on engines of half the profile's speed: 94.0 % in time with
-  this, 25.3 % without.
+- While clearly more requests of the last ten minutes miss than promised, although enough workers served and
+  the load was not above what had been backtested, an answer only adds: the engine model is too optimistic.
+  The corrections do not see all of that: a TTFT over its target corrects nothing (``sizing/corrections.py``).
+  Steady load on engines of half the profile's speed: 94.0 % in time with this, 25.3 % without.
 - What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
   down to half of what is promised.
 """
@@ -100,7 +99,7 @@ class BacktestSchedule:
                 foresight.isl,
                 foresight.osl,
                 _failing(observation),
-                are_misses_explained=self._are_misses_explained(observation),
+                has_too_few_workers=self._has_too_few_workers(observation),
             )
             self._intervals_seen = max(0, self._intervals_seen - dropped)
             self._dropped_since_asked += dropped
@@ -146,7 +145,7 @@ class BacktestSchedule:
         intervals, known = self._evidence.intervals, self._intervals_seen
         change = self._load_change(intervals, _coming(observation.foresight))
         if change == LOAD_ABOVE:
-            self._evidence.explain_last_misses()
+            self._evidence.excuse_newest_misses()
         ahead = lookahead(observation.startup_s, self._settings.adjustment_interval_s)
         failed = max(each.failing for each in intervals)
         return replace(
@@ -158,11 +157,8 @@ class BacktestSchedule:
             peak_part=round(peak_part(intervals, known, ahead.intervals + 1), 2),
         )
 
-    def _are_misses_explained(self, observation: Observation) -> bool:
-        """Tell whether fewer workers served than a backtest, or before the first one the forecast, asked for.
-
-        Misses beside as many workers as a model found enough say that the model is too good.
-        """
+    def _has_too_few_workers(self, observation: Observation) -> bool:
+        """Tell whether fewer workers served than the last backtest asked for; before it, than are desired."""
         desired, load = observation.desired, observation.load
         enough = self._answer.workers or PoolSizes(desired.num_prefill_workers, desired.num_decode_workers)
         return load.prefill_workers < enough.prefill or load.decode_workers < enough.decode

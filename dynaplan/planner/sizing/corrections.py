@@ -49,7 +49,7 @@ one where it lies between both, for that is no evidence against it; else the nea
 
 A mean TTFT over the target, in ms, corrects nothing: it may as well be a backlog. So a prefill so slow that
 the mean misses the target is not corrected either. No worker leaves then, because misses are counted
-(``planner/rules/backtest_rules.py``); what helps is to measure the profile anew. Aggregated workers have the
+(``planner/backtesting/schedule.py``); what helps is to measure the profile anew. Aggregated workers have the
 decode factor only.
 
 **Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3. A

@@ -23,7 +23,7 @@ def test_a_worker_that_is_to_sleep_drains_then_sleeps_and_loads_once_it_was_aske
     assert state(sleepers) == (ModelState.DRAINING, "1")
     sleepers.follow({7: ""}, {7: "1"}, 1.0)
     assert state(sleepers) == (ModelState.ASLEEP, "1")
-    sleepers.wakes(7)
+    sleepers.note_wake_order(7)
     sleepers.follow({7: ""}, {7: "1"}, 2.0)
     assert state(sleepers)[0] is ModelState.LOADING
     sleepers.follow({}, {}, 3.0)
@@ -33,7 +33,7 @@ def test_a_worker_that_is_to_sleep_drains_then_sleeps_and_loads_once_it_was_aske
 def test_a_worker_that_is_seen_asleep_before_the_order_to_sleep_does_not_wake() -> None:
     """Two watches of the store, one for each prefix, tell in any order what happened one after the other."""
     sleepers = Sleepers()
-    sleepers.sleeps(7, "1")
+    sleepers.note_sleep_order(7, "1")
     sleepers.follow({7: ""}, {}, 0.0)
     assert state(sleepers) == (ModelState.ASLEEP, "1")
     sleepers.follow({7: ""}, {7: "1"}, 1.0)
@@ -43,15 +43,15 @@ def test_a_worker_that_is_seen_asleep_before_the_order_to_sleep_does_not_wake() 
 def test_a_worker_that_woke_and_fell_asleep_again_between_two_looks_does_not_wake() -> None:
     sleepers = Sleepers()
     sleepers.follow({7: ""}, {7: "1"}, 0.0)
-    sleepers.wakes(7)
-    sleepers.sleeps(7, "1")
+    sleepers.note_wake_order(7)
+    sleepers.note_sleep_order(7, "1")
     sleepers.follow({7: ""}, {7: "1"}, 1.0)
     assert state(sleepers)[0] is ModelState.ASLEEP
 
 
 def test_a_sleeper_whose_order_was_taken_back_wakes() -> None:
     sleepers = Sleepers()
-    sleepers.sleeps(7, "1")
+    sleepers.note_sleep_order(7, "1")
     sleepers.follow({7: ""}, {7: "1"}, 0.0)
     sleepers.follow({7: ""}, {}, 1.0)
     assert state(sleepers)[0] is ModelState.LOADING
