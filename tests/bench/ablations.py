@@ -64,6 +64,9 @@ PARTS: Mapping[str, Part] = {
     ),
     "backlog": Part({f"{POLICY}.backlog_demand": lambda *_: None}),
     "corrections": Part(planner={"no-correction": True}),
+    "corrections by the queue": Part(
+        {"planner.sizing.corrections._PrefillQueue.find_factor": lambda _: None}
+    ),
     "dispersion by scale": Part({"planner.forecasting.traffic_history.dispersions_of": lambda *_: ()}),
     "dispersion": Part({"simulation.meter.TrafficMeter._dispersion": lambda _: None}),
 }
@@ -97,8 +100,9 @@ CASES = (
     _first_minutes("ramp:low=2,high=12", 60.0)("the Kalman filter"),
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion by scale"),
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion"),
-    Case("staying while too many miss", hour_of(FIRST_CASE, "steady", 11), speed=0.5),
+    Case("staying while too many miss", hour_of("8B, aggregated", "bursts", 11), speed=0.7),
     Case("fewer misses after too many", UNCORRECTED, speed=0.7),
+    Case("corrections by the queue", BURSTS, speed=0.7),
     Case("corrections", WAVE, speed=0.7),
     Case("corrections", WAVE, speed=1.3),
 )

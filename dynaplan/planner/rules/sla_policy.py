@@ -141,14 +141,13 @@ def _update_corrections(
     if load.changed:
         why = f"corrections stay: the workers changed in this interval ({load.changed})"
         return state, [DecisionStep("corrections", current, current, why)]
-    serving = PoolSizes(load.prefill_workers, load.decode_workers)
     if model.formula:
         after, why = model.formula.corrections(
-            state.corrections, traffic, serving.decode, is_aggregated=not current.prefill
+            state.corrections, traffic, load.decode_workers, is_aggregated=not current.prefill
         )
     else:
         after, why = update_corrections(
-            model.service_for(current), state.corrections, traffic, serving, settings.targets()
+            model.service_for(current), state.corrections, traffic, load, settings.targets()
         )
     return replace(state, corrections=after), [DecisionStep("corrections", current, current, why)]
 

@@ -67,6 +67,12 @@ def prefill_times_ms(kind: WorkerKind, workers: int, requests: Sequence[Arrival]
     return _PrefillPool(kind, workers, requests).run()[len(requests) // 10 :]
 
 
+def prefill_ends_s(kind: WorkerKind, workers: int, requests: Sequence[Arrival]) -> list[float]:
+    """When the prefill of each request ends, in seconds since the start."""
+    times_ms = _PrefillPool(kind, workers, requests).run()
+    return [each.at_s + time_ms / 1000 for each, time_ms in zip(requests, times_ms, strict=True)]
+
+
 class _PrefillPool:
     def __init__(self, kind: WorkerKind, workers: int, requests: Sequence[Arrival]) -> None:
         self._most_held = kind.concurrent_prefills

@@ -9,7 +9,7 @@ import pytest
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Traffic
-from dynaplan.planner.model import Corrections, Demand
+from dynaplan.planner.model import AverageLoad, Corrections, Demand
 from dynaplan.planner.sizing.corrections import GAIN, MAX_FACTOR, MIN_FACTOR, MIN_REQUESTS, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from tests.unit.planner.rules import targets as situations
@@ -35,13 +35,18 @@ def measured(requests_per_s: float, engines: QueueingModel, serving: PoolSizes =
     return replace(traffic, osl=answered, ttft_ms=times.mean_ttft_ms, itl_ms=times.mean_itl_ms)
 
 
+def load_of(serving: PoolSizes) -> AverageLoad:
+    """Those workers, beside a prefill queue whose depth nobody knows."""
+    return AverageLoad(prefill_workers=serving.prefill, decode_workers=serving.decode)
+
+
 def corrections_after(
     traffic: Traffic,
     before: Corrections = EXACT,
     service: QueueingModel = DISAGGREGATED,
     serving: PoolSizes = ONE_EACH,
 ) -> Corrections:
-    return update_corrections(service, before, traffic, serving, PROMISE)[0]
+    return update_corrections(service, before, traffic, load_of(serving), PROMISE)[0]
 
 
 def aimed_at(
@@ -121,11 +126,13 @@ def test_no_factor_is_believed_beyond_the_bounds() -> None:
     assert min(astuple(least)) >= MIN_FACTOR
 
 
-def test_a_backlog_says_nothing_of_how_fast_prompts_are_computed() -> None:
+def test_a_ttft_over_its_target_that_no_queue_explains_says_nothing_of_how_fast_prompts_are_computed() -> (
+    None
+):
     backlog = replace(measured(10.0, DISAGGREGATED), ttft_ms=PROMISE.ttft_ms + 1)
-    after, why = update_corrections(DISAGGREGATED, Corrections(1.2, 1.0), backlog, ONE_EACH, PROMISE)
+    after, why = update_corrections(DISAGGREGATED, Corrections(1.2, 1.0), backlog, load_of(ONE_EACH), PROMISE)
     assert after.prefill == 1.2
-    assert "prefill stays: a TTFT of 2001 ms comes from a backlog, not from the engines" in why
+    assert "prefill stays: a TTFT of 2001 ms is not explained by the prefill queue" in why
 
 
 def test_in_a_backlog_the_batch_follows_from_what_was_answered_and_not_from_what_arrived() -> None:
@@ -153,7 +160,7 @@ def test_what_says_too_little_changes_nothing(
 ) -> None:
     before = Corrections(1.3, 0.8)
     slow = replace(measured(8.0, DISAGGREGATED.slowed(1.6, 1.4)), **change)  # type: ignore[arg-type]
-    after, words = update_corrections(DISAGGREGATED, before, slow, serving, PROMISE)
+    after, words = update_corrections(DISAGGREGATED, before, slow, load_of(serving), PROMISE)
     assert after == before
     assert words == f"corrections stay at prefill 1.3, decode 0.8: {why}"
 
@@ -161,11 +168,11 @@ def test_what_says_too_little_changes_nothing(
 def test_times_that_were_not_measured_change_only_what_they_do_not_tell() -> None:
     slow = measured(8.0, DISAGGREGATED.slowed(1.6, 1.4))
     without_itl, _ = update_corrections(
-        DISAGGREGATED, Corrections(), replace(slow, itl_ms=None), ONE_EACH, PROMISE
+        DISAGGREGATED, Corrections(), replace(slow, itl_ms=None), load_of(ONE_EACH), PROMISE
     )
     assert without_itl.decode == 1.0 < without_itl.prefill
     without_ttft, _ = update_corrections(
-        DISAGGREGATED, Corrections(), replace(slow, ttft_ms=None), ONE_EACH, PROMISE
+        DISAGGREGATED, Corrections(), replace(slow, ttft_ms=None), load_of(ONE_EACH), PROMISE
     )
     assert without_ttft.prefill == 1.0 < without_ttft.decode
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
 from dynaplan.gateway.traffic import Lengths, Traffic
-from dynaplan.planner.model import Corrections
+from dynaplan.planner.model import AverageLoad, Corrections
 from dynaplan.planner.sizing.corrections import GAIN, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from tests.unit.planner.sizing.engine_pools import Arrival, decode_times_ms
@@ -17,6 +16,7 @@ ENGINE = kind(H200).slowed(4.0)
 SERVICE = QueueingModel(ENGINE, ENGINE, is_evenly_routed=True)
 PROMISE = SlaTargets(2000.0, 80.0)
 INTERVAL_S = 30
+ONE_EACH = AverageLoad(prefill_workers=1, decode_workers=1)
 OSL = 150
 
 
@@ -43,7 +43,7 @@ def batch(size: int, begin_s: int, slowness: float = 1.0, answered: int | None =
 
 def aimed_at(traffic: Traffic) -> float:
     """The decode factor that many such intervals would come to."""
-    after, _ = update_corrections(SERVICE, Corrections(), traffic, PoolSizes(1, 1), PROMISE)
+    after, _ = update_corrections(SERVICE, Corrections(), traffic, ONE_EACH, PROMISE)
     return after.decode ** (1 / GAIN)
 
 
