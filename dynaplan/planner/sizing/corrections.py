@@ -47,31 +47,41 @@ that at the searched factor (infinite where the pool is overloaded with z). *Alo
 for computing, the most that the factor can be, and *with waiting* the least. The measured factor is the old
 one where it lies between both, for that is no evidence against it; else the nearer of the two.
 
-**Prefill in a backlog.** Where prompts wait for longer, both readings are too far apart to say anything, and
-a mean TTFT over the target may be a queue that nothing in the interval explains. The queue itself says more:
-what came, and what is left of it, tell what was computed. N prompts are in the queue (waiting, or being
-computed) of P workers, a come per ms, F, m, K and B as in ``prefill_model.py``. Without chance, as a fluid
-(Kleinrock, Queueing Systems II, 1976, section 2.7),
+**Prefill in a backlog.** Of prompts that wait long, both readings are too far apart to say anything, and a
+mean TTFT over the target may be the queue of the interval before. The depth of the prefill queue says more:
+the prompts that came, and those that are left, tell how many were computed. Further symbols:
 
-    dN/dt = a - min(N, P n) / (z (F + n m)),   n = N / P, at least 1 and at most B
+    A    prompts that arrive per ms, by metric pull
+    N    depth of the queue: prompts that wait, and those that workers compute
+    P, H prefill workers, and the prompts that each holds at once (``max-concurrent-prefills``)
+    s    prompts in a step of each worker, N / P, at least 1 and at most that of a full pool (B of
+         ``prefill_model.py``)
 
-from the depth at the interval's first metric pull on, a being the arrivals of each pull. The measured factor
-is the z with which the mean of N over the later pulls is the measured mean depth. It is used where that is
-more than the P K prompts that workers hold, or the first depth more than twice as many: else chance, which
-the fluid lacks, may have made the queue. For engines as their profile it is 0.98 to 1.04 in the mean of 80
-intervals of constant load (80 to 105 % utilisation).
+With the step of s prompts, z (F + s m), the depth changes as that of a fluid queue, in which nothing is left
+to chance (Kleinrock, Queueing Systems II, 1976, section 2.7):
 
-1. More wait than workers hold: the fluid's factor.
-2. Else, a mean TTFT over the target: nothing is corrected. Prompts were long in waiting elsewhere (for decode
-   workers), or nobody knows the depth.
-3. Else: the nearer of the two readings.
+    dN/dt = A - min(N, P s) / (z (F + s m))
+
+It is followed from the depth at the interval's first pull on, with the arrivals of each later pull. The
+factor is the z with which the mean of N at the later pulls is as measured. In a backlog that is exact; below
+it the fluid waits for nobody, and z would be too large. So it is used where more than P H + ``MIN_WAITING``
+prompts were in the queue, at the first pull or in the mean of the later ones. For engines as their profile
+(one worker, H = 4, 30 pulls) it is 1.01 in the mean of constant loads of 80 to 105 % of what the pool can
+compute.
+
+1. No mean TTFT: nothing is corrected.
+2. More are in the queue than that: the fluid's factor, if there is one within the bounds.
+3. Else, the mean TTFT is over the target: nothing is corrected. Prompts may have waited in the interval
+   before, or for decode workers, or nobody knows the depth.
+4. Else: the old factor, or the nearer of the two readings where it is not between them.
 
 Aggregated workers have no such queue: theirs is the decode factor only.
 
-**Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3. A
-factor between 1 / 1.15 and 1.15 counts as 1 (``effective_correction`` in ``planner/rules/sla_policy.py``);
-it is kept as it is. Nothing is corrected with fewer than 20 requests, without lengths, with a role that had
-no worker, in an interval in which the numbers of workers changed, or with ``no-correction``.
+**Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, with 0.5 for 0.2 in case 2;
+geometric, within 0.5 to 3. A factor between 1 / 1.15 and 1.15 counts as 1 (``effective_correction`` in
+``planner/rules/sla_policy.py``); it is kept as it is. Nothing is corrected with fewer than 20 requests, without
+lengths, with a role that had no worker, in an interval in which the numbers of workers changed, or with
+``no-correction``.
 """
 
 from __future__ import annotations
@@ -96,6 +106,9 @@ GAIN = 0.2
 """Exponent of one interval's correction: 0.2 goes most of the way (90 %) in ten intervals. A single
 measurement is off by some per cent, and sizes must not follow that."""
 
+BACKLOG_GAIN = 0.5
+"""The same where the depth of a backlog is measured, which says more and does not come often."""
+
 MIN_FACTOR = 0.5
 """Lowest factor. A profile that is further off is that of another engine."""
 
@@ -107,7 +120,11 @@ FACTOR_BISECTIONS = 7
 
 
 FLUID_STEP_MS = 100.0
-"""Length of the steps in which a queue's depth is followed, about."""
+"""The longest steps in which a queue's depth is followed."""
+
+MIN_WAITING = 8
+"""Prompts that must wait beyond those that workers hold: fewer may do so by chance. One worker that computes
+one prompt at a time has 5 in its queue at 90 % utilisation."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +151,8 @@ class _MeasuredInterval:
     def arrived_per_ms(self) -> float:
         return self.demand.requests_per_s / 1000 / self.serving.decode
 
-    def is_backlogged(self, targets: SlaTargets) -> bool:
-        """Tell whether prompts may have waited all the time: their mean TTFT is over the target."""
+    def is_over_ttft_target(self, targets: SlaTargets) -> bool:
+        """Tell whether the mean TTFT is over the target: prompts may have waited all the time."""
         return (self.traffic.ttft_ms or 0.0) > targets.ttft_ms
 
     def unevenness_beside(self, life_s: float) -> float:
@@ -155,8 +172,8 @@ class _MeasuredInterval:
             seen += arrived * beside / sum(together)
         return max(1.0, seen / sum(arrivals) * len(arrivals) / sum(arrivals))
 
-    def unevenness_before(self, within_s: float) -> float:
-        """Return the rate of arrivals within that time before a request, over the mean rate; 1 likewise."""
+    def unevenness_within(self, within_s: float) -> float:
+        """Return the rate of arrivals that a request sees in that time before it, over the mean rate."""
         arrivals = self.traffic.arrivals
         if not arrivals or not sum(arrivals):
             return 1.0
@@ -185,8 +202,8 @@ def update_corrections(
     if service.prefill is None:
         after, note = Corrections(before.prefill, decode), ""
     else:
-        prefill, note = _prefill_factor(service.slowed(1.0, decode), interval, before.prefill, targets)
-        after = Corrections(_smooth(before.prefill, prefill), decode)
+        prefill, note = _correct_prefill(service.slowed(1.0, decode), interval, before.prefill, targets)
+        after = Corrections(prefill, decode)
     return after, f"measured over expected: {_describe(after)}{note}"
 
 
@@ -212,7 +229,7 @@ def _decode_factor(
     unevenness = interval.unevenness_beside(state.answers.mean_steps * itl_ms / 1000)
     answered, arrived = interval.answered_per_ms, interval.arrived_per_ms
     slow = _decode_ratio(state, itl_ms, min(answered, arrived) if state.is_aggregated else answered)
-    waited = state.is_aggregated and interval.is_backlogged(targets)
+    waited = state.is_aggregated and interval.is_over_ttft_target(targets)
     fast = _decode_ratio(state, itl_ms, max(answered, arrived) * unevenness, is_full=waited)
     return min(max(before, fast), max(slow, fast))
 
@@ -235,24 +252,24 @@ def _decode_ratio(state: SteadyState, itl_ms: float, rate: float, *, is_full: bo
     return itl_ms / expected_ms
 
 
-def _prefill_factor(
+def _correct_prefill(
     service: QueueingModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
-) -> tuple[float | None, str]:
-    """Return the factor nearest to ``before`` that agrees with the measured TTFT, and an objection."""
+) -> tuple[float, str]:
+    """Return the smoothed prefill factor after the interval, and an objection."""
     ttft_ms = interval.traffic.ttft_ms
     if not ttft_ms:
-        return None, ""
-    if (factor := _PrefillQueue(service, interval).find_factor()) is not None:
-        return factor, ""
-    if interval.is_backlogged(targets):
-        return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms is not explained by the prefill queue"
-    busiest = interval.demand.scaled(interval.unevenness_before(targets.ttft_ms / 1000))
-    with_waiting = _find_factor(ttft_ms, service, busiest, interval.serving)
-    alone = _find_factor(ttft_ms, service, interval.demand.scaled(0.0), interval.serving)
-    return min(max(before, with_waiting), max(alone, with_waiting)), ""
+        return before, ""
+    if by_depth := _PrefillQueue(service, interval).find_factor():
+        return _smooth(before, by_depth, BACKLOG_GAIN), ""
+    if interval.is_over_ttft_target(targets):
+        return before, f", prefill stays: a TTFT of {ttft_ms:.0f} ms is not explained by the prefill queue"
+    busiest = interval.demand.scaled(interval.unevenness_within(targets.ttft_ms / 1000))
+    with_waiting = _factor_by_ttft(ttft_ms, service, busiest, interval.serving)
+    alone = _factor_by_ttft(ttft_ms, service, interval.demand.scaled(0.0), interval.serving)
+    return _smooth(before, min(max(before, with_waiting), max(alone, with_waiting))), ""
 
 
-def _find_factor(ttft_ms: float, service: QueueingModel, demand: Demand, serving: PoolSizes) -> float:
+def _factor_by_ttft(ttft_ms: float, service: QueueingModel, demand: Demand, serving: PoolSizes) -> float:
     """Return the factor with which the model expects that mean TTFT.
 
     That is *with waiting* of the module, and *alone* for a demand of rate 0.
@@ -276,30 +293,33 @@ class _PrefillQueue:
         self._batch = largest_batch(self._prompts, self._kind)
 
     def find_factor(self) -> float | None:
-        """Return the factor that the measured depth says; None without a queue, or where it is not known."""
+        """Return the factor that the measured depths say: case 2 of the module; None in the others."""
         load, pulls = self._interval.load, len(self._interval.traffic.arrivals)
         first, mean = load.prefill_queue_first, load.prefill_queue
         if first is None or mean is None or load.pulls != pulls or pulls < 2:
             return None
         measured = (mean * pulls - first) / (pulls - 1)
         held = load.prefill_workers * self._kind.concurrent_prefills
-        if measured <= held and first <= 2 * held:
+        if max(first, measured) <= held + MIN_WAITING:
             return None
-        return _bisect_factor(lambda factor: self._mean_depth(first, factor) < measured)
+        if not self._later_depth(first, MIN_FACTOR) < measured < self._later_depth(first, MAX_FACTOR):
+            return None
+        return _bisect_factor(lambda factor: self._later_depth(first, factor) < measured)
 
-    def _mean_depth(self, first: float, factor: float) -> float:
-        """Return the mean depth at all pulls but the first where steps take ``factor`` times as long."""
+    def _later_depth(self, first: float, factor: float) -> float:
+        """Return the mean depth at the later pulls, with steps that take ``factor`` times as long."""
         arrivals, depth, depths = self._interval.traffic.arrivals, first, []
         pull_ms = 1000 * self._interval.traffic.interval_s / len(arrivals)
         steps = math.ceil(pull_ms / FLUID_STEP_MS)
         for arrived in arrivals[1:]:
             for _ in range(steps):
                 depth += arrived / steps
-                depth -= min(depth, self._computed_per_ms(depth) / factor * pull_ms / steps)
+                depth -= min(depth, self._prompts_per_ms(depth) / factor * pull_ms / steps)
             depths.append(depth)
         return fmean(depths)
 
-    def _computed_per_ms(self, depth: float) -> float:
+    def _prompts_per_ms(self, depth: float) -> float:
+        """Return the prompts that the pool computes per ms at that depth, by the uncorrected profile."""
         workers, prompts = self._interval.serving.prefill, self._prompts
         batch = min(max(1.0, depth / workers), self._batch)
         return min(depth, workers * batch) / (prompts.fixed_ms + batch * prompts.mean_ms)
@@ -317,11 +337,11 @@ def _bisect_factor(is_too_low: Callable[[float], bool]) -> float:
     return math.sqrt(low * high)
 
 
-def _smooth(before: float, measured: float | None) -> float:
-    """Return the factor moved towards the measured one by ``GAIN``, within the bounds."""
+def _smooth(before: float, measured: float | None, gain: float = GAIN) -> float:
+    """Return the factor moved towards the measured one, within the bounds."""
     if measured is None:
         return before
-    ratio: float = (measured / before) ** GAIN
+    ratio: float = (measured / before) ** gain
     return min(max(before * ratio, MIN_FACTOR), MAX_FACTOR)
 
 

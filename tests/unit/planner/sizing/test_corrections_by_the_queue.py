@@ -11,7 +11,7 @@ import pytest
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.gateway.traffic import Lengths, Traffic
 from dynaplan.planner.model import AverageLoad, Corrections
-from dynaplan.planner.sizing.corrections import GAIN, update_corrections
+from dynaplan.planner.sizing.corrections import BACKLOG_GAIN, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from tests.unit.planner.sizing.engine_pools import Arrival, Shape, arrivals, prefill_ends_s
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import H200, kind
@@ -61,7 +61,7 @@ def observed(requests: Sequence[Arrival], slowness: float) -> tuple[Traffic, Ave
 def aimed_at(traffic: Traffic, load: AverageLoad) -> float:
     """The prefill factor that many such intervals would come to."""
     after, _ = update_corrections(SERVICE, Corrections(), traffic, load, PROMISE)
-    return float(after.prefill ** (1 / GAIN))
+    return float(after.prefill ** (1 / BACKLOG_GAIN))
 
 
 def overload(seed: int, slowness: float = 1.0) -> list[Arrival]:
@@ -127,5 +127,15 @@ def test_a_ttft_over_its_target_without_a_queue_corrects_nothing() -> None:
     """Those prompts have waited elsewhere: for decode workers, or in the interval before."""
     traffic, load = observed(overload(1), 2.0)
     held = float(WORKERS * ENGINE.concurrent_prefills)
-    empty = replace(load, prefill_queue=held / 2, prefill_queue_first=held, prefill_queue_last=0.0)
-    assert aimed_at(traffic, empty) == 1.0
+    short = replace(load, prefill_queue=held / 2, prefill_queue_first=held, prefill_queue_last=0.0)
+    assert aimed_at(traffic, short) == 1.0
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e6])
+def test_a_queue_that_no_engine_would_leave_corrects_nothing(mean: float) -> None:
+    """Gone in no time, as after a purge; or as many as never came."""
+    traffic, load = observed(overload(1), 2.0)
+    first = load.prefill_queue_first
+    assert first
+    other = replace(load, prefill_queue=mean + first / load.pulls)
+    assert aimed_at(traffic, other) == 1.0
