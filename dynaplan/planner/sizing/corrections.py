@@ -79,9 +79,9 @@ Aggregated workers have no such queue: theirs is the decode factor only.
 
 **Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, with 0.5 for 0.2 in case 2;
 geometric, within 0.5 to 3. A factor between 1 / 1.15 and 1.15 counts as 1 (``effective_correction`` in
-``planner/rules/sla_policy.py``); it is kept as it is. Nothing is corrected with fewer than 20 requests, without
-lengths, with a role that had no worker, in an interval in which the numbers of workers changed, or with
-``no-correction``.
+``planner/rules/sla_policy.py``); it is kept as it is. Nothing is corrected with fewer than 20 requests,
+without lengths, with a role that had no worker, in an interval in which the numbers of workers changed, or
+with ``no-correction``.
 """
 
 from __future__ import annotations
