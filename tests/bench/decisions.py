@@ -15,7 +15,7 @@ without the rule for a load that has ended; 358 to 379 were run for the report. 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dynaplan.lab.simulate.options import SimulateOptions
@@ -92,16 +92,3 @@ def rows(repeats: int) -> Iterator[Row]:
 def fared_row(name: str, each: Fared) -> Row:
     note = f"{each.gpus:.2f} GPUs, {each.changes_per_hour:.0f} changes/h"
     return Row(f"{name}, {each.policy}: within both targets", "", [each.met], more_is_better=True, note=note)
-
-
-MAX_DOMINATED = 2
-"""Of ten random hours: one is the goal, and chance makes it two."""
-
-
-def dominated_hours(seeds: Iterable[int]) -> Iterator[str]:
-    """Yield, of each random hour on which the policy is dominated, how both fared."""
-    for seed in seeds:
-        ours = fared(random_hour(seed), "sla")
-        better = dominating(random_hour(seed), ours)
-        if better:
-            yield f"{random_hour(seed).trace}: {ours}; {better}"
