@@ -200,7 +200,11 @@ class NatsConnection:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[Client]:
-        """The connected client, for one call; what goes wrong becomes QueueUnavailable or PermanentError."""
+        """The connected client, for one call; what goes wrong becomes QueueUnavailable or PermanentError.
+
+        A cancellation that comes with the answer is raised afterwards: nats-py waits by ``asyncio.wait_for``,
+        which in Python 3.11 returns the answer and forgets that the task is to end.
+        """
         from nats import errors
         from nats.js.errors import APIError, ServiceUnavailableError
 
@@ -208,7 +212,11 @@ class NatsConnection:
             raise QueueUnavailable(f"NATS is not connected: {self._last_error or 'closed'}")
         try:
             async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S):
+                task = asyncio.current_task()
+                cancellations = task.cancelling() if task else 0
                 yield self._client
+                if task and task.cancelling() > cancellations:
+                    raise asyncio.CancelledError
         except (errors.MaxPayloadError, errors.BadSubjectError) as error:
             raise PermanentError(f"NATS refuses this message: {error}") from error
         except ServiceUnavailableError as error:

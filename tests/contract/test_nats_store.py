@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from nats.js.kv import KeyValue as Bucket
 
 from dynaplan.store.model import Deleted, Snapshot, Transaction
+from dynaplan.store.nats_connection import NatsConnection
 from dynaplan.store.nats_store import NatsStore
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 from tests.contract.stores import Watched
@@ -273,3 +275,22 @@ async def _refusal(store: NatsStore) -> str:
     except PermanentError as error:
         return str(error)
     return ""
+
+
+async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_its_task(nats: Server) -> None:
+    """nats-py waits by ``wait_for``, which loses such a cancellation in Python 3.11."""
+    connection = await NatsConnection.from_environment(nats.environment)
+    loop = asyncio.get_running_loop()
+
+    async def ask() -> None:
+        async with connection.call():
+            answer: asyncio.Future[None] = loop.create_future()
+            loop.call_soon(answer.set_result, None)
+            loop.call_soon(asking.cancel)
+            await asyncio.wait_for(answer, 5)
+
+    asking = asyncio.create_task(ask())
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert asking.cancelled()
+    await connection.close()

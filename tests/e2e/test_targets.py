@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,9 @@ async def test_targets_get_the_workers_that_the_traffic_needs_and_give_them_back
     assert load.incomplete == []
     await eventually(lambda: ready(deployment, "PrefillWorker") == 1, 80)
     told = deployment.run("why", "-n", "50", "--changes").stdout
-    assert "of the TTFTs are over 250 ms" in told
+    # On a machine that is busy engines are found slow, and where no number of workers meets the target it
+    # is that of a request alone.
+    assert re.search(r"of the TTFTs are over [0-9]", told), told
     assert "requests/s expected in" in told
     record = last_record(deployment)
     assert record["observation"]["startup_s"] > 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dynaplan.fleet.model_keys import MODEL_DEMAND, MODEL_ORDERS, MODEL_WORKERS, ModelDemand, demand_in
@@ -265,7 +266,7 @@ class StoreLink:
         places = {scaling_key(namespace, name): keys[old] for old, name in former.items()}
         puts = {key: value for key, value in places.items() if key not in keys}
         moved = Transaction(dict.fromkeys(puts, 0), puts, deletes=tuple(former))
-        self._tasks.spawn(self._call(self._store.commit(moved)), "move keys of 0.1.0")
+        self._tasks.spawn(self._call(lambda: self._store.commit(moved)), "move keys of 0.1.0")
 
     def _name_unreadable(self) -> None:
         """Say once of every value that is no number that it is taken for "not set"."""
@@ -285,7 +286,7 @@ class StoreLink:
             await self._has_work.wait()
             self._has_work.clear()
             for key, value in list(self._wanted.items()):
-                if self._written.get(key) != value and await self._call(self._store.put(key, value)):
+                if self._written.get(key) != value and await self._call(partial(self._store.put, key, value)):
                     self._written[key] = value
 
     async def _replace(self, key: str, before: str, after: str) -> None:
@@ -299,7 +300,7 @@ class StoreLink:
 
     async def _commit(self, transaction: Transaction) -> None:
         try:
-            await self._call(self._store.commit(transaction))
+            await self._call(lambda: self._store.commit(transaction))
         finally:
             self._is_deciding = False
             self._wake.set()
@@ -307,7 +308,7 @@ class StoreLink:
     async def _revoke(self, lease: int) -> None:
         try:
             async with asyncio.timeout(REVOKE_FOR_S):
-                while not await self._call(self._store.revoke(lease)):
+                while not await self._call(lambda: self._store.revoke(lease)):
                     self.unanswered.add(lease)
                     self._wake.set()
         except TimeoutError:
@@ -315,11 +316,11 @@ class StoreLink:
         finally:
             self._revoking.discard(lease)
 
-    async def _call(self, call: Coroutine[Any, Any, Any]) -> bool:
-        """Await the call; return True when the store has answered, False after a pause when it has not."""
+    async def _call(self, call: Callable[[], Awaitable[object]]) -> bool:
+        """Make the call; return True when the store has answered, False after a pause when it has not."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
-                await call
+                await call()
             return True
         except (TimeoutError, TemporaryError) as error:
             log.warning("the store does not answer: %s", error or "no answer in time")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
+
+import pytest
 
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.store.instances import ASLEEP, WAKE
@@ -38,6 +42,23 @@ async def test_extensions_of_the_version_before_are_moved_and_later_ones_win() -
     finally:
         await link.close()
         await store.close()
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_a_link_that_is_closed_at_any_moment_leaves_no_call_that_nobody_awaits(steps: int) -> None:
+    """A task that is cancelled before its first step drops its arguments; pytest tells of such coroutines."""
+    store = MemoryStore(SystemClock())
+    await store.put("v1/ns/planner/holds", "{}")
+    link = StoreLink(store, "ns", asyncio.Event())
+    link.start()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await link.close()
+    await store.close()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [each for each in told if "never awaited" in str(each.message)] == []
 
 
 async def test_orders_to_sleep_and_wake_go_with_their_instance() -> None:
