@@ -213,9 +213,10 @@ class NatsConnection:
         try:
             async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S):
                 task = asyncio.current_task()
-                cancellations = task.cancelling() if task else 0
+                assert task
+                cancellations = task.cancelling()
                 yield self._client
-                if task and task.cancelling() > cancellations:
+                if task.cancelling() > cancellations:
                     raise asyncio.CancelledError
         except (errors.MaxPayloadError, errors.BadSubjectError) as error:
             raise PermanentError(f"NATS refuses this message: {error}") from error

@@ -36,6 +36,7 @@ from tests.bench import (
     throughput,
     unloaded_models,
     watching,
+    wrong_profiles,
 )
 from tests.bench.data_path import kv
 from tests.bench.table import HEADER, Row, line
@@ -70,6 +71,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "swaps": swaps.rows,
     "unloaded-models": unloaded_models.rows,
     "watching": watching.rows,
+    "wrong-profiles": wrong_profiles.rows,
 }
 
 

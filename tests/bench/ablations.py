@@ -13,16 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from dynaplan.lab.simulate import policy_runs
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.planner.backtesting.evidence import load_change
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.look_ahead import lookahead
-from dynaplan.simulation.simulated_service import ServiceSettings
 from tests.bench import standing
 from tests.bench.cases import FIRST_CASE, HOUR, TRACES, hour_of
 from tests.bench.decisions import fared_row
-from tests.bench.standing import Fared, fared
+from tests.bench.standing import Fared, engines_at, fared
 from tests.bench.table import Row
 
 SEED = 101
@@ -123,18 +121,9 @@ def rows(_: int) -> Iterator[Row]:
 def without(part: str, case: Case) -> Fared:
     """Simulate the load of a case with that part switched off."""
     off = PARTS[part]
-
-    def settings(options: SimulateOptions) -> ServiceSettings:
-        found = service_settings(options)
-        engines = {
-            role: (own, timing.with_speedup(case.speed)) for role, (own, timing) in found.engines.items()
-        }
-        return replace(found, engines=engines)
-
-    service_settings = policy_runs.service_settings
     with ExitStack() as stack:
         stack.enter_context(patch.object(standing, "KNOWN_FROM_S", case.known_from_s))
-        stack.enter_context(patch.object(policy_runs, "service_settings", settings))
+        stack.enter_context(engines_at(case.speed))
         for name, value in off.replaced.items():
             stack.enter_context(patch(f"dynaplan.{name}", value))
         return fared(replace(case.hour, planner={**case.hour.planner, **off.planner}), "sla")

@@ -7,15 +7,19 @@ targets at no more GPU-hours, or as many of them at more than ``SAVED`` fewer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from unittest.mock import patch
 
 from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate import policy_runs
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.policy_runs import service_settings
 from dynaplan.simulation.run import Result
+from dynaplan.simulation.simulated_service import ServiceSettings
 from tests.bench.autoscalers import run_policy
 
 KNOWN_FROM_S = 900.0
@@ -91,6 +95,24 @@ def dominating(options: SimulateOptions, ours: Fared) -> Fared | None:
     return None
 
 
+@contextmanager
+def engines_at(speed: float) -> Iterator[None]:
+    """Have simulations run engines that are that many times as fast as the profile that planners know."""
+    found = policy_runs.service_settings
+
+    def settings(options: SimulateOptions) -> ServiceSettings:
+        service = found(options)
+        engines = {role: (own, timing.with_speedup(speed)) for role, (own, timing) in service.engines.items()}
+        return replace(service, engines=engines)
+
+    _best_standing.cache_clear()
+    try:
+        with patch.object(policy_runs, "service_settings", settings):
+            yield
+    finally:
+        _best_standing.cache_clear()
+
+
 class _Deployment:
     """Options without what a number that stands still does not depend on, to be remembered by."""
 
@@ -107,7 +129,7 @@ class _Deployment:
 @cache
 def _best_standing(deployment: _Deployment, gpus: int) -> Fared | None:
     options = deployment.options
-    sizes = service_settings(options).gpus_per_worker
+    sizes = policy_runs.service_settings(options).gpus_per_worker
     most = gpus // sizes[Role.DECODE] if options.is_disaggregated else 0
     numbers = range(1, most + 1) if options.is_disaggregated else [gpus // sizes[Role.DECODE]]
     splits = []

@@ -63,11 +63,11 @@ to chance (Kleinrock, Queueing Systems II, 1976, section 2.7):
     dN/dt = A - min(N, P s) / (z (F + s m))
 
 It is followed from the depth at the interval's first pull on, with the arrivals of each later pull. The
-factor is the z with which the mean of N at the later pulls is as measured. In a backlog that is exact; below
-it the fluid waits for nobody, and z would be too large. So it is used where more than P H + ``MIN_WAITING``
-prompts were in the queue, at the first pull or in the mean of the later ones. For engines as their profile
-(one worker, H = 4, 30 pulls) it is 1.01 in the mean of constant loads of 80 to 105 % of what the pool can
-compute.
+factor is the z with which the mean of N at the later pulls is as measured. In a backlog that is right to some
+per cent; below it the fluid waits for nobody, and z would be too large. So it is used where more than
+P H + ``MIN_WAITING`` prompts were in the queue, at the first pull or in the mean of the later ones. For
+engines as their profile (one worker, H = 4, 30 pulls) it was 0.97 to 1.01 in 197 intervals of constant loads,
+of 83 to 104 % of what the pool can compute.
 
 1. No mean TTFT: nothing is corrected.
 2. More are in the queue than that: the fluid's factor, if there is one within the bounds.
