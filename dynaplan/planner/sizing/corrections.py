@@ -51,11 +51,10 @@ one where it lies between both, for that is no evidence against it; else the nea
 mean TTFT over the target may be the queue of the interval before. The depth of the prefill queue says more:
 the prompts that came, and those that are left, tell how many were computed. Further symbols:
 
-    A    prompts that arrive per ms, by metric pull
+    A    prompts that arrive per ms, from one metric pull to the next
     N    depth of the queue: prompts that wait, and those that workers compute
     P, H prefill workers, and the prompts that each holds at once (``max-concurrent-prefills``)
-    s    prompts in a step of each worker, N / P, at least 1 and at most that of a full pool (B of
-         ``prefill_model.py``)
+    s    prompts in the step of a worker that computes: N / P, at least 1, at most B of ``prefill_model.py``
 
 With the step of s prompts, z (F + s m), the depth changes as that of a fluid queue, in which nothing is left
 to chance (Kleinrock, Queueing Systems II, 1976, section 2.7):
@@ -69,11 +68,11 @@ P H + ``MIN_WAITING`` prompts were in the queue, at the first pull or in the mea
 engines as their profile (one worker, H = 4, 30 pulls) it was 0.97 to 1.01 in 197 intervals of constant loads,
 of 83 to 104 % of what the pool can compute.
 
-1. No mean TTFT: nothing is corrected.
-2. More are in the queue than that: the fluid's factor, if there is one within the bounds.
-3. Else, the mean TTFT is over the target: nothing is corrected. Prompts may have waited in the interval
-   before, or for decode workers, or nobody knows the depth.
-4. Else: the old factor, or the nearer of the two readings where it is not between them.
+1. No mean TTFT: the prefill factor stays.
+2. More are in the queue than that, and there is such a z within the bounds: z.
+3. Else, the mean TTFT is over the target: it stays. Prompts may have waited in the interval before, or for
+   decode workers, or nobody knows the depth at every pull, or no engine leaves such a queue.
+4. Else: it stays between the two readings, and goes to the nearer one from outside.
 
 Aggregated workers have no such queue: theirs is the decode factor only.
 
@@ -107,7 +106,7 @@ GAIN = 0.2
 measurement is off by some per cent, and sizes must not follow that."""
 
 BACKLOG_GAIN = 0.5
-"""The same where the depth of a backlog is measured, which says more and does not come often."""
+"""``GAIN`` where the depth of a backlog is measured, which says more and does not come often."""
 
 MIN_FACTOR = 0.5
 """Lowest factor. A profile that is further off is that of another engine."""
@@ -123,8 +122,8 @@ FLUID_STEP_MS = 100.0
 """The longest steps in which a queue's depth is followed."""
 
 MIN_WAITING = 8
-"""Prompts that must wait beyond those that workers hold: fewer may do so by chance. One worker that computes
-one prompt at a time has 5 in its queue at 90 % utilisation."""
+"""Prompts that must wait in the pool's queue beyond those that workers hold: fewer often do so by chance.
+For one worker that computes one prompt at a time 4 wait at 90 % utilisation, and 9 at 95 %."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ def _decode_ratio(state: SteadyState, itl_ms: float, rate: float, *, is_full: bo
 def _correct_prefill(
     service: QueueingModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
 ) -> tuple[float, str]:
-    """Return the smoothed prefill factor after the interval, and an objection."""
+    """Return the smoothed prefill factor after the interval, and why it stays, if that is to be said."""
     ttft_ms = interval.traffic.ttft_ms
     if not ttft_ms:
         return before, ""
@@ -270,7 +269,7 @@ def _correct_prefill(
 
 
 def _factor_by_ttft(ttft_ms: float, service: QueueingModel, demand: Demand, serving: PoolSizes) -> float:
-    """Return the factor with which the model expects that mean TTFT.
+    """Return the factor, within the bounds, with which the model expects that mean TTFT.
 
     That is *with waiting* of the module, and *alone* for a demand of rate 0.
     """
@@ -293,7 +292,7 @@ class _PrefillQueue:
         self._batch = largest_batch(self._prompts, self._kind)
 
     def find_factor(self) -> float | None:
-        """Return the factor that the measured depths say: case 2 of the module; None in the others."""
+        """Return z of the module; None where depths are unknown, too few wait, or z is out of bounds."""
         load, pulls = self._interval.load, len(self._interval.traffic.arrivals)
         first, mean = load.prefill_queue_first, load.prefill_queue
         if first is None or mean is None or load.pulls != pulls or pulls < 2:
@@ -326,7 +325,7 @@ class _PrefillQueue:
 
 
 def _bisect_factor(is_too_low: Callable[[float], bool]) -> float:
-    """Return the factor below which that holds, by halving on a logarithmic scale."""
+    """Return the factor below which ``is_too_low`` holds, by halving on a logarithmic scale."""
     low, high = MIN_FACTOR, MAX_FACTOR
     for _ in range(FACTOR_BISECTIONS):
         middle = math.sqrt(low * high)
