@@ -615,17 +615,3 @@ async def test_text_that_stands_for_no_bytes_and_an_empty_key_are_refused_for_go
         with pytest.raises(PermanentError):
             await store.put(key, value)
     assert await store.list("") == ()
-
-
-# Idleness
-
-
-@pytest.mark.alone
-async def test_an_idle_watch_costs_next_to_nothing(store: FileStore) -> None:
-    lease = await store.grant(30)
-    await store.put("k", "v", lease)
-    watched = await Watched(store, "").started()
-    begun_s, used_s = time.monotonic(), time.process_time()
-    await asyncio.wait({watched.task}, timeout=3)
-    assert (time.process_time() - used_s) / (time.monotonic() - begun_s) < 0.005
-    await watched.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from dynaplan.engines.gguf import MAX_ARRAY_LENGTH, TENSOR_TYPES, min_file_bytes
 from dynaplan.engines.model_files import check_model
 from dynaplan.engines.model_memory import gguf_shape
 from dynaplan.util.errors import ConfigError
+from tests.attack.fuzzing import EXAMPLES
 from tests.fakes.tiny_models import CONTEXT_TOKENS, HEADS, KV_HEADS, LAYERS, WIDTH, tiny_gguf
-
-EXAMPLES = 10_000 if os.environ.get("DYNAPLAN_TORTURE") else 300
 
 
 def text(value: str) -> bytes:

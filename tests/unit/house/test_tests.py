@@ -1,11 +1,12 @@
-"""Tests assert something, and poll instead of sleeping."""
+"""Tests assert something, poll instead of sleeping, and are all run."""
 
 from __future__ import annotations
 
 import ast
+import configparser
 from pathlib import Path
 
-from tests.unit.house.source import TEST_MODULES, TESTS, Function, functions, short, tree
+from tests.unit.house.source import REPOSITORY, TEST_MODULES, TESTS, Function, functions, short, tree
 
 LONGEST_SLEEP_S = 0.3
 HOME_OF_SLEEPS = TESTS / "fakes" / "polling.py"
@@ -65,3 +66,19 @@ def asserts(function: Function, helpers: dict[str, Function]) -> bool:
             if name in CHECKS or "assert" in name or (name in others and asserts(others[name], others)):
                 return True
     return False
+
+
+def test_tox_runs_every_module_with_a_test_that_must_run_alone() -> None:
+    """``tests`` and ``e2e`` leave these tests out; ``alone`` must name their modules, else nothing does."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(REPOSITORY / "tox.ini")
+    named = {word for word in tox["testenv:alone"]["commands"].split() if word.endswith(".py")}
+    assert named == {
+        module.relative_to(REPOSITORY).as_posix()
+        for module in TEST_MODULES
+        if any(is_marked_alone(function) for function in functions(module))
+    }
+
+
+def is_marked_alone(function: Function) -> bool:
+    return any(ast.unparse(each) == "pytest.mark.alone" for each in function.decorator_list)
