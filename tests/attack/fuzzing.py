@@ -10,10 +10,11 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 10_000 if os.environ.get("DYNAPLAN_TORTURE") else 100
-"""Outside torture they are the same in every run, and what more of them would find, torture finds."""
+MAX_EXAMPLES = 10_000 if os.environ.get("DYNAPLAN_TORTURE") else 100
+"""Examples of each property. The 100 are the same in every run (``derandomize`` in ``tests/conftest.py``);
+`tox -e torture` draws new ones."""
 
-total = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+total = settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 """The settings of a test that a reader is total."""
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -24,7 +24,7 @@ from dynaplan.gateway.prefill.disaggregation import DisaggregationSettings, with
 from dynaplan.store.instances import PUBLIC_URL, Instance
 from dynaplan.store.model import KeyValue
 from dynaplan.util.documents import parse_object, whole_number
-from tests.attack.fuzzing import EXAMPLES
+from tests.attack.fuzzing import MAX_EXAMPLES
 
 CARD = {
     "model": "m",
@@ -79,7 +79,7 @@ def mutated(document: Any, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_reader_returns_a_value_or_raises_value_error(kind: str, data: st.DataObject) -> None:
     read, real = READERS[kind]
@@ -117,7 +117,7 @@ def test_a_registration_with_a_wrong_field_is_refused_by_name(change: dict[str, 
         Instance.from_json(json.dumps(json.loads(REGISTRATION) | change))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=MAX_EXAMPLES, deadline=None)
 @given(
     st.text(max_size=30)
     | st.sampled_from(["--5", "²", "٣", "9" * 5000, "-", "1e3", " 7 ", "7\x1f", "+1", "0x1"])
@@ -129,7 +129,7 @@ def test_a_count_is_a_whole_number_or_not_set(text: str) -> None:
     )
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=MAX_EXAMPLES, deadline=None)
 @given(st.text(max_size=30) | st.sampled_from(["--5", "²", "9" * 5000, "-3", " 7 ", "0"]))
 def test_a_live_threshold_that_is_no_number_changes_nothing(text: str) -> None:
     keys = {"/ns/disagg_router/max_prefill_queue_size": text}

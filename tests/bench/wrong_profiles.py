@@ -1,8 +1,8 @@
-"""Engines that are 30 % slower and faster than the profile that the SLA policy knows.
+"""The SLA policy with a wrong profile: engines are 30 % slower, and faster, than the profile that it knows.
 
-``python -m tests.bench wrong-profiles --repeats N``: N seeds of the seven families, and of the families of
-bursts with aggregated workers. Beside each hour stands the best split that stands still with as many GPUs,
-rounded up. Seeds 11 and 104 were looked at while the corrections were written, 105 was run once afterwards.
+``python -m tests.bench wrong-profiles --repeats N``: the first N of three seeds. Beside each simulated hour
+stands the best fixed number of prefill and decode workers with as many GPUs, rounded up. Seeds 11 and 104
+were looked at while the corrections were written, 105 was run once afterwards.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from tests.bench.table import Row
 
 SEEDS = (11, 104, 105)
 SPEEDS = (0.7, 1.3)
-"""Of the engines, over the profile's."""
+"""Speeds of the engines; the profile's is 1."""
 
-HOURS = (*product([FIRST_CASE], TRACES), *product(["8B, aggregated"], FAMILIES))
+CASES_AND_TRACES = (*product([FIRST_CASE], TRACES), *product(["8B, aggregated"], FAMILIES))
+"""All traces with disaggregated workers, and those of ``FAMILIES`` with aggregated ones too."""
 
 
 def rows(repeats: int) -> Iterator[Row]:
     """Yield how each hour fared, and what dominates it."""
-    for seed, speed, (case, trace) in product(SEEDS[:repeats], SPEEDS, HOURS):
+    for seed, speed, (case, trace) in product(SEEDS[:repeats], SPEEDS, CASES_AND_TRACES):
         hour, name = hour_of(case, trace, seed), f"{case}: {trace} {seed}, {speed:g} of the speed"
         with engines_at(speed):
             ours = fared(hour, "sla")

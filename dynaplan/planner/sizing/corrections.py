@@ -64,7 +64,7 @@ to chance (Kleinrock, Queueing Systems II, 1976, section 2.7):
 It is followed from the depth at the interval's first pull on, with the arrivals of each later pull. The
 factor is the z with which the mean of N at the later pulls is as measured. In a backlog that is right to some
 per cent; below it the fluid waits for nobody, and z would be too large. So it is used where more than
-P H + ``MIN_WAITING`` prompts were in the queue, at the first pull or in the mean of the later ones. For
+P H + ``MIN_WAITING_PROMPTS`` were in the queue, at the first pull or in the mean of the later ones. For
 engines as their profile (one worker, H = 4, 30 pulls) it was 0.97 to 1.01 in 197 intervals of constant loads,
 of 83 to 104 % of what the pool can compute.
 
@@ -106,7 +106,7 @@ GAIN = 0.2
 measurement is off by some per cent, and sizes must not follow that."""
 
 BACKLOG_GAIN = 0.5
-"""``GAIN`` where the depth of a backlog is measured, which says more and does not come often."""
+"""``GAIN`` for a factor by the depth of a backlog: such a measurement is more exact, and rare."""
 
 MIN_FACTOR = 0.5
 """Lowest factor. A profile that is further off is that of another engine."""
@@ -121,9 +121,9 @@ FACTOR_BISECTIONS = 7
 FLUID_STEP_MS = 100.0
 """The longest steps in which a queue's depth is followed."""
 
-MIN_WAITING = 8
-"""Prompts that must wait in the pool's queue beyond those that workers hold: fewer often do so by chance.
-For one worker that computes one prompt at a time 4 wait at 90 % utilisation, and 9 at 95 %."""
+MIN_WAITING_PROMPTS = 8
+"""A backlog has more than so many prompts that wait, beyond those that workers hold. As many as 4 wait by
+chance in the mean where one worker computes one prompt at a time at 90 % utilisation, and 9 at 95 %."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class _PrefillQueue:
             return None
         measured = (mean * pulls - first) / (pulls - 1)
         held = load.prefill_workers * self._kind.concurrent_prefills
-        if max(first, measured) <= held + MIN_WAITING:
+        if max(first, measured) <= held + MIN_WAITING_PROMPTS:
             return None
         if not self._later_depth(first, MIN_FACTOR) < measured < self._later_depth(first, MAX_FACTOR):
             return None

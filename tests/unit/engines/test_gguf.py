@@ -13,7 +13,7 @@ from dynaplan.engines.gguf import MAX_ARRAY_LENGTH, TENSOR_TYPES, min_file_bytes
 from dynaplan.engines.model_files import check_model
 from dynaplan.engines.model_memory import gguf_shape
 from dynaplan.util.errors import ConfigError
-from tests.attack.fuzzing import EXAMPLES
+from tests.attack.fuzzing import MAX_EXAMPLES
 from tests.fakes.tiny_models import CONTEXT_TOKENS, HEADS, KV_HEADS, LAYERS, WIDTH, tiny_gguf
 
 
@@ -100,7 +100,7 @@ GOOD = gguf(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=MAX_EXAMPLES, deadline=None)
 @given(st.binary(max_size=400) | st.binary(max_size=200).map(lambda tail: GOOD[:60] + tail))
 def test_any_bytes_are_read_without_an_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
@@ -111,7 +111,7 @@ def test_any_bytes_are_read_without_an_error(
     assert min_file_bytes(path) >= 0
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=MAX_EXAMPLES, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=6))
 def test_a_good_header_with_some_other_bytes_is_read_without_an_error(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]

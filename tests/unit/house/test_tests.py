@@ -68,17 +68,13 @@ def asserts(function: Function, helpers: dict[str, Function]) -> bool:
     return False
 
 
-def test_tox_runs_every_module_with_a_test_that_must_run_alone() -> None:
-    """``tests`` and ``e2e`` leave these tests out; ``alone`` must name their modules, else nothing does."""
+def test_the_modules_with_a_test_marked_alone_are_those_that_tox_names_for_it() -> None:
+    """``tests`` and ``e2e`` leave these tests out: what ``alone`` does not name is never run."""
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(REPOSITORY / "tox.ini")
     named = {word for word in tox["testenv:alone"]["commands"].split() if word.endswith(".py")}
     assert named == {
         module.relative_to(REPOSITORY).as_posix()
         for module in TEST_MODULES
-        if any(is_marked_alone(function) for function in functions(module))
+        if any(isinstance(node, ast.Attribute) and node.attr == "alone" for node in ast.walk(tree(module)))
     }
-
-
-def is_marked_alone(function: Function) -> bool:
-    return any(ast.unparse(each) == "pytest.mark.alone" for each in function.decorator_list)
