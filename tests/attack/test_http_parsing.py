@@ -25,7 +25,7 @@ from dynaplan.gateway.http_messages import InvalidBody, Request, Response
 from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.worker.http_server import ConnectionLimits
 
-MUTATIONS = 30_000 if os.environ.get("DYNAPLAN_TORTURE") else 300
+MUTATIONS = 30_000 if os.environ.get("DYNAPLAN_TORTURE") else 100
 TURNS = 30
 """Turns of the loop in which what was sent is answered: nothing but the loop has to be waited for."""
 

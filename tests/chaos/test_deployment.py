@@ -102,6 +102,7 @@ def library(tmp_path: Path) -> Preloaded | None:
     return preloaded(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LASTS_S + 150)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_lost(

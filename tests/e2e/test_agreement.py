@@ -105,6 +105,7 @@ def changes(role: str, events: Iterable[Event]) -> list[tuple[float, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(

@@ -131,7 +131,6 @@ async def with_etcd_stopped_and_a_worker_starting(deployment: Deployment) -> Non
 
 
 Moment = Callable[[Deployment], Awaitable[None]]
-OFTEN = (during_a_drain, with_etcd_stopped_and_a_worker_starting)
 SELDOM = (
     during_scale_up,
     during_back_off,
@@ -169,7 +168,14 @@ async def _running(url: str) -> int:
         return int((await response.json())["worker_stats"]["request_active_slots"])
 
 
-@pytest.mark.parametrize("moment", [*OFTEN, *(pytest.param(each, marks=in_torture) for each in SELDOM)])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        during_a_drain,
+        pytest.param(with_etcd_stopped_and_a_worker_starting, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=in_torture) for each in SELDOM),
+    ],
+)
 async def test_ctrl_c_ends_it_within_the_deadline_and_leaves_nothing(
     deploy: Callable[..., Deployment], moment: Moment
 ) -> None:
@@ -250,6 +256,7 @@ def has_run_its_first_line(pid: int) -> bool:
     return bool(int(caught, 16) & 1 << (signal.SIGHUP - 1))
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_does_not_end_a_serve_that_is_still_being_imported(
     deploy: Callable[..., Deployment],
 ) -> None:
@@ -267,7 +274,7 @@ def test_a_closed_terminal_does_not_end_a_serve_that_is_still_being_imported(
     assert ctrl_c(deployment)[0] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ended_while_it_still_prepares_it_gives_back_what_it_took(
     deploy: Callable[..., Deployment], number: signal.Signals
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.e2e.deployment import EXECUTED, Deployment
 from tests.e2e.traces import in_torture
@@ -111,6 +112,7 @@ def test_a_box_without_a_free_gpu_is_refused_unless_busy_ones_may_be_used(tmp_pa
     assert "used all the same" in allowed.stdout
 
 
+@pytest.mark.slow
 def test_two_workers_share_a_gpu_and_one_of_them_starts_again_beside_the_other(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ async def test_long_prompts_are_computed_by_the_models_own_prefill_worker_and_sw
         assert "1 of 1, prefill 1 of 1" in listed.stdout
 
 
+@pytest.mark.slow
 async def test_who_kills_the_prefill_worker_or_serve_loses_no_request(deployment: Deployment) -> None:
     async with aiohttp.ClientSession() as session:
         assert not (await ask(session, deployment.url, "ant", is_stream=True, tokens=4)).fault
@@ -113,6 +114,7 @@ async def test_who_kills_the_prefill_worker_or_serve_loses_no_request(deployment
         assert {name: each["pid"] for name, each in deployment.workers("ant-prefill").items()} == pids
 
 
+@pytest.mark.slow
 async def test_llama_cpp_hands_the_prompts_of_a_model_over_too_and_both_its_workers_leave(
     tmp_path: Path, tiny_gguf: Path
 ) -> None:

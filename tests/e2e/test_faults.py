@@ -188,6 +188,7 @@ async def test_on_a_full_disk_serving_goes_on_scaling_up_waits_and_then_happens(
     assert deployment.text.count("statefile can be written again") == 1
 
 
+@pytest.mark.slow
 async def test_on_a_full_disk_a_crashed_worker_and_plugin_come_back_and_exit_is_clean(
     deploy: Callable[..., Deployment], state_disk: Path
 ) -> None:
@@ -252,7 +253,9 @@ async def test_a_state_directory_made_immutable_while_serving_holds_up_nothing(
     wait_until(lambda: "statefile can be written again" in deployment.text and is_whole(deployment), 10)
 
 
-@pytest.mark.parametrize("place", ["state", "node", "logs"])
+@pytest.mark.parametrize(
+    "place", ["state", *(pytest.param(each, marks=pytest.mark.slow) for each in ("node", "logs"))]
+)
 def test_a_disk_that_is_full_at_the_start_is_refused_in_words(
     tmp_path: Path,
     runtime_dir: Path,

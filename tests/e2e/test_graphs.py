@@ -71,7 +71,7 @@ def test_hello_world_answers_through_three_services_and_heals(deploy: Deploy) ->
     wait_until(lambda: len(pids(deployment, "Backend") - backends) == 2)
 
 
-@pytest.mark.parametrize("graph", ["agg_router", "disagg_router"])
+@pytest.mark.parametrize("graph", [pytest.param("agg_router", marks=pytest.mark.slow), "disagg_router"])
 def test_a_graph_with_the_kv_router_answers(deploy: Deploy, graph: str) -> None:
     options = ("--Router.router=kv", "--VllmWorker.ServiceArgs.workers=2")
     deployment = deploy(f"graphs.{graph}:Frontend", f"{graph}.yaml", *options, *QUIET)
@@ -79,11 +79,13 @@ def test_a_graph_with_the_kv_router_answers(deploy: Deploy, graph: str) -> None:
     assert all(outcome.is_complete for outcome in outcomes), outcomes
 
 
+@pytest.mark.slow
 def test_one_service_of_a_graph_alone(deploy: Deploy) -> None:
     deployment = deploy(*HELLO, "--service-name", "Backend", namespace="inference")
     assert started_services(deployment) == {"Backend"}
 
 
+@pytest.mark.slow
 def test_a_graph_given_as_a_file(deploy: Deploy) -> None:
     deployment = deploy("graphs/hello_world.py:Frontend", "", namespace="inference")
     assert generate(deployment, "two words").count("Frontend: Middle: Backend: ") == 2
@@ -107,6 +109,7 @@ Frontend.link(Processor).link(VllmWorker)
 """
 
 
+@pytest.mark.slow
 def test_graphs_that_link_the_same_services_differently_do_not_mix(deploy: Deploy, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     mine = deploy("mine:Frontend", AGG_YAML, "--working-dir", str(tmp_path), namespace="mine")
@@ -114,6 +117,7 @@ def test_graphs_that_link_the_same_services_differently_do_not_mix(deploy: Deplo
     assert answer(mine).is_complete
 
 
+@pytest.mark.slow
 def test_two_frontends_share_the_port_and_one_may_die(deploy: Deploy) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", "--Frontend.ServiceArgs.workers=2", *QUIET)
     frontends = pids(deployment, "Frontend")
@@ -138,6 +142,7 @@ def counted_requests(deployment: Deployment) -> float:
     return sum(map(float, lines))
 
 
+@pytest.mark.slow
 def test_a_key_in_the_environment_protects_the_frontend(deploy: Deploy) -> None:
     environment = {"DYNAPLAN_API_KEY": "sk-right"}
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, environment=environment)
@@ -148,7 +153,7 @@ def test_a_key_in_the_environment_protects_the_frontend(deploy: Deploy) -> None:
         deployment.get_json("/v1/models")
 
 
-@pytest.mark.parametrize("config", ["disagg.yaml", "agg_router.yaml"])
+@pytest.mark.parametrize("config", ["disagg.yaml", pytest.param("agg_router.yaml", marks=pytest.mark.slow)])
 def test_a_yaml_of_the_original_serves_unchanged(deploy: Deploy, config: str) -> None:
     deployment = deploy(f"graphs.{config.removesuffix('.yaml')}:Frontend", str(FIXTURES / config))
     (model,) = (each["id"] for each in deployment.get_json("/v1/models")["data"])

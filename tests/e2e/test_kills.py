@@ -55,7 +55,7 @@ def is_whole(deployment: Deployment) -> bool:
         "--service-name VllmWorker",
         pytest.param("--service-name PrefillWorker", marks=in_torture),
         pytest.param("--service-name Planner", marks=in_torture),
-        "circus",
+        pytest.param("circus", marks=pytest.mark.slow),
         pytest.param("etcd", marks=in_torture),
         "nats-server",
     ],
@@ -80,6 +80,7 @@ async def test_requests_are_answered_and_the_service_is_whole_again(
     assert len(begun) <= (3 if "VllmWorker" in victim else 0), begun
 
 
+@pytest.mark.slow
 async def test_a_killed_frontend_is_back_on_its_port(deploy: Callable[..., Deployment]) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     url = deployment.url

@@ -168,7 +168,10 @@ async def test_a_client_that_goes_away_frees_its_slot_and_its_files(two_pools: D
     await eventually(lambda: scratch_files(two_pools) == [], 10)
 
 
-@pytest.mark.parametrize(("pools", "most"), [pytest.param("one_pool", 3, marks=in_torture), ("two_pools", 2)])
+@pytest.mark.parametrize(
+    ("pools", "most"),
+    [pytest.param("one_pool", 3, marks=in_torture), pytest.param("two_pools", 2, marks=pytest.mark.slow)],
+)
 async def test_decode_workers_come_and_go_under_load_and_nothing_is_lost(
     pools: str, most: int, request: pytest.FixtureRequest
 ) -> None:

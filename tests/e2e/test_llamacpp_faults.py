@@ -50,6 +50,7 @@ def lost_without_a_token(load: Load) -> list[object]:
     return [outcome for outcome in load.incomplete if outcome.chunks == 0]
 
 
+@pytest.mark.slow
 async def test_kill_9_of_a_decode_worker_loses_only_what_had_begun(two_pools: Deployment) -> None:
     pid = two_pools.pid_of(WORKER)
     async with Load(two_pools.url, model_of(two_pools), clients=CLIENTS, tokens=300) as load:
@@ -64,6 +65,7 @@ async def test_kill_9_of_a_decode_worker_loses_only_what_had_begun(two_pools: De
     await eventually(lambda: scratch_files(two_pools) == [], 10)
 
 
+@pytest.mark.slow
 async def test_kill_9_of_a_prefill_worker_loses_nothing_and_no_file_stays(two_pools: Deployment) -> None:
     pid = two_pools.pid_of(PREFILL_WORKER)
     async with Load(two_pools.url, model_of(two_pools), clients=CLIENTS, tokens=60) as load:
@@ -139,7 +141,10 @@ def test_an_option_that_llamacpp_does_not_have_is_refused_by_name(refuse: Callab
     assert "n-gpu-leyers" in refuse(None, "--VllmWorker.n-gpu-leyers=3")
 
 
-@pytest.mark.parametrize("option", ["parallel=0", "ctx-size=-4", "threads=many"])
+@pytest.mark.parametrize(
+    "option",
+    ["parallel=0", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ctx-size=-4", "threads=many"))],
+)
 def test_a_value_that_llamacpp_cannot_take_is_refused_by_name(
     refuse: Callable[..., str], option: str
 ) -> None:

@@ -133,6 +133,7 @@ Models:
 """
 
 
+@pytest.mark.slow
 async def test_a_model_grows_under_a_burst_and_gives_its_second_gpu_to_another_without_losing_a_request(
     tmp_path: Path,
 ) -> None:

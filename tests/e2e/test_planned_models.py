@@ -91,6 +91,7 @@ async def test_the_planner_of_a_model_adds_a_worker_that_leaves_for_another_mode
         made.close()
 
 
+@pytest.mark.slow
 async def test_the_planner_of_a_disaggregated_model_adds_a_prefill_worker_by_its_own_queue(
     tmp_path: Path,
 ) -> None:
@@ -109,6 +110,7 @@ async def test_the_planner_of_a_disaggregated_model_adds_a_prefill_worker_by_its
         made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner_and_serve_loses_nothing(
     tmp_path: Path,

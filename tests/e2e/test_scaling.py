@@ -11,7 +11,7 @@ from tests.e2e.deployment import MODEL, Deployment
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
 
-ROUNDS = 10 if os.environ.get("DYNAPLAN_TORTURE") else 2
+ROUNDS = 10 if os.environ.get("DYNAPLAN_TORTURE") else 1
 QUIET = ("--Planner.no-operation=true",)
 
 

@@ -21,6 +21,7 @@ def widest(text: str) -> str:
     return max(click.unstyle(text).splitlines(), key=len)
 
 
+@pytest.mark.slow
 def test_status_and_why_fit_the_screen_while_a_worker_loads(deploy: Callable[..., Deployment]) -> None:
     deployment = deploy(
         "graphs.disagg:Frontend",

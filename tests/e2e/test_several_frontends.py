@@ -60,7 +60,7 @@ def connections(deployment: Deployment) -> Counter[int]:
     )
 
 
-@pytest.mark.parametrize("frontends", [2, 4])
+@pytest.mark.parametrize("frontends", [2, pytest.param(4, marks=pytest.mark.slow)])
 async def test_frontends_count_as_one_and_ctrl_c_cuts_no_stream_of_any(
     deploy: Deploy, frontends: int
 ) -> None:
@@ -99,6 +99,7 @@ async def test_a_killed_frontend_cuts_its_own_streams_and_the_others_go_on(deplo
     assert re.search(r"Frontend\S* .* 1$", why.stdout, re.MULTILINE), why.stdout
 
 
+@pytest.mark.slow
 async def test_waiting_requests_are_limited_in_all_and_every_frontend_asks_for_the_key(
     deploy: Deploy,
 ) -> None:
@@ -128,6 +129,7 @@ Models: {ant: {}, bee: {}}
 """
 
 
+@pytest.mark.slow
 async def test_callers_at_four_frontends_cause_one_load_that_a_killed_frontend_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

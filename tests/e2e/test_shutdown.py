@@ -88,6 +88,7 @@ def test_stop_ends_the_deployment_and_says_so_when_there_is_none(deploy: Callabl
         assert "dynaplan serve" in result.stderr
 
 
+@pytest.mark.slow
 async def test_circusctl_quit_ends_it_in_order(deploy: Callable[..., Deployment]) -> None:
     from circus.client import CircusClient
 
@@ -102,7 +103,10 @@ async def test_circusctl_quit_ends_it_in_order(deploy: Callable[..., Deployment]
     assert not deployment.statefile_path.exists()
 
 
-@pytest.mark.parametrize("moment", ["statefile", "Stopping", "Stopped."])
+@pytest.mark.parametrize(
+    "moment",
+    ["Stopping", *(pytest.param(each, marks=pytest.mark.slow) for each in ("statefile", "Stopped."))],
+)
 def test_sighup_while_it_starts_or_cleans_up_leaves_nothing(
     deploy: Callable[..., Deployment], moment: str
 ) -> None:
@@ -127,7 +131,7 @@ def test_sighup_while_it_starts_or_cleans_up_leaves_nothing(
     assert files_of(deployment) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_while_it_prepares_leaves_nothing(deploy: Callable[..., Deployment], number: int) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, wait=False)
     process = deployment.process

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import psutil
+import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.held import kill_serve
@@ -129,6 +130,7 @@ KILLS_S = (0.0, 0.05, 0.15, 0.4, 0.7, 1.0) if IS_TORTURE else (0.05, 0.4, 0.7)
 """The moments after requests for a sleeper and for the model beside it, in seconds: waking takes 0.82 s."""
 
 
+@pytest.mark.slow
 async def test_who_kills_the_fleet_plugin_while_a_model_sleeps_loses_no_request_and_memory_is_given_once(
     tmp_path: Path,
 ) -> None:

@@ -119,6 +119,7 @@ def broken_model(directory: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_that_the_only_worker_can_never_start_is_said_and_clients_get_the_reason(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_that_the_only_worker_can_never_start_is_said_and_clients_get_the_reason
     assert "see `dynaplan logs dynamo_VllmWorker`" in told
 
 
+@pytest.mark.slow
 def test_with_exit_on_failure_it_ends_with_78_and_leaves_nothing(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from tests.e2e.deployment import Deployment
 AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", "--Planner.no-operation=true")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_each_is_told_apart_and_named_where_it_is_in_the_way(
     deploy: Callable[..., Deployment], tmp_path: Path

@@ -41,7 +41,9 @@ def statuses(deployment: Deployment) -> int:
         client.stop()
 
 
-@pytest.mark.parametrize("victim", [pytest.param("link", marks=in_torture), "directory"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param("link", marks=in_torture), pytest.param("directory", marks=pytest.mark.slow)]
+)
 async def test_what_vanishes_is_healed_under_load(deploy: Callable[..., Deployment], victim: str) -> None:
     deployment = await asyncio.to_thread(
         deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET, namespace=LONG_NAME
@@ -80,6 +82,7 @@ def remove(directory: Path) -> None:
     raise AssertionError(f"{gone} cannot be removed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), pytest.param(("--no-supervise",), marks=in_torture)], ids=["supervised", "alone"]
 )

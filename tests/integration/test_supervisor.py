@@ -222,6 +222,7 @@ async def wait_carried_out(plain: Plain, decision_id: int) -> bool:
     return (await counts_of(plain)).scaled_decision_id >= decision_id
 
 
+@pytest.mark.slow
 async def test_it_starts_and_ctrl_c_ends_it_with_0_and_nothing_left(start: Start) -> None:
     plain = start().wait_ready()
     document = plain.document()
@@ -301,6 +302,7 @@ async def test_a_killed_plugin_finishes_what_was_begun(start: Start) -> None:
     await eventually(lambda: plain.gpus() == [0, 1])
 
 
+@pytest.mark.slow
 async def test_a_killed_serve_under_a_supervisor_is_back_and_goes_on_with_what_runs(start: Start) -> None:
     plain = start("supervise=60").wait_ready()
     pids, document = plain.pids(), plain.document()
@@ -422,6 +424,7 @@ async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> Non
     assert plain.states("VllmWorker") == ["ready"]
 
 
+@pytest.mark.slow
 async def test_sighup_does_not_hurt_and_circusctl_works(start: Start) -> None:
     plain = start().wait_ready()
     pids = plain.pids()
@@ -509,6 +512,7 @@ async def test_circus_on_tcp_takes_commands(start: Start) -> None:
     assert "plain_vllmworker: active" in plain.circusctl("status").lower()
 
 
+@pytest.mark.slow
 async def test_the_commands_find_the_deployment(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = start().wait_ready()
     monkeypatch.setenv("DYN_LOCAL_STATE_DIR", plain.environment["DYN_LOCAL_STATE_DIR"])

@@ -122,7 +122,14 @@ def test_what_chance_makes_of_a_constant_load_lets_no_worker_of_two_gpus_come_an
 
 @pytest.mark.parametrize("first", [PoolSizes(0, 1), PoolSizes(1, 1)], ids=["aggregated", "disaggregated"])
 @pytest.mark.parametrize(
-    "workers", [1, 2, 5, 8, *(pytest.param(each, marks=in_torture) for each in (3, 4, 6, 7))]
+    "workers",
+    [
+        1,
+        2,
+        5,
+        pytest.param(8, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=in_torture) for each in (3, 4, 6, 7)),
+    ],
 )
 def test_a_constant_load_with_noise_changes_nothing_after_settling(workers: int, first: PoolSizes) -> None:
     assert changes("sla", workers * WORTH_OF_A_WORKER, first) == []

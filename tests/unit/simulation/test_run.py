@@ -84,7 +84,13 @@ def one_peak_bytes(policy: Policy, requests: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "policy", [StaticPolicy, lambda: planned("load"), lambda: planned("sla")], ids=["static", "load", "sla"]
+    "policy",
+    [
+        pytest.param(StaticPolicy, marks=pytest.mark.slow),
+        pytest.param(lambda: planned("load"), marks=pytest.mark.slow),
+        lambda: planned("sla"),
+    ],
+    ids=["static", "load", "sla"],
 )
 def test_ten_times_the_requests_need_no_more_memory(policy: Callable[[], Policy]) -> None:
     few, many = peak_bytes(policy, FEW), peak_bytes(policy, MANY)
