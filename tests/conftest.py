@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,25 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker of pytest-xdist has the mark of its session already, and may be killed: the session looks.
     if not hasattr(config, "workerinput"):
         config.stash[MARK] = mark_session()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker of pytest-xdist imports its share of the test modules first.
+
+    All workers collect the same modules at the same moment. Where none has been compiled yet, as in CI, each
+    would rewrite the assertions of all of them; so it does for its share, and finds the others' in the cache.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    root = session.config.rootpath
+    folders = [root / argument.partition("::")[0] for argument in session.config.args]
+    modules = sorted({path for folder in folders for path in folder.rglob("test_*.py")})
+    for module in modules[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        # What cannot be imported is told when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(module.relative_to(root).with_suffix("").parts))
 
 
 BOTH_LOOPS = {"test_connections.py", "test_malformed_requests.py"}

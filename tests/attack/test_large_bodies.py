@@ -158,6 +158,7 @@ async def cost_s(here: Stage, body_bytes: bytes) -> float:
     return time.thread_time() - begun_s
 
 
+@pytest.mark.slow
 async def test_reading_a_large_body_costs_the_event_loop_no_more_however_it_is_made() -> None:
     """Processor time is compared, which does not depend on what else the machine does."""
     size = 3_000_000

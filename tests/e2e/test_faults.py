@@ -136,7 +136,10 @@ def serve_to_its_end(directory: Path, **environment: str) -> subprocess.Complete
 SPOILT = (b'{"namespace": "dy', b"\xff\xfe\x00", b"[]", b'{"version": 99}', None)
 
 
-@pytest.mark.parametrize("spoilt", [b"", *(pytest.param(each, marks=in_torture) for each in SPOILT)])
+@pytest.mark.parametrize(
+    "spoilt",
+    [pytest.param(b"", marks=pytest.mark.slow), *(pytest.param(each, marks=in_torture) for each in SPOILT)],
+)
 async def test_a_statefile_spoilt_while_serving_is_written_anew_when_the_plugin_starts_again(
     deploy: Callable[..., Deployment], spoilt: bytes | None
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
+import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.held import serve_of
@@ -106,6 +107,7 @@ def test_a_killed_frontend_lets_new_connections_wait_and_refuses_none(deploy: De
     assert set(answers) == {b"HTTP/1.1 200 OK"}
 
 
+@pytest.mark.slow
 def test_only_serve_its_supervisor_and_the_frontends_have_the_listening_socket(deploy: Deploy) -> None:
     deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", "--Frontend.ServiceArgs.workers=2", *QUIET)
     assert deployment.process

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 import psutil
+import pytest
 
 from tests.e2e.deployment import EXECUTED, MODEL, Deployment
 from tests.e2e.held import environment_of
@@ -29,6 +30,7 @@ def gpus_in_use(*deployments: Deployment) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_of_two_serves_of_one_namespace_at_the_same_moment_one_serves(
     deploy: Callable[..., Deployment],
 ) -> None:

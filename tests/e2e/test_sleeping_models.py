@@ -51,6 +51,7 @@ class Asking:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_an_idle_model_sleeps_for_another_and_a_request_wakes_it_without_a_load(tmp_path: Path) -> None:
     made = serving(tmp_path, SLEEPING)
     try:

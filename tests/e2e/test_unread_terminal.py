@@ -38,7 +38,7 @@ def full_pipe() -> tuple[int, int]:
 
 
 @pytest.fixture(
-    params=[held_terminal, pytest.param(full_pipe, marks=pytest.mark.slow)],
+    params=[held_terminal, full_pipe],
     ids=lambda ends: ends.__name__.replace("_", " "),
 )
 def unread(request: pytest.FixtureRequest) -> Iterator[int]:
@@ -55,6 +55,7 @@ def kill_and_await_another(pid_of: Callable[[], int]) -> None:
     wait_until(lambda: pid_of() not in (0, before))
 
 
+@pytest.mark.slow
 def test_killed_workers_and_a_killed_serve_come_back_and_ctrl_c_ends_it(tmp_path: Path, unread: int) -> None:
     deployment = Deployment(tmp_path)
     deployment.prints_to = unread

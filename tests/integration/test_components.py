@@ -45,6 +45,7 @@ async def is_streaming(url: str) -> bool:
     )
 
 
+@pytest.mark.slow
 async def test_a_frontend_is_killed_and_started_again_while_its_worker_stays(
     make: Make, tmp_path: Path
 ) -> None:

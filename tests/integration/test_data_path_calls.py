@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
+import pytest
+
 import dynaplan
 from dynaplan.store.instances import Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
@@ -131,6 +133,7 @@ def of_the_path(objects: Iterable[object]) -> Counter[str]:
     return Counter(each.__qualname__ for each in kinds if "dynaplan.gateway." in str(each.__module__))
 
 
+@pytest.mark.slow
 async def test_requests_and_their_connections_leave_nothing_to_the_garbage_collector() -> None:
     def has_connections() -> bool:
         alive = of_the_path(gc.get_objects())
