@@ -50,7 +50,7 @@ class Programs:
             process.communicate()
 
 
-@pytest.fixture(params=["etcd", "file"])
+@pytest.fixture(params=["etcd", pytest.param("file", marks=pytest.mark.slow)])
 def programs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Programs]:
     if request.param == "etcd":
         server: Server = request.getfixturevalue("etcd")

@@ -123,6 +123,7 @@ def test_a_model_that_is_missing_is_refused_by_name(refuse: Callable[..., str], 
     assert "GGUF" in message
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_gguf_is_refused_by_name(refuse: Callable[..., str], tmp_path: Path) -> None:
     text = tmp_path / "model.gguf"
     text.write_text("not a model")
@@ -131,6 +132,7 @@ def test_a_file_that_is_no_gguf_is_refused_by_name(refuse: Callable[..., str], t
     assert "GGUF" in message
 
 
+@pytest.mark.slow
 def test_a_model_directory_is_refused_with_what_takes_it(refuse: Callable[..., str], tiny_hf: Path) -> None:
     message = refuse(tiny_hf)
     assert str(tiny_hf) in message

@@ -82,6 +82,7 @@ async def test_frontends_count_as_one_and_ctrl_c_cuts_no_stream_of_any(
     assert len(load.outcomes) == STREAMS
 
 
+@pytest.mark.slow
 async def test_a_killed_frontend_cuts_its_own_streams_and_the_others_go_on(deploy: Deploy) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", SLOW, of(4), *QUIET)
     async with Load(deployment.url, MODEL, clients=STREAMS, tokens=200) as load:

@@ -101,6 +101,7 @@ async def test_requests_loads_traffic_and_drains_are_encrypted_and_verified(
     assert await frontend.exit_code() == 0
 
 
+@pytest.mark.slow
 async def test_what_others_would_refuse_is_refused_at_the_start(
     make: Make, host: str, authority: Authority
 ) -> None:

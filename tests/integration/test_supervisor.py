@@ -461,6 +461,7 @@ async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(star
     assert not scratch.exists()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_stands_still_is_replaced(start: Start) -> None:
     plain = start("engine=1", "decode=2", "hang=1").wait_ready()
     before = plain.pids()
