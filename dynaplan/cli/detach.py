@@ -120,6 +120,7 @@ def _start(
     program = (*BOUND_PROGRAM, str(os.getpid())) if is_bound else PROGRAM
     own = [each for each in arguments if each != DETACH]
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+        log_from = output.tell()  # before it starts: what it writes moves the position that both share
         process = subprocess.Popen(
             [*program, *own, "--exit-on-failure"],
             cwd=directory,
@@ -129,7 +130,7 @@ def _start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        return process, output.tell()
+        return process, log_from
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +67,22 @@ def test_a_serve_that_fails_is_told_with_its_exit_code_and_its_last_lines_only(
     assert "exit code 78" in said
     assert "why it failed" in said
     assert "of yesterday" not in said
+
+
+def test_what_serve_writes_before_its_start_has_returned_is_told_too(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(FAILING)
+    log = tmp_path / "serve.log"
+    log.write_text("of yesterday\n")
+
+    class WrittenTo(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            wait_until(lambda: "why it failed" in log.read_text())
+
+    monkeypatch.setattr(subprocess, "Popen", WrittenTo)
+    assert start_detached([], tmp_path, log).last_lines() == ["why it failed"]
 
 
 def test_a_ready_serve_is_told_with_its_address_and_how_to_end_it(
