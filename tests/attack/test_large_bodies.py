@@ -215,7 +215,8 @@ async def test_a_client_that_leaves_while_its_body_is_read_holds_up_nobody() -> 
 
 
 async def test_an_idle_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaplan.gateway.timing.BODY_READER_IDLE_S", 0.05)
+    # Long enough for it to be there still when it is looked for.
+    monkeypatch.setattr("dynaplan.gateway.timing.BODY_READER_IDLE_S", 2.0)
     async with stage() as here:
         await here.worker()
         assert (await large(here))[0] == 200

@@ -149,6 +149,19 @@ async def test_stopping_lets_it_end_by_itself(spawn: Spawn) -> None:
     assert await child.wait() == 5
 
 
+async def test_a_stop_that_is_cancelled_while_it_waits_for_the_end_of_all_waits_for_it_too(
+    spawn: Spawn,
+) -> None:
+    child = spawn("sleep", "60")
+    stopping = asyncio.create_task(child.stop(0))
+    await asyncio.sleep(0)  # it has killed all, and waits
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert child.has_exited
+    assert not psutil.pid_exists(child.pid)
+
+
 async def test_a_command_ends_it_in_the_place_of_sigterm(spawn: Spawn) -> None:
     child = spawn(*shell('trap "exit 5" USR1; trap "exit 6" TERM; echo up; while :; do sleep 0.01; done'))
     await printed(child, "up")

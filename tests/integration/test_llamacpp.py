@@ -528,8 +528,8 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.engines.server.engine_watchdog.METRICS_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
+    monkeypatch.setattr("dynaplan.engines.server.engine_watchdog.METRICS_TIMEOUT_S", 0.1)
     dying = asyncio.create_task(worker.engine.wait_for_failure())
     os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)
     with pytest.raises(PermanentError, match="hang"):

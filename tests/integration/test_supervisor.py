@@ -407,7 +407,7 @@ async def test_two_namespaces_share_the_gpus(start: Start) -> None:
 
 async def test_a_worker_that_can_never_start_fails_with_its_reason(start: Start) -> None:
     plain = start("never=1")
-    wait_until(lambda: plain.states("VllmWorker") == ["failed"], 15)
+    wait_until(lambda: plain.states("VllmWorker") == ["failed"])
     wait_until(lambda: "plain_VllmWorker has failed" in plain.text)
     assert "the reason is in the log" in plain.text
     assert plain.gpus() == [1]

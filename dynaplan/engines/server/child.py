@@ -186,7 +186,8 @@ class EngineChild:
     async def stop(self, term_deadline_s: float, command: Sequence[str] = ()) -> None:
         """Send SIGTERM to the engine, or run the command; SIGKILL to all at the deadline; wait for their end.
 
-        A deadline of 0 s kills at once. Calling it again, or after the end, does no harm.
+        A deadline of 0 s kills at once, and so does a cancellation, which waits for their end too. Calling it
+        again, or after the end, does no harm.
         """
         try:
             if not self.has_exited and term_deadline_s > 0:
@@ -202,7 +203,12 @@ class EngineChild:
                     log.error("the engine did not end within %g s of %s: killing it", term_deadline_s, asked)
         finally:
             self.kill()
-            await self._wait_until_gone()
+            gone = asyncio.create_task(self._wait_until_gone())
+            try:
+                await asyncio.shield(gone)
+            except asyncio.CancelledError:
+                await gone
+                raise
 
     def kill(self, *, by_shim: bool = True) -> None:
         """Send SIGKILL to the engine and to all that it has started; never blocks.
