@@ -54,7 +54,8 @@ def pytest_collection(session: pytest.Session) -> None:
     """Each worker of pytest-xdist imports its share of the test modules first.
 
     All workers collect the same modules at the same moment. Where none has been compiled yet, as in CI, each
-    would rewrite the assertions of all of them; so it does for its share, and finds the others' in the cache.
+    worker would rewrite the assertions of all modules. So it rewrites those of its share, and finds the
+    others in the cache.
     """
     worker = getattr(session.config, "workerinput", None)
     if worker is None:

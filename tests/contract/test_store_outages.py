@@ -92,7 +92,7 @@ async def test_a_frozen_server_is_an_error_in_time_and_afterwards_the_watch_goes
     server.freeze()
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
-    # A write that nobody answered may still happen once the server goes on: a key of its own for this one.
+    # A write without an answer may still be carried out when the server resumes: it has a key of its own.
     calls = (store.put("watched/unanswered", "v"), store.get("k"), store.list(""), store.grant(10))
     failures = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(failure) for failure in failures] == [StoreUnavailable] * 4

@@ -191,7 +191,7 @@ async def test_ctrl_c_ends_it_within_the_deadline_and_leaves_nothing(
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(during_a_drain, marks=pytest.mark.slow),
+        during_a_drain,
         *(
             pytest.param(each, marks=in_torture)
             for each in (with_etcd_stopped_and_a_worker_starting, *SELDOM)

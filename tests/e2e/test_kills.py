@@ -57,7 +57,7 @@ def is_whole(deployment: Deployment) -> bool:
         pytest.param("--service-name Planner", marks=in_torture),
         pytest.param("circus", marks=pytest.mark.slow),
         pytest.param("etcd", marks=in_torture),
-        pytest.param("nats-server", marks=pytest.mark.slow),
+        "nats-server",
     ],
 )
 async def test_requests_are_answered_and_the_service_is_whole_again(

@@ -37,10 +37,7 @@ def full_pipe() -> tuple[int, int]:
     return reader, writer
 
 
-@pytest.fixture(
-    params=[held_terminal, full_pipe],
-    ids=lambda ends: ends.__name__.replace("_", " "),
-)
+@pytest.fixture(params=[held_terminal, full_pipe], ids=lambda ends: ends.__name__.replace("_", " "))
 def unread(request: pytest.FixtureRequest) -> Iterator[int]:
     reader, writer = request.param()
     yield writer

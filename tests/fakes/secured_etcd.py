@@ -63,7 +63,7 @@ class SecuredEtcd:
             "key-file": "certificates/server.key",
             "trusted-ca-file": "certificates/authority.pem",
             "log-level": "error",
-            "bcrypt-cost": "4",  # at the usual cost a password takes seconds where others want both cores
+            "bcrypt-cost": "4",  # at the default, checking a password takes seconds on a busy machine
         }
         command = [find_etcd()[0], "--client-cert-auth", *(f"--{key}={options[key]}" for key in options)]
         log = self._directory / "etcd.log"

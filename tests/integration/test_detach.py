@@ -69,19 +69,19 @@ def test_a_serve_that_fails_is_told_with_its_exit_code_and_its_last_lines_only(
     assert "of yesterday" not in said
 
 
-def test_what_serve_writes_before_its_start_has_returned_is_told_too(
+def test_what_serve_has_written_before_popen_returns_is_in_the_last_lines(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(FAILING)
     log = tmp_path / "serve.log"
     log.write_text("of yesterday\n")
 
-    class WrittenTo(subprocess.Popen[bytes]):
+    class PopenThatWaitsForOutput(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             wait_until(lambda: "why it failed" in log.read_text())
 
-    monkeypatch.setattr(subprocess, "Popen", WrittenTo)
+    monkeypatch.setattr(subprocess, "Popen", PopenThatWaitsForOutput)
     assert start_detached([], tmp_path, log).last_lines() == ["why it failed"]
 
 

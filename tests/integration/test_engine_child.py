@@ -149,17 +149,27 @@ async def test_stopping_lets_it_end_by_itself(spawn: Spawn) -> None:
     assert await child.wait() == 5
 
 
-async def test_a_stop_that_is_cancelled_while_it_waits_for_the_end_of_all_waits_for_it_too(
+async def test_a_stop_that_is_cancelled_after_the_kill_still_waits_until_the_processes_have_ended(
     spawn: Spawn,
 ) -> None:
     child = spawn("sleep", "60")
     stopping = asyncio.create_task(child.stop(0))
-    await asyncio.sleep(0)  # it has killed all, and waits
+    await asyncio.sleep(0)  # SIGKILL is sent, and it waits
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
     assert child.has_exited
     assert not psutil.pid_exists(child.pid)
+
+
+async def test_a_stop_that_is_cancelled_ends_its_command_too(spawn: Spawn, tmp_path: Path) -> None:
+    child, pid = spawn("sleep", "60"), tmp_path / "pid"
+    stopping = asyncio.create_task(child.stop(30, shell(f"echo $$ > {pid}; exec sleep 60")))
+    await eventually(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert not psutil.pid_exists(int(pid.read_text()))
 
 
 async def test_a_command_ends_it_in_the_place_of_sigterm(spawn: Spawn) -> None:

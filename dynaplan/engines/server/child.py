@@ -184,9 +184,10 @@ class EngineChild:
         return "\n".join([*self._lines, *([begun] if begun else [])])
 
     async def stop(self, term_deadline_s: float, command: Sequence[str] = ()) -> None:
-        """Send SIGTERM to the engine, or run the command; SIGKILL to all at the deadline; wait for their end.
+        """Send SIGTERM to the engine, or run the command; after so many seconds, or when the engine has
+        ended, send SIGKILL to whatever it has started. Return when all of these processes have ended.
 
-        A deadline of 0 s kills at once, and so does a cancellation, which waits for their end too. Calling it
+        0 s kills at once. Cancelled, it kills at once too, and raises only when they have ended. Calling it
         again, or after the end, does no harm.
         """
         try:
@@ -194,10 +195,12 @@ class EngineChild:
                 ending = asyncio.create_task(run_bounded(command, term_deadline_s)) if command else None
                 if ending is None:
                     self._process.send_signal(signal.SIGTERM)
-                await asyncio.wait({self._exit}, timeout=term_deadline_s)
-                if ending:
-                    ending.cancel()
-                    await asyncio.gather(ending, return_exceptions=True)
+                try:
+                    await asyncio.wait({self._exit}, timeout=term_deadline_s)
+                finally:
+                    if ending:
+                        ending.cancel()
+                        await asyncio.gather(ending, return_exceptions=True)
                 if not self.has_exited:
                     asked = shlex.join(command) if command else "SIGTERM"
                     log.error("the engine did not end within %g s of %s: killing it", term_deadline_s, asked)
