@@ -72,15 +72,20 @@ def pytest_collection(session: pytest.Session) -> None:
 BOTH_LOOPS = {"test_connections.py", "test_malformed_requests.py"}
 """Modules whose tests run on both event loops: these differ in what they do at a connection's end."""
 
-ON_UVLOOP = {"test_frontend.py", "test_migration.py", "test_large_bodies.py", "test_page.py"}
-"""Modules whose tests run on uvloop alone, as frontends do wherever it can be had."""
+ON_UVLOOP = {"attack", "contract", "integration"}
+"""Folders whose tests run on uvloop alone, as workers, frontends and planners do wherever it can be had."""
+
+ON_ASYNCIO = {"test_orchestrate.py", "test_orchestrating.py", "test_virtual_connector.py"}
+"""Modules in these folders whose code runs in commands, which use asyncio's own loop."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
     loops: Mapping[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     if item.path.name in BOTH_LOOPS:
         return loops
-    name = "uvloop" if item.path.name in ON_UVLOOP else "asyncio"
+    is_of_commands = item.path.parent.name not in ON_UVLOOP or item.path.name in ON_ASYNCIO
+    needs_asyncio = is_of_commands or item.get_closest_marker("looptime")  # only its time can be virtual
+    name = "asyncio" if needs_asyncio else "uvloop"
     return {name: loops[name]}
 
 

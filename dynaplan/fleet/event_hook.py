@@ -12,7 +12,6 @@ import logging
 import os
 import shlex
 import shutil
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from dynaplan.fleet.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.process.subprocesses import kill_with_group, start_process
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.masking import looks_secret
@@ -166,7 +166,7 @@ class EventHook:
 
     async def _run(self, kind: str, document: bytes) -> None:
         kept = {name: value for name, value in os.environ.items() if not looks_secret(name)}
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             *shlex.split(self.target),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
@@ -177,9 +177,8 @@ class EventHook:
         try:
             await process.communicate(document)
         finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            kill_with_group(process)
+            await process.wait()
         if process.returncode:
             raise HookFailed(f"exit code {process.returncode}")
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
@@ -31,6 +30,7 @@ from typing import Any
 
 import dynaplan
 from dynaplan.process.helper_main import HEAD, pack
+from dynaplan.process.subprocesses import kill_with_group, start_process
 
 PASSED_ON = ("PYTHON", "COV")
 """Prefixes of the variables that a helper gets: none of them is a secret, and most need no other."""
@@ -157,7 +157,7 @@ class HelperProcess:
             raise HelperFailed("its process has ended")
         if self._process is None:
             try:
-                self._process = await asyncio.create_subprocess_exec(
+                self._process = await start_process(
                     *self._command,
                     stdin=PIPE,
                     stdout=PIPE,
@@ -208,7 +208,7 @@ class HelperProcess:
         process, self._process = self._process, None
         if process:
             self._failure = failure
-            _kill_group(process)
+            kill_with_group(process)
 
     def _note_end(self) -> None:
         pauses_s = self._limits.restart_s
@@ -248,17 +248,5 @@ async def _end_of(process: Process) -> int:
     with suppress(TimeoutError):
         async with asyncio.timeout(END_S):
             return await process.wait()
-    _kill_group(process)
+    kill_with_group(process)
     return await process.wait()
-
-
-def _kill_group(process: Process) -> None:
-    """Kill it and what it has started, unless its end has been noted: after that another may have its pid.
-
-    Not by ``Process.kill``: that takes the exit status of a process that has just ended, and asyncio, which
-    waits for it, then warns of an unknown child.
-    """
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # one that still starts leads no group yet
-            os.killpg(process.pid, signal.SIGKILL)

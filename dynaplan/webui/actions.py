@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.process.subprocesses import kill_with_group, start_process
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", re.ASCII)
 """The form of a worker's name, or of a log's: never an option, never a path."""
@@ -57,7 +58,7 @@ def _is_model(text: str) -> bool:
 
 async def run_command(arguments: Sequence[str]) -> str:
     """Run a command of dynaplan in a process of its own; return all that it wrote."""
-    process = await asyncio.create_subprocess_exec(
+    process = await start_process(
         *(sys.executable, "-m", "dynaplan", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -66,9 +67,8 @@ async def run_command(arguments: Sequence[str]) -> str:
     try:
         output, _ = await process.communicate()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        kill_with_group(process)
+        await process.wait()
     return output.decode(errors="replace").rstrip()
 
 

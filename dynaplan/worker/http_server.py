@@ -524,7 +524,7 @@ class BoundedConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; a head that has grown too large is answered 431, and the connection closed."""
-        is_head = self.is_idle or self._is_answering_whole()
+        is_head = self._awaits_head()
         super().data_received(data)
         if is_head:
             self.head_bytes = 0 if self._messages else self.head_bytes + len(data)
@@ -532,9 +532,19 @@ class BoundedConnection(web.RequestHandler):
                 self._manager.limited.closed("head_too_large")
                 self.close_with(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes", "head_too_large")
 
+    def _awaits_head(self) -> bool:
+        """Tell whether the next bytes begin a head, or go on with one.
+
+        The first bytes do, although on uvloop they may come before aiohttp waits for a request.
+        """
+        return not self._request_count or self._waits_for_request() or self._is_answering_whole()
+
+    def _waits_for_request(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
+
     @property
     def is_idle(self) -> bool:
-        return self._waiter is not None and not self._waiter.done() and not self.head_bytes
+        return self._waits_for_request() and not self.head_bytes
 
     @property
     def has_asked(self) -> bool:

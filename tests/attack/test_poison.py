@@ -51,8 +51,7 @@ class MortalWorker(FakeWorker):
         loop = asyncio.get_running_loop()
         for site in list(self._runner.sites):
             server = site._server
-            assert isinstance(server, asyncio.Server)
-            for listening in server.sockets:
+            for listening in server.sockets if isinstance(server, asyncio.Server) else ():
                 loop.remove_reader(listening.fileno())
             for _ in range(3):  # accepted connections get their handlers
                 await asyncio.sleep(0)

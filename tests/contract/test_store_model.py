@@ -38,6 +38,7 @@ from tests.contract.stores import (
     Watched,
 )
 from tests.fakes.polling import eventually, lasting
+from tests.fakes.processes import freeze
 from tests.fakes.servers import Server, start_etcd, start_nats
 
 IS_TORTURE = bool(os.environ.get("DYNAPLAN_TORTURE"))
@@ -308,7 +309,7 @@ class DisturbedWriter:
 
         async def frozen() -> None:
             assert self._process is not None
-            self._process.send_signal(signal.SIGSTOP)
+            freeze(self._process.pid)
             await lasting(choice.uniform(0.0, LONGEST_FREEZE_S))
             self._process.send_signal(signal.SIGCONT)
 

@@ -23,6 +23,7 @@ from tests.e2e.llamacpp import (
 from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
+from tests.fakes.processes import freeze
 
 CLIENTS = 6
 
@@ -86,7 +87,7 @@ async def test_workers_that_stand_still_are_replaced_and_busy_ones_are_not(two_p
     async with Load(two_pools.url, model_of(two_pools), clients=CLIENTS, tokens=300) as load:
         await eventually(lambda: len(load.outcomes) > 3, 20)
         for worker in frozen:
-            os.kill(pids[worker], signal.SIGSTOP)
+            freeze(pids[worker])
         for worker in frozen:
             await eventually(lambda worker=worker: is_back(two_pools, worker, pids[worker]), 45)
         answered = len(load.outcomes)

@@ -21,6 +21,7 @@ from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually, wait_until
+from tests.fakes.processes import freeze
 
 pytestmark = in_torture
 
@@ -229,7 +230,7 @@ def test_a_program_that_has_the_pid_of_a_worker_by_now_is_left_alone(
 def test_what_does_not_fit_together_is_ended_and_serve_starts_anew(deploy: Callable[..., Deployment]) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
     before = starts(deployment)
-    os.kill(process_of(deployment, "FleetPlugin").pid, signal.SIGSTOP)  # it would write the file again
+    freeze(process_of(deployment, "FleetPlugin").pid)  # it would write the file again
     deployment.statefile_path.unlink()
     os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
     wait_until(lambda: serve_of(deployment) and is_whole(deployment) and deployment.workers())

@@ -23,6 +23,7 @@ import pytest
 from dynaplan.fleet.servers import ServerSpec, embedded_etcd, embedded_nats
 from dynaplan.process.guard import guard_command
 from tests.fakes.polling import wait_until
+from tests.fakes.processes import freeze
 
 
 class Server:
@@ -72,13 +73,8 @@ class Server:
             self.process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers. It stops thread by thread: wait for all."""
-        os.kill(self.pid, signal.SIGSTOP)
-        wait_until(self._is_stopped, interval_s=0.002)
-
-    def _is_stopped(self) -> bool:
-        threads = Path(f"/proc/{self.pid}/task").iterdir()
-        return all((thread / "stat").read_text().rpartition(") ")[2].startswith("T") for thread in threads)
+        """SIGSTOP: connections stay open, nothing answers."""
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""

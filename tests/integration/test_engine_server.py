@@ -32,6 +32,7 @@ from dynaplan.util.errors import (
 )
 from tests.fakes.engine_server import COMMAND
 from tests.fakes.polling import eventually
+from tests.fakes.processes import freeze
 
 TOKEN = "the-worker-token"
 Make = Callable[..., ServerEngine]
@@ -192,6 +193,23 @@ async def test_a_cancelled_start_leaves_no_process_and_no_lease(make: Make, tmp_
     assert list((tmp_path / "node").glob("port-*")) == []
 
 
+async def test_a_stop_that_is_cancelled_at_any_moment_leaves_no_process_no_lease_and_no_connection(
+    start: Start, tmp_path: Path
+) -> None:
+    for steps in range(1, 8):
+        engine = await start()
+        assert engine._child is not None
+        pid = engine._child.pid
+        stopping = asyncio.create_task(engine.stop())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        assert group_members(pid) == ()
+        assert list((tmp_path / "node").glob("port-*")) == []
+        assert engine._client._session is None
+
+
 # -- load ----------------------------------------------------------------------------------------------
 
 
@@ -257,7 +275,7 @@ async def test_a_stopped_process_hangs(start: Start, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine_watchdog, "METRICS_TIMEOUT_S", 0.1)
     engine = await start({"hang-timeout": 0.3})
     assert engine._child is not None
-    os.kill(engine._child.engine_pid, signal.SIGSTOP)
+    freeze(engine._child.engine_pid)
     with pytest.raises(PermanentError, match="vllm hangs"):
         await asyncio.wait_for(engine.wait_for_failure(), 10)
 

@@ -30,6 +30,7 @@ from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, Wo
 from tests.contract.engine_workers import TOKEN, Worker, raw_post, starting
 from tests.fakes.llama_server import write_program
 from tests.fakes.polling import eventually
+from tests.fakes.processes import freeze
 from tests.fakes.tiny_models import split_gguf
 
 CHAT = "/v1/chat/completions"
@@ -531,7 +532,7 @@ async def test_a_child_that_stands_still_is_hung(
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     monkeypatch.setattr("dynaplan.engines.server.engine_watchdog.METRICS_TIMEOUT_S", 0.1)
     dying = asyncio.create_task(worker.engine.wait_for_failure())
-    os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)
+    freeze(worker.engine._child.engine_pid)
     with pytest.raises(PermanentError, match="hang"):
         await asyncio.wait_for(dying, 20)
 
@@ -611,7 +612,7 @@ async def test_a_save_that_fails_costs_a_line_of_the_log_and_a_bounded_time(
         shutil.rmtree(tmp_path)
     else:
         monkeypatch.setattr(llamacpp_engine, "SAVE_TIMEOUT_S", 0.1)
-        os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)
+        freeze(worker.engine._child.engine_pid)
     await worker.engine.stop(keeps_cache=True)
     assert "cannot save KV entries" in caplog.text
     assert fault == "the directory is gone" or files_in(tmp_path) == []

@@ -30,6 +30,7 @@ from dynaplan.process.process_table import (
     session_members,
 )
 from tests.fakes.polling import wait_until
+from tests.fakes.processes import freeze
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,7 +192,7 @@ def test_what_an_engine_has_in_other_sessions_ends_with_its_worker(spawn: Spawn,
 def test_a_worker_that_was_stopped_with_all_its_processes_is_ended_with_them(spawn: Spawn) -> None:
     worker, started_at, below = shimmed_worker(spawn)
     for pid in (worker.pid, *below):
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
 
     kill_group(worker.pid, started_at)
 

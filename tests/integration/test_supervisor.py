@@ -24,6 +24,7 @@ from dynaplan.store.model import Transaction
 from dynaplan.util.errors import DeploymentError
 from tests.e2e.traces import in_torture
 from tests.fakes.polling import PATIENCE_S, eventually, wait_until
+from tests.fakes.processes import freeze
 from tests.fakes.servers import Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -417,7 +418,7 @@ async def test_a_worker_that_can_never_start_fails_with_its_reason(start: Start)
 
 async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> None:
     plain = start("drain=1", "decode=2").wait_ready()
-    os.kill(plain.pids()["plain_VllmWorker_1"], signal.SIGSTOP)
+    freeze(plain.pids()["plain_VllmWorker_1"])
     await decide(plain, decode=1)
     await eventually(lambda: "plain_VllmWorker_1" not in plain.workers())
     assert "plain_VllmWorker_1 did not leave" in plain.text
@@ -465,7 +466,7 @@ async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(star
 async def test_a_worker_that_stands_still_is_replaced(start: Start) -> None:
     plain = start("engine=1", "decode=2", "hang=1").wait_ready()
     before = plain.pids()
-    os.kill(before["plain_VllmWorker_1"], signal.SIGSTOP)
+    freeze(before["plain_VllmWorker_1"])
     wait_until(
         lambda: plain.is_ready() and plain.pids()["plain_VllmWorker_1"] != before["plain_VllmWorker_1"], 25
     )

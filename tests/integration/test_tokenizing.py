@@ -19,6 +19,7 @@ from dynaplan.gateway.kv_routing import tokenizing
 from dynaplan.gateway.kv_routing.tokenizing import ModelTokenizers, TokenizingProcess
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, parse_call
 from tests.fakes.polling import eventually
+from tests.fakes.processes import freeze
 from tests.fakes.tokenizers import CHATML, byte_level_bpe, write_model
 
 
@@ -64,7 +65,7 @@ async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
     monkeypatch.setattr(timing, "TOKENS_TIMEOUT_S", 0.1)
     monkeypatch.setattr(tokenizing, "LIMITS", replace(tokenizing.LIMITS, answer_s=6.0, restart_s=(0.0,)))
     async with running_tokenizer(tmp_path) as tokenizer:
-        os.kill(tokenizer._helper.pid, signal.SIGSTOP)
+        freeze(tokenizer._helper.pid)
         assert await asyncio.gather(*(tokenizer.blocks(chat("fox"), 4) for _ in range(3))) == [None] * 3
         assert not tokenizer.fault  # they have not waited until that is noticed
         await eventually(lambda: "has not answered" in tokenizer.fault)

@@ -22,7 +22,7 @@ from dynaplan.worker.endpoints import ServedEndpoint, internal_route, public_rou
 from dynaplan.worker.hosting import DependencyClient, worker_session
 from dynaplan.worker.http_server import ConnectionLimits
 from dynaplan.worker.server import DRAINING_HEADER, WORKER_LIMITS, WorkerServer
-from tests.fakes.polling import eventually
+from tests.fakes.polling import PATIENCE_S, eventually, lasting
 from tests.fakes.store import FakeStore
 
 TOKEN = "secret"
@@ -404,6 +404,20 @@ async def test_slow_headers_and_idle_connections_of_public_endpoints_are_ended(p
         assert answer.startswith(b"HTTP/1.1 200 OK") and b"xxxxx" in answer
         async with plant.session.post(f"{server.url}/large", json=7) as response:
             assert await response.text() == "xxxxxxx"
+
+
+async def test_a_head_in_two_parts_is_not_taken_for_a_slow_one_while_its_body_is_on_its_way() -> None:
+    async with public_server(ConnectionLimits(head_s=0.1)) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        first, second = b"POST /large HTTP/1.1\r\nHost:", b" x\r\nContent-Type: application/json\r\n"
+        for part in (first, second + b"Content-Length: 1\r\nConnection: close\r\n\r\n"):
+            await lasting(0.05)
+            writer.write(part)
+        await lasting(0.3)
+        writer.write(b"5")
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 200 OK")
+        writer.close()
 
 
 async def test_more_connections_to_public_endpoints_than_allowed_are_answered_503() -> None:

@@ -210,7 +210,7 @@ class LlamaCppEngine(ServerEngine):
 
     async def _end(self, grace_s: float) -> None:
         """Release everything; the files last, when no engine can read or write them any more."""
-        await self._allocator.close()
+        self._allocator.close()
         try:
             await super()._end(grace_s)
         finally:

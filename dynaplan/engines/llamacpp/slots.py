@@ -295,12 +295,11 @@ class SlotAllocator:
         if self._pool.releasing and (self._idle_poll is None or self._idle_poll.done()):
             self._idle_poll = asyncio.create_task(self._wait_until_idle(), name="slots given back")
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop polling released slots."""
-        settling, self._idle_poll = self._idle_poll, None
-        if settling is not None:
-            settling.cancel()
-            await asyncio.gather(settling, return_exceptions=True)
+        if self._idle_poll is not None:
+            self._idle_poll.cancel()
+            self._idle_poll = None
 
     async def _wait_until_idle(self) -> None:
         """Poll the engine until the released slots are idle."""

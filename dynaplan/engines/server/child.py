@@ -59,25 +59,15 @@ KILL_TIMEOUT_S = 10.0
 async def run_bounded(command: Sequence[str], seconds: float) -> None:
     """Run a command, whose output is our standard error; with all that it started it is killed if it lasts
     longer, or when this is cancelled."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(SECRET_PREFIXES)}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env=environment, process_group=0
-        )
-    except OSError as error:
-        log.error("%s could not be run: %s", shlex.join(command), error)
-        return
+    child = EngineChild.spawn(command, {})
     try:
         async with asyncio.timeout(seconds):
-            if code := await process.wait():
+            if code := await child.wait():
                 log.warning("%s %s", shlex.join(command), describe_exit(code))
     except TimeoutError:
         log.warning("%s has not ended within %g s", shlex.join(command), seconds)
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        await child.stop(0)
 
 
 class EngineChild:

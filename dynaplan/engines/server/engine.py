@@ -321,8 +321,11 @@ class ServerEngine:
         return await self._client.ask(path, {**body, "model": model}, request_id, trace)
 
     async def _end(self, grace_s: float) -> None:
-        """Shut down; the port leases are released last, when nothing listens on the ports any more."""
-        await self._watch.stop()
+        """Shut down; the port leases are released last, when nothing listens on the ports any more.
+
+        Nothing is waited for before the server has been told to end: a cancellation would leave it running.
+        """
+        self._watch.stop()
         if self._blocks:
             self._blocks.close()
         child, self._child = self._child, None

@@ -69,12 +69,11 @@ class EngineWatchdog:
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll_forever(), name="engine watch")
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """End polling; the engine is not found to be hung any more."""
-        polling, self._polling = self._polling, None
-        if polling is not None:
-            polling.cancel()
-            await asyncio.gather(polling, return_exceptions=True)
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
 
     def load(self) -> WorkerLoad:
         return self._signals.load(self._request_slots)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dynaplan.planner.timing import COMMAND_STOP_S, FIRST_RETRY_S, MAX_RETRY_S
+from dynaplan.process.subprocesses import start_process
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import StoreUnavailable
 
@@ -73,8 +74,8 @@ class Orchestrator:
         }
         said = {name: str(number) for name, number in numbers.items() if number >= 0}
         log.info("carrying out %s", ", ".join(f"{name}={number}" for name, number in said.items()))
-        process = await asyncio.create_subprocess_shell(
-            self._command, env={**self._environment, **said}, start_new_session=True
+        process = await start_process(
+            "/bin/sh", "-c", self._command, env={**self._environment, **said}, start_new_session=True
         )
         try:
             return await process.wait()

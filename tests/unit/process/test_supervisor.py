@@ -19,6 +19,7 @@ from dynaplan.process.kernel import descendants, parents
 from dynaplan.process.process_table import identify
 from dynaplan.process.supervisor import cleans_up, remove
 from tests.fakes.polling import wait_until
+from tests.fakes.processes import freeze
 
 PROGRAM = """
 import json, os, signal, sys, time
@@ -175,8 +176,7 @@ def test_a_signal_to_end_that_comes_together_with_the_programs_word_that_it_is_h
     os.kill(said(process)["me"], signal.SIGKILL)
     wait_until(lambda: (tmp_path / "starts").exists() and (tmp_path / "starts").read_text())
     again = psutil.Process(int((tmp_path / "starts").read_text()))
-    process.send_signal(signal.SIGSTOP)  # what comes meanwhile is handled in one turn
-    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    freeze(process.pid)  # what comes meanwhile is handled in one turn
     (tmp_path / "go").touch()
     wait_until((tmp_path / "asks").exists)
     wait_until(lambda: again.status() == psutil.STATUS_SLEEPING)  # it waits for the answer
@@ -218,9 +218,7 @@ def test_a_program_killed_after_it_was_told_to_end_is_not_started_again_and_file
     (tmp_path / "gone").mkdir()
     process = program("never-back", grace_s=60)
     first = said(process)
-    os.kill(first["me"], signal.SIGSTOP)
-    # Before it stands still, SIGTERM would end it.
-    wait_until(lambda: "State:\tT" in Path(f"/proc/{first['me']}/status").read_text())
+    freeze(first["me"])  # before it stands still, SIGTERM would end it
     process.terminate()
     # The supervisor kills a program that stands still and is to end: whoever comes first.
     with suppress(ProcessLookupError):
@@ -260,8 +258,7 @@ def stopped(process: subprocess.Popen[bytes], own: Path) -> dict[str, Any]:
     first: dict[str, Any] = said(process)
     (own / "marked").write_text(f"of {process.pid}, and more")
     (own / "another's").write_text("of 1")
-    os.kill(first["me"], signal.SIGSTOP)
-    wait_until(lambda: "State:\tT" in Path(f"/proc/{first['me']}/status").read_text())
+    freeze(first["me"])
     return first
 
 

@@ -1,0 +1,38 @@
+"""Start a process from an event loop so that a cancelled start leaves nothing behind, and kill one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import Process
+from contextlib import suppress
+from typing import Any
+
+
+async def start_process(*command: str, **options: Any) -> Process:
+    """Start it as ``asyncio.create_subprocess_exec`` does, with the same ``options``.
+
+    Cancelled, it kills the process with its group and raises when it is gone. ``create_subprocess_exec``
+    kills the process alone, and on uvloop does not wait for its end.
+    """
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        process = await starting
+        kill_with_group(process)
+        await process.wait()
+        raise
+
+
+def kill_with_group(process: Process) -> None:
+    """Kill it and the group that it leads, unless its end has been noted: another may have its pid then.
+
+    Not by ``Process.kill``: that takes the exit status of a process that has just ended, and asyncio, which
+    waits for it, then warns of an unknown child.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # one that still starts leads no group yet
+            os.killpg(process.pid, signal.SIGKILL)
