@@ -128,7 +128,7 @@ class HelperProcess:
                 self._set_timer()
             try:
                 await _write(process, question, payload)
-            except OSError:  # it has ended, which fails the answer
+            except (OSError, RuntimeError):  # the latter on uvloop: it has ended, which fails the answer
                 pass
             except BaseException:
                 answer.cancel()

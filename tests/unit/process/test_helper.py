@@ -26,6 +26,7 @@ from dynaplan.process.helper import (
 )
 from dynaplan.process.process_table import identify
 from tests.fakes.polling import eventually, wait_until
+from tests.fakes.processes import freeze
 
 SCRIPT = """
 import os, subprocess, sys, time
@@ -153,6 +154,32 @@ async def test_after_an_end_there_is_a_pause_that_grows_until_it_answers_again(m
     assert not helper.can_be_asked
     with pytest.raises(HelperFailed, match="its process has ended"):
         await helper.ask({})
+
+
+def test_a_question_for_which_the_pipe_has_closed_fails_on_uvloop_as_on_asyncios_loop(tmp_path: Path) -> None:
+    (tmp_path / "answers.py").write_text(SCRIPT)
+    environment = helper_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+
+    async def ask() -> None:
+        helper = HelperProcess("answers", (), HelperLimits(60.0), environment, subprocess.DEVNULL)
+        try:
+            pid = await pid_of(helper)
+            freeze(pid)
+            # A loop closes it when it notes the end, which it tells a moment later.
+            helper._process.stdin.close()  # type: ignore[union-attr]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            asked = asyncio.create_task(helper.ask({}))
+            await asyncio.sleep(0)
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(HelperFailed):
+                await asked
+        finally:
+            await helper.close()
+
+    for run in (uvloop.run, asyncio.run):
+        run(ask())
 
 
 async def test_a_question_that_is_given_up_half_written_ends_the_helper_and_holds_up_nobody(
