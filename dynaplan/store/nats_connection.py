@@ -255,6 +255,10 @@ class NatsConnection:
 
     async def _on_disconnected(self) -> None:
         self._lost.set()
+        if self._client is not None:
+            # nats-py would send it on the next connection, before what is lost with this one is sent again.
+            self._client._pending.clear()
+            self._client._pending_data_size = 0
         for callback in self._on_loss:
             callback()
         if not self._is_closed:

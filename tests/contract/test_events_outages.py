@@ -8,12 +8,14 @@ import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from nats.aio.msg import Msg
 
 from dynaplan.events.nats_messenger import NatsMessenger
 from dynaplan.events.nats_plane import EVENT_ACK_WAIT_S, NatsEventPlane
 from dynaplan.events.port import EventPlane, EventSubscription
 from dynaplan.events.subjects import KEPT, Event, Start, Subject
 from dynaplan.events.wire_formats import DynamoFormat
+from dynaplan.store.nats_connection import NatsConnection
 from dynaplan.util.errors import QueueUnavailable
 from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import eventually, lasting
@@ -110,6 +112,34 @@ async def test_beyond_a_bound_the_oldest_are_dropped_and_counted_and_missed(
     await eventually(lambda: len(reader.events) == 17_000 - dropped)
     assert [event.missed for event in reader.events if event.missed] == [dropped]
     await reader.stop()
+
+
+async def test_what_a_lost_connection_had_not_sent_is_not_sent_on_the_next_one(nats: Server) -> None:
+    """It would come before what was lost on the way, which is sent again."""
+    sending = await NatsConnection.from_environment(nats.environment)
+    reading = await NatsConnection.from_environment(nats.environment)
+    seen: list[bytes] = []
+
+    async def note(message: Msg) -> None:
+        seen.append(message.data[:5])
+
+    await reading.add_subscription("numbers", note)
+    nats.freeze()
+    async with sending.call() as client:
+        for _ in range(100):  # more than the sockets hold
+            await client.publish("others", bytes(500_000))
+            await asyncio.sleep(0)
+        await client.publish("numbers", b"late")
+        assert client.pending_data_size > 0
+    nats.kill()
+    await eventually(lambda: not sending.is_connected and not reading.is_connected)
+    await nats.start_again()
+    await eventually(lambda: sending.is_connected and reading.is_connected)
+    await sending.publish("numbers", b"after")
+    await eventually(lambda: seen)
+    assert seen == [b"after"]
+    await sending.close()
+    await reading.close()
 
 
 async def test_of_ten_thousand_kept_events_with_random_outages_all_arrive_in_order(
