@@ -72,20 +72,21 @@ def pytest_collection(session: pytest.Session) -> None:
 BOTH_LOOPS = {"test_connections.py", "test_malformed_requests.py"}
 """Modules whose tests run on both event loops: these differ in what they do at a connection's end."""
 
-ON_UVLOOP = {"attack", "contract", "integration"}
-"""Folders whose tests run on uvloop alone, as workers, frontends and planners do wherever it can be had."""
+UVLOOP_FOLDERS = {"attack", "contract", "integration"}
+"""Folders whose tests run on uvloop, as workers, frontends and planners do wherever it can be had."""
 
-ON_ASYNCIO = {"test_orchestrate.py", "test_orchestrating.py", "test_virtual_connector.py"}
-"""Modules in these folders whose code runs in commands, which use asyncio's own loop."""
+ASYNCIO_MODULES = {"test_orchestrate.py", "test_orchestrating.py", "test_virtual_connector.py"}
+"""Modules of ``UVLOOP_FOLDERS`` that run on asyncio's own loop, as the commands do whose code they test."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
     loops: Mapping[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     if item.path.name in BOTH_LOOPS:
         return loops
-    is_of_commands = item.path.parent.name not in ON_UVLOOP or item.path.name in ON_ASYNCIO
-    needs_asyncio = is_of_commands or item.get_closest_marker("looptime")  # only its time can be virtual
-    name = "asyncio" if needs_asyncio else "uvloop"
+    is_on_uvloop = item.path.parent.name in UVLOOP_FOLDERS and item.path.name not in ASYNCIO_MODULES
+    if item.get_closest_marker("looptime"):  # it makes the time of asyncio's loop virtual, of no other
+        is_on_uvloop = False
+    name = "uvloop" if is_on_uvloop else "asyncio"
     return {name: loops[name]}
 
 

@@ -11,28 +11,29 @@ from typing import Any
 
 
 async def start_process(*command: str, **options: Any) -> Process:
-    """Start it as ``asyncio.create_subprocess_exec`` does, with the same ``options``.
+    """Start a process as ``asyncio.create_subprocess_exec`` does, with the same ``options``.
 
-    Cancelled, it kills the process with its group and raises when it is gone. ``create_subprocess_exec``
-    kills the process alone, and on uvloop does not wait for its end.
+    Cancelled while it starts, this kills the process with its group, and raises CancelledError once it is
+    gone. ``create_subprocess_exec`` kills the process alone, and on uvloop does not wait for its end.
     """
     starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        process = await starting
-        kill_with_group(process)
-        await process.wait()
+        with suppress(OSError):  # it could not be started
+            process = await starting
+            kill_with_group(process)
+            await process.wait()
         raise
 
 
 def kill_with_group(process: Process) -> None:
-    """Kill it and the group that it leads, unless its end has been noted: another may have its pid then.
+    """Kill it and the group that it leads, unless it has a ``returncode``: another may have its pid then.
 
-    Not by ``Process.kill``: that takes the exit status of a process that has just ended, and asyncio, which
-    waits for it, then warns of an unknown child.
+    Not by ``Process.kill``: that reaps a process that has just ended, and asyncio, which waits for it, then
+    warns of an unknown child.
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # one that still starts leads no group yet
+            os.kill(process.pid, signal.SIGKILL)  # it may not have made its group yet
             os.killpg(process.pid, signal.SIGKILL)

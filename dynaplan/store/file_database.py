@@ -273,14 +273,15 @@ class StoreDatabase:
             )
         if self._is_read_only:
             return
-        # An empty one is made without syncing: what a power failure leaves of it is set aside as damaged.
-        sql.execute(f"PRAGMA synchronous = {'NORMAL' if version else 'OFF'}")
+        if not version:
+            # A new one is made without syncing: what a power failure leaves of it ``quarantine`` sets aside.
+            sql.execute("PRAGMA synchronous = OFF")
         if sql.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
             raise sqlite3.OperationalError("SQLite's WAL needs a file system with shared memory")
         sql.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         if not version:
             _make_tables(sql)
-        # Synced at checkpoints only: a power failure loses the last commits, and damages nothing.
+        # From here on synced at checkpoints: a power failure loses the last commits, and damages nothing.
         sql.execute("PRAGMA synchronous = NORMAL")
 
     @contextmanager

@@ -256,7 +256,8 @@ class NatsConnection:
     async def _on_disconnected(self) -> None:
         self._lost.set()
         if self._client is not None:
-            # nats-py would send it on the next connection, before what is lost with this one is sent again.
+            # nats-py would send what it still holds on the next connection, before a caller sends again what
+            # was lost on its way on this one: out of order.
             self._client._pending.clear()
             self._client._pending_data_size = 0
         for callback in self._on_loss:

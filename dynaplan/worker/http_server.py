@@ -535,11 +535,12 @@ class BoundedConnection(web.RequestHandler):
     def _awaits_head(self) -> bool:
         """Tell whether the next bytes begin a head, or go on with one.
 
-        The first bytes do, although on uvloop they may come before aiohttp waits for a request.
+        A connection's first bytes always do: on uvloop they may come before aiohttp waits for a request.
         """
         return not self._request_count or self._waits_for_request() or self._is_answering_whole()
 
     def _waits_for_request(self) -> bool:
+        """Tell whether aiohttp waits for the next request, which is what its ``_waiter`` is for."""
         return self._waiter is not None and not self._waiter.done()
 
     @property

@@ -10,7 +10,7 @@ from tests.fakes.polling import wait_until
 
 
 def freeze(pid: int) -> None:
-    """SIGSTOP, and wait until each thread stands still: on a busy machine some would go on for a while."""
+    """Send SIGSTOP, and wait until every thread stands still: on a busy machine some run on for a while."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: _is_frozen(pid), interval_s=0.002)
 

@@ -57,8 +57,11 @@ KILL_TIMEOUT_S = 10.0
 
 
 async def run_bounded(command: Sequence[str], seconds: float) -> None:
-    """Run a command, whose output is our standard error; with all that it started it is killed if it lasts
-    longer, or when this is cancelled."""
+    """Run a command, its output going to our standard error.
+
+    After so many seconds, or when this is cancelled, it is killed with all that it has started. A failure of
+    it is only logged.
+    """
     child = EngineChild.spawn(command, {})
     try:
         async with asyncio.timeout(seconds):

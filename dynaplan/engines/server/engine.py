@@ -321,9 +321,9 @@ class ServerEngine:
         return await self._client.ask(path, {**body, "model": model}, request_id, trace)
 
     async def _end(self, grace_s: float) -> None:
-        """Shut down; the port leases are released last, when nothing listens on the ports any more.
+        """Shut down; the port lease is released once nothing listens on its ports any more.
 
-        Nothing is waited for before the server has been told to end: a cancellation would leave it running.
+        Nothing is awaited before the server is told to end: a cancellation there would leave it running.
         """
         self._watch.stop()
         if self._blocks:

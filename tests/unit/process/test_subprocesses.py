@@ -44,3 +44,15 @@ def test_a_program_that_is_not_there_raises_what_the_system_says(run: Callable[.
             await start_process("no-such-program")
 
     run(start())
+
+
+@ON_BOTH_LOOPS
+def test_a_start_that_is_cancelled_and_fails_is_cancelled(run: Callable[..., None]) -> None:
+    async def cancel() -> None:
+        starting = asyncio.create_task(start_process("no-such-program"))
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    run(cancel())
