@@ -23,7 +23,15 @@ from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.options import namespace_argument
 from dynaplan.cli.running_deployment import connect, service_config
 from dynaplan.cli.scale_counts import free_gpus, planner_settings, statefile_holds
-from dynaplan.cli.simulate import dispatched, origins, simulation_of
+from dynaplan.cli.simulate import (
+    check_writable,
+    dispatched,
+    origins,
+    simulation_of,
+    target_ms,
+    text_table,
+    write,
+)
 from dynaplan.cli.timing import STATUS_STORE_TIMEOUT_S
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import SIMULATED, engine_of
@@ -104,7 +112,6 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
     Below it stands what `dynaplan simulate` predicts of the same deployment under the same load. Times are
     this client's: to the first token, and between tokens. Ctrl-C ends it with what there is.
     """
-    from dynaplan.cli.simulate import check_writable, text_table, write
 
     if json_path:
         check_writable("--json", Path(json_path))
@@ -186,8 +193,6 @@ def _simulate(
 
 def _slo(found: RunningDeployment | None, given: Mapping[str, Any]) -> Slo:
     """Return the targets of the command line, or else of the deployment's planner, or the defaults."""
-    from dynaplan.cli.scale_counts import planner_settings
-    from dynaplan.cli.simulate import target_ms
     from dynaplan.simulation.outcome import Slo
 
     settings = planner_settings(found) if found else None
@@ -203,15 +208,9 @@ def _service(found: RunningDeployment | None, url: str | None, given: Mapping[st
 
     address = (url or (found.frontend_url if found else "")).rstrip("/").removesuffix("/v1")
     tls = trusted(address, certificates.authorities(os.environ))
+    is_text = found is not None and engine_of(graph_of(found).sections[DECODE_COMPONENT]) == SIMULATED
     key = given["api_key"] or ("" if url else os.environ.get("DYNAPLAN_API_KEY", ""))
-    return BenchTarget(address, key, tls, given["model"], is_text=found is not None and _is_simulated(found))
-
-
-def _is_simulated(found: RunningDeployment) -> bool:
-    from dynaplan.config.settings import worker
-    from dynaplan.config.settings.frontend import DECODE_COMPONENT
-
-    return worker.engine_of(graph_of(found).sections[DECODE_COMPONENT]) == worker.SIMULATED
+    return BenchTarget(address, key, tls, given["model"], is_text=is_text)
 
 
 def _measure(
@@ -388,14 +387,11 @@ async def _read_free_gpus(found: RunningDeployment) -> int | None:
     """Return the number of GPUs that further workers may get, None where the store does not say."""
     from dynaplan.store import connections
 
-    store = connections.connect_store()
     try:
-        async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
+        async with connections.opened_store() as store, asyncio.timeout(STATUS_STORE_TIMEOUT_S):
             return await free_gpus(store, found.namespace)
     except (TemporaryError, TimeoutError):
         return None
-    finally:
-        await store.close()
 
 
 def _gpus(found: RunningDeployment, free: int | None) -> int:

@@ -287,19 +287,23 @@ def yaml_of(documents: Iterable[Document]) -> str:
 
 def write_documents(documents: Sequence[Document], directory: Path) -> None:
     """Write a file of each object, readable by this user alone; raises ConfigError where that fails."""
+    files = {f"{each['kind'].lower()}-{each['metadata']['name']}.yaml": each for each in documents}
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for document in documents:
-            path = directory / f"{document['kind'].lower()}-{document['metadata']['name']}.yaml"
+        for name, document in files.items():
+            path = directory / name
             path.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
                 file.write(yaml_of([document]))
+        others = sorted({each.name for each in directory.glob("*.yaml")} - files.keys())
     except OSError as error:
         raise ConfigError(
             f"--output {directory}: {error.strerror}", hint="Expected a directory of yours, or a new one."
         ) from error
     click.echo(f"{len(documents)} objects are in {directory}: kubectl apply -f {directory}")
+    if others:
+        click.echo(f"Warning: it has others, which are applied with them: {', '.join(others)}", err=True)
 
 
 def write_text(text: str, path: Path | None) -> None:

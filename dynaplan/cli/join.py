@@ -119,17 +119,14 @@ def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
 
 async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     """Return the registrations; UserError when the store is silent, or a component refuses the token."""
-    store = connections.connect_store()
     try:
-        async with asyncio.timeout(JOIN_STORE_TIMEOUT_S):
+        async with connections.opened_store() as store, asyncio.timeout(JOIN_STORE_TIMEOUT_S):
             items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
     except (TemporaryError, PermanentError, TimeoutError) as error:
         raise DeploymentError(
             f"the store does not answer: {error or 'no answer in time'}",
             hint="Start it, or correct its address; `dynaplan serve GRAPH` brings one along.",
         ) from error
-    finally:
-        await store.close()
     instances = tuple(_readable(item.value for item in items))
     network = process_table.network()
     urls = {each.url: each.worker for each in instances if each.url and each.is_reachable_from(network)}

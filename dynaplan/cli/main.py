@@ -15,8 +15,8 @@ from dynaplan.process.signals import ended_by_sigint
 from dynaplan.util import screen
 from dynaplan.util.errors import DynaplanError, UserError, nearest
 
-EXIT_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
-"""Exit codes: the input was wrong; the shell's for Ctrl-C, and for a reader of the output that went away."""
+EXIT_INPUT, EXIT_INTERRUPTED = 2, 130
+"""Exit codes: the input was wrong; the shell's for Ctrl-C."""
 
 Table = Mapping[str, tuple[str, str]]
 """Each command in the order of the help page: its place, as ``LazyGroup`` has them, and its purpose."""
@@ -173,8 +173,8 @@ def _show(message: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 the user's input was wrong, 1 any other error.
 
-    130 and 141 are the shell's codes for Ctrl-C and for a reader of the output that went away. A caller that
-    gives ``arguments`` goes on in this process: ``serve`` gets no supervisor, which would take its place.
+    130 is the shell's code for Ctrl-C. A caller that gives ``arguments`` goes on in this process: ``serve``
+    gets no supervisor, which would take its place.
     """
     words = list(arguments or sys.argv[1:])
     owner = None if arguments else OWN_PROCESS
@@ -190,7 +190,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        code = EXIT_BROKEN_PIPE
     sys.exit(code if isinstance(code, int) else 0)

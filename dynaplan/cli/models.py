@@ -33,7 +33,7 @@ from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.store.port import KeyValueStore, Store
+    from dynaplan.store.port import KeyValueStore
 
 UNLOADED = "unloaded"
 
@@ -95,7 +95,7 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
         raise ConfigError(f"--for {duration}: no time", hint="For example 90s, 10m, 2h or 1d.")
     _order(namespace, model, load_order(now_s, kept_s), READY if wait else "", timeout_s)
     if kept_s:
-        click.echo(f"{model} stays until {datetime.fromtimestamp(now_s + kept_s):%H:%M:%S}")
+        click.echo(f"{model} stays until {datetime.fromtimestamp(now_s + kept_s):%Y-%m-%d %H:%M:%S}")
 
 
 @click.command(name="unload")
@@ -204,8 +204,5 @@ async def _read(
 async def _with_store(namespace: str, use: Any) -> Any:
     from dynaplan.store import connections
 
-    store: Store = connections.connect_store()
-    try:
+    async with connections.opened_store() as store:
         return await use(store, namespace)
-    finally:
-        await store.close()

@@ -12,8 +12,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -61,7 +63,9 @@ def serve(
     words += [model_override(model)] if model else []
     words += overrides_of(options or {})
     log = log_directory(namespace) / LOG_FILE
-    started = start_detached(words, Path(directory or Path.cwd()).absolute(), log, is_bound=True)
+    start = partial(start_detached, words, Path(directory or Path.cwd()).absolute(), log, is_bound=True)
+    is_main = threading.current_thread() is threading.main_thread()
+    started = start() if is_main else _LASTING_THREAD.submit(start).result()
     if started.code is None:
         return ServedDeployment(find_deployment(namespace))
     lines = started.last_lines()
@@ -71,6 +75,10 @@ def serve(
         f"dynaplan serve ended with exit code {started.code}",
         hint="\n  ".join([f"the end of {log}:", *lines]),
     )
+
+
+_LASTING_THREAD = ThreadPoolExecutor(1)
+"""Starts what a thread asks for that may end before this process; see ``kernel.signal_at_parents_end``."""
 
 
 def overrides_of(options: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,8 @@ from dynaplan.fleet.rules.reloading import (
     setting_changes,
 )
 from dynaplan.fleet.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
-from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.process.signals import run_interruptible
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import ConfigError, DeploymentError, DynaplanError, PermanentError, TemporaryError
 from dynaplan.util.masking import mask_secrets
@@ -107,7 +108,7 @@ def command(
     _confirm(yes)
 
     reloading = ReloadRun(deployment, launch.graph, replace(new, before=before), timeout)
-    asyncio.run(reloading.run(live_keys(changes, new.config), restarted(changes, launch.graph)))
+    run_interruptible(reloading.run(live_keys(changes, new.config), restarted(changes, launch.graph)))
 
 
 def difference(changes: Sequence[SettingChange]) -> str:
@@ -221,7 +222,7 @@ def _reload_models(
     kept = [each.name for each in (new.graph or launch.graph).services]
     services = [each for each in launch.graph.services if each.role in roles and each.name in kept]
     reloading = ReloadRun(deployment, launch.graph, new, timeout)
-    asyncio.run(
+    run_interruptible(
         reloading.run({}, services, lambda store: put_away(store, deployment.namespace, changes.changed))
     )
 
@@ -371,11 +372,8 @@ class ReloadRun:
         from dynaplan.store import connections
 
         with reload_lock(self._deployment):
-            store = connections.connect_store()
-            try:
+            async with connections.opened_store() as store:
                 await self._run(store, live, services, after_written)
-            finally:
-                await store.close()
 
     async def _run(
         self,
@@ -409,7 +407,8 @@ class ReloadRun:
 
     async def _replace_workers(self, store: KeyValueStore, service: ServiceSpec) -> None:
         """Replace the workers of a service that still have the previous settings."""
-        workers = [each for each in self._workers_of(service) if each.process in self._not_replaced]
+        own = [each for each in self._workers_of(service) if each.state in COUNTS]
+        workers = [each for each in own if each.process in self._not_replaced]
         # One that has crashed or was drained meanwhile is left out: its replacement has the new settings.
         still_there = (each for each in workers if each.process in {now.process for now in self._workers()})
         await replace_workers(store, self._deployment, still_there, self._timeout_s, len(workers))
@@ -424,9 +423,9 @@ class ReloadRun:
         """Restore the previous settings in every worker, and raise PermanentError with the cause."""
         click.echo(f"{error.args[0]}\nRestoring the previous settings.", err=True)
         self._write_settings_file(self._old_settings)
-        await self._write_live_settings(store, live)
         replaced = {each.process for each in self._workers()} - self._not_replaced
         try:
+            await self._write_live_settings(store, live)
             for service in reversed(services):
                 for worker in self._workers_of(service):
                     if worker.process not in replaced:

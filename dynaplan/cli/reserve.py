@@ -144,11 +144,8 @@ async def _reserve(
         return now.with_gpus(dict.fromkeys(chosen, made))
 
     check_alive(found)
-    store = connections.connect_store()
-    try:
+    async with connections.opened_store() as store:
         await change_entries(store, found.namespace, RESERVATIONS, ReservedGpus.from_text, change)
-    finally:
-        await store.close()
 
 
 async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
@@ -239,13 +236,10 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
     def without(now: ReservedGpus) -> ReservedGpus:
         return now.without(gpus or frozenset(now.by_gpu))
 
-    store = connections.connect_store()
-    try:
+    async with connections.opened_store() as store:
         before, _ = await change_entries(
             store, found.namespace, RESERVATIONS, ReservedGpus.from_text, without
         )
-    finally:
-        await store.close()
     for index in sorted(gpus or before.by_gpu):
         made = before.by_gpu.get(index)
         click.echo(
@@ -257,8 +251,5 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
 async def _end_holds(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
     from dynaplan.store import connections
 
-    store = connections.connect_store()
-    try:
+    async with connections.opened_store() as store:
         return await write_counts(store, found.namespace, without_holds(chosen))
-    finally:
-        await store.close()

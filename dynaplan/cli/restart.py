@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,14 +27,17 @@ from dynaplan.cli.timing import DRAIN_START_TIMEOUT_S, GPU_FREE_TIMEOUT_S, WORKE
 from dynaplan.config.models import served_models
 from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.model_orders import change_order
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts, scaling_prefix
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
+from dynaplan.process.signals import run_interruptible
 from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.store.port import KeyValueStore
+
+FAILURES = (WorkerState.FAILED, WorkerState.BACKOFF)
 
 HOLD_DURATION = "1h"
 """The time for which the planner keeps off the role at most, when this command is killed on the way."""
@@ -53,16 +56,20 @@ def command(chosen: str | None, namespace: str | None, timeout: float | None) ->
     """
     found = connect(namespace)
     workers = chosen_workers(chosen, found.workers)
-    asyncio.run(_restart(found, workers, timeout))
+    run_interruptible(_restart(found, workers, timeout))
 
 
 def chosen_workers(chosen: str | None, workers: Sequence[Worker]) -> list[Worker]:
-    """Return the workers of that name, role or component, or all of engines; ConfigError for another word."""
+    """Return the workers of that name, role or component, or all of engines; ConfigError for another word.
+
+    One that is leaving already is among them only by its own name.
+    """
+    staying = [each for each in workers if each.state in COUNTS]
     if chosen is None:
-        return [worker for worker in workers if worker.role in SCALED_ROLES]
-    own = [each for each in workers if chosen in (each.name, each.role.value, each.component)]
-    if own:
-        return own
+        return [worker for worker in staying if worker.role in SCALED_ROLES]
+    own = [each for each in staying if chosen in (each.role.value, each.component)]
+    if named := own or [each for each in workers if chosen == each.name]:
+        return named
     names = dict.fromkeys(name for each in workers for name in (each.name, each.role.value))
     raise ConfigError(f"restart {chosen}: no such worker or role", hint=nearest(chosen, names))
 
@@ -70,11 +77,8 @@ def chosen_workers(chosen: str | None, workers: Sequence[Worker]) -> list[Worker
 async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_s: float | None) -> None:
     from dynaplan.store import connections
 
-    store = connections.connect_store()
-    try:
+    async with connections.opened_store() as store:
         await replace_workers(store, found, workers, timeout_s, len(workers))
-    finally:
-        await store.close()
 
 
 async def replace_workers(
@@ -159,9 +163,8 @@ class WorkerRestart:
         before = {each.process for each in found.workers}
         self.started_beside = self._fits_budget(found) and await self._has_room(gpu_wait_s)
         await (self._start_then_drain(found) if self.started_beside else self._drain_then_start(found))
-        role = self._worker.role
-        workers = find_deployment(self._namespace).workers
-        return next((w.name for w in workers if w.role is role and w.process not in before), "a new one")
+        new = self._new_workers(find_deployment(self._namespace), before)
+        return next((each.name for each in new), "nobody, as fewer are asked for")
 
     def _fits_budget(self, found: RunningDeployment) -> bool:
         """Return whether the planner's GPU budget allows a second worker beside this one."""
@@ -186,7 +189,7 @@ class WorkerRestart:
         from dynaplan.fleet.scale_progress import DecisionSuperseded
 
         name, role = self._worker.name, self._worker.role
-        number = await self._write_count(found, +1)
+        number = await self._write_count(found, +1, is_held=True)
         try:
             await self._wait(number)
         except asyncio.CancelledError:
@@ -215,17 +218,55 @@ class WorkerRestart:
         """Drain the old one, and have a new one on its GPU."""
         why = "no GPU is free for a second one, or the GPU budget has none"
         click.echo(f"{why}: {self._worker.name} leaves first", err=True)
-        present = sum(each.role is self._worker.role for each in found.workers)
-        await request_replacement(found, self._worker)
-        times = expected_times(found, {self._worker.role: present})
-        longest = self._timeout_s or times.limit_s(starts=True, leaves=True)
+        await self._write_count(found, 0, is_held=True)
         try:
-            async with asyncio.timeout(longest):
-                while self._is_there():
-                    await asyncio.sleep(WORKERS_POLL_S)
-        except TimeoutError:
-            raise TemporaryError(f"{self._worker.name} has not left within {longest:g} s") from None
-        await self._wait(present)
+            await request_replacement(found, self._worker)
+            times = expected_times(found, {self._worker.role: 1})
+            longest = self._timeout_s or times.limit_s(starts=True, leaves=True)
+            try:
+                async with asyncio.timeout(longest):
+                    while self._is_there():
+                        await asyncio.sleep(WORKERS_POLL_S)
+            except TimeoutError:
+                raise TemporaryError(f"{self._worker.name} has not left within {longest:g} s") from None
+            await self._wait_for_successor({each.process for each in found.workers}, longest)
+        finally:
+            await self._write_count(found, 0)
+
+    async def _wait_for_successor(self, before: Container[tuple[str, int]], longest_s: float) -> None:
+        """Return when a worker that was not there ``before`` is ready, or none is asked for any more.
+
+        Not when the whole role is ready: others of it may wait for GPUs, or leave.
+        """
+        from dynaplan.fleet.scale_progress import check_alive
+
+        deadline_s = time.monotonic() + longest_s
+        while True:
+            found = self._find()
+            check_alive(found)
+            new = self._new_workers(found, before)
+            if any(each.state is WorkerState.READY for each in new):
+                return
+            if failed := [each for each in new if each.state is WorkerState.FAILED]:
+                raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
+            staying = sum(each.role is self._worker.role and each.state in COUNTS for each in found.workers)
+            if not new and staying >= await self._asked_for(found):
+                return
+            if time.monotonic() > deadline_s:
+                raise TemporaryError(
+                    f"nothing has taken the place of {self._worker.name} within {longest_s:g} s"
+                )
+            await asyncio.sleep(WORKERS_POLL_S)
+
+    def _new_workers(self, found: RunningDeployment, before: Container[tuple[str, int]]) -> list[Worker]:
+        role = self._worker.role
+        return [each for each in found.workers if each.role is role and each.process not in before]
+
+    async def _asked_for(self, found: RunningDeployment) -> int:
+        """Return the desired number of the role; all that are there where none is written."""
+        items = {item.key: item.value for item in await self._store.list(scaling_prefix(self._namespace))}
+        number = DesiredCounts.from_keys(self._namespace, items).of(self._worker.role)
+        return number if number >= 0 else sum(each.role is self._worker.role for each in found.workers)
 
     async def _wait_gone(self) -> None:
         """Return when the old one has gone, or does not begin to leave, or has had its time."""
@@ -249,25 +290,28 @@ class WorkerRestart:
 
         return find_deployment(self._namespace)
 
-    async def _write_count(self, found: RunningDeployment, step: int, leaving: str = "") -> int:
-        """Write the role's number, one more or one less, and return it.
+    async def _write_count(
+        self, found: RunningDeployment, step: int, leaving: str = "", *, is_held: bool = False
+    ) -> int:
+        """Write the role's number, ``step`` more than it is, and return it; 0 makes no decision.
 
-        One more is held, so that the planner keeps off; one less restores the previous hold.
+        With ``is_held`` it is held, so that the planner keeps off; else the hold of before is restored.
         """
         role = self._worker.role
         present = sum(each.role is role for each in found.workers)
 
         def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
             number = (now.of(role) if now.of(role) >= 0 else present) + step
-            if step < 0:
-                return {role: number}, holds.replaced(role, self._hold)
+            asked = {role: number} if step else {}
+            if not is_held:
+                return asked, holds.replaced(role, self._hold)
             self._hold = holds.of(role)
             held = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number)
-            return {role: number}, holds.replaced(role, held)
+            return asked, holds.replaced(role, held)
 
         written = await write_counts(self._store, self._namespace, change, leaving)
         self._decision_id = written.decision_id
-        return written.asked[role]
+        return written.counts.of(role)
 
     async def _wait(self, number: int) -> None:
         from dynaplan.fleet.deployments import find_deployment
@@ -288,21 +332,23 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
     A new frontend accepts connections before the old one stops to, and the old one finishes its streams.
     Raises PermanentError when the new one does not start, and TemporaryError after ``timeout_s`` seconds.
     """
-    others = [each for each in _present(found.namespace, worker.component) if each.state in COUNTS]
+    earlier = _present(found.namespace, worker.component)
+    failures = [each for each in earlier if each.state in FAILURES]
+    number = sum(each.state in COUNTS and each not in failures for each in earlier)
     await request_replacement(found, worker)
     if timeout_s is None:
         timeout_s = MIN_WAIT_S + expected_times(found, {worker.role: 1}).leave_s + GPU_RELEASE_S
-    before = {each.process for each in others}
+    before = {each.process for each in earlier}
     deadline_s = time.monotonic() + timeout_s
     while True:
         present = _present(found.namespace, worker.component)
-        now = [each for each in present if each.state in COUNTS]
-        ready = [each for each in now if each.state is WorkerState.READY]
+        ready = [each for each in present if each.state is WorkerState.READY]
         new = [each for each in ready if each.process not in before]
         is_there = any(each.process == worker.process for each in present)
-        if new and len(ready) >= len(others) and not is_there:
+        if new and len(ready) >= number and not is_there:
             return new[0].name
-        failed = [each for each in now if each.state in (WorkerState.FAILED, WorkerState.BACKOFF)]
+        failures = [each for each in failures if each in present]  # until the plugin has taken them up
+        failed = [each for each in present if each.state in FAILURES and each not in failures]
         if failed:
             raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
         if time.monotonic() > deadline_s:

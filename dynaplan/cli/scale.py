@@ -134,8 +134,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
     from dynaplan.store import connections
 
     settings, has_gpus = planner_settings(found), bool(gpus_of(found))
-    store = connections.connect_store()
-    try:
+    async with connections.opened_store() as store:
         fleet = await published_fleet(store, found.namespace)
         left_out = await left_out_gpus(store, found.namespace)
 
@@ -161,8 +160,6 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
             request = ScaleRequest(written.decision_id, written.asked, is_for_others)
             await _wait(found, store, request, arguments.timeout_s)
             click.echo("carried out")
-    finally:
-        await store.close()
 
 
 async def _wait(

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -352,7 +353,8 @@ _COLOURS = {31: curses.COLOR_RED, 32: curses.COLOR_GREEN, 33: curses.COLOR_YELLO
 
 def init_colours(is_coloured: bool) -> None:
     """Choose the pairs of colours, after curses has begun; a terminal without colours stays as it is."""
-    curses.curs_set(0)
+    with suppress(curses.error):  # some terminals cannot hide the cursor
+        curses.curs_set(0)
     if is_coloured and curses.has_colors():
         curses.start_color()
         curses.use_default_colors()

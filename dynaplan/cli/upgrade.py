@@ -22,6 +22,7 @@ from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.graph.lifecycle import Worker
+from dynaplan.process.signals import run_interruptible
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def command(namespace: str | None, force: bool, timeout: float | None) -> None:
     found = connect(namespace)
     running = check_version(found, force=force)
     check_configuration(_read_launch(found))
-    asyncio.run(Upgrade(found, running, timeout).run(is_forced=force))
+    run_interruptible(Upgrade(found, running, timeout).run(is_forced=force))
 
 
 def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
@@ -195,11 +196,8 @@ class Upgrade:
         """Replace all workers that are not of this version; return how many."""
         from dynaplan.store import connections
 
-        store = connections.connect_store()
-        try:
+        async with connections.opened_store() as store:
             return await replace_workers(store, self._found, self._not_tried(), self._timeout_s)
-        finally:
-            await store.close()
 
     def _not_tried(self) -> Iterator[Worker]:
         """Yield the workers to renew, each once, as they are when its turn comes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -37,9 +38,8 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
     """Ask the sleeping workers to wake and wait for it; raises TemporaryError when one does not."""
     from dynaplan.store import connections
 
-    store = connections.connect_store()
     begun_s = time.monotonic()
-    try:
+    async with connections.opened_store() as store:
         asleep = {
             name: each
             for name, each in (await _sleeping_workers(store, namespace)).items()
@@ -51,6 +51,9 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
         await _request_wake(store, namespace, asleep)
         while asleep:
             still = await _sleeping_workers(store, namespace)
+            registered = await _instances(store, namespace)
+            if gone := asleep.keys() - registered.keys():
+                raise TemporaryError(f"{', '.join(sorted(gone))}: gone", hint="`dynaplan status` says more.")
             for name in asleep.keys() - still.keys():
                 click.echo(f"{name} is awake after {time.monotonic() - begun_s:.1f} s")
             asleep = {name: still[name] for name in asleep.keys() & still.keys()}
@@ -60,8 +63,6 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
             if asleep and time.monotonic() - begun_s > timeout_s:
                 raise TemporaryError(f"{', '.join(sorted(asleep))}: not awake within {timeout_s:g} s")
             await asyncio.sleep(AWAKE_POLL_S)
-    finally:
-        await store.close()
 
 
 async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
@@ -79,16 +80,21 @@ async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[in
 
 async def _sleeping_workers(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
     """Return the instance id of each sleeping worker, and the reason why it cannot be woken, or empty."""
-    from dynaplan.store.instances import ASLEEP, SERVICES_PREFIX, Instance
+    from dynaplan.store.instances import ASLEEP
 
     items = await store.list(ASLEEP.prefix(namespace))
     reasons = {ASLEEP.instance(namespace, item.key): item.value for item in items}
-    found: dict[str, tuple[int, str]] = {}
+    instances = await _instances(store, namespace)
+    return {name: (each, reasons[each]) for name, each in instances.items() if each in reasons}
+
+
+async def _instances(store: Store, namespace: str) -> dict[str, int]:
+    """Return the instance id of each worker that is registered."""
+    from dynaplan.store.instances import SERVICES_PREFIX, Instance
+
+    found: dict[str, int] = {}
     for item in await store.list(f"{SERVICES_PREFIX}{namespace}/"):
-        try:
+        with suppress(ValueError):  # `status` names it
             instance = Instance.from_json(item.value)
-        except ValueError:
-            continue  # `status` names it
-        if instance.instance_id in reasons:
-            found[instance.worker] = instance.instance_id, reasons[instance.instance_id]
+            found[instance.worker] = instance.instance_id
     return found

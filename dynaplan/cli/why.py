@@ -106,15 +106,12 @@ async def published(namespace: str) -> dict[str, Any]:
     from dynaplan.util.documents import parse_object
     from dynaplan.util.errors import StoreUnavailable
 
-    store = connections.connect_store()
     try:
-        async with asyncio.timeout(REMOVALS_TIMEOUT_S):
+        async with connections.opened_store() as store, asyncio.timeout(REMOVALS_TIMEOUT_S):
             item = await store.get(fleet_key(namespace))
         return parse_object(item.value) if item else {}
     except (StoreUnavailable, TimeoutError, ValueError):
         return {}
-    finally:
-        await store.close()
 
 
 def removal_lines(found: Iterable[Removal]) -> list[str]:

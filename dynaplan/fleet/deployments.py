@@ -163,7 +163,8 @@ def tail(path: Path, lines: int) -> Iterator[str]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 400 * lines - 4096))
-            yield from file.read().decode(errors="replace").splitlines()[-lines:]
+            last = file.read().decode(errors="replace").splitlines()
+            yield from last[-lines:] if lines else ()
     except OSError:
         return
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 
@@ -42,6 +44,28 @@ def on_signals(listener: Callable[[str], None]) -> Iterator[None]:
             for number in HANDLED:
                 loop.remove_signal_handler(number)
                 signal.signal(number, _handlers_before.pop(number) or signal.SIG_DFL)
+
+
+def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Run as ``asyncio.run`` does, and have SIGTERM and SIGHUP interrupt it as Ctrl-C does, too.
+
+    For work that takes back what it has half done when it is interrupted. A signal that is ignored, as under
+    nohup, stays so.
+    """
+    from asyncio import CancelledError, current_task, get_running_loop, run
+
+    async def cancelled_by_signals() -> T:
+        task = current_task()
+        assert task
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                get_running_loop().add_signal_handler(number, task.cancel)
+        return await work
+
+    try:
+        return run(cancelled_by_signals())
+    except CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def _tell(name: str) -> None:

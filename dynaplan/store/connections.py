@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.servers import (
@@ -18,6 +19,16 @@ from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.store.port import Store
+
+
+@asynccontextmanager
+async def opened_store() -> AsyncIterator[Store]:
+    """The store of ``connect_store``, closed at the block's end."""
+    store = connect_store()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def connect_store(environ: Mapping[str, str] = os.environ) -> Store:

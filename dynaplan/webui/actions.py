@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,15 @@ def _is_model(text: str) -> bool:
     return text.isprintable() and not text.startswith("-") and 0 < len(text) <= MAX_NAME
 
 
+INTERRUPT_TIMEOUT_S = 5.0
+"""The time for a command to take back what it has half done, seconds."""
+
+
 async def run_command(arguments: Sequence[str]) -> str:
-    """Run a command of dynaplan in a process of its own; return all that it wrote."""
+    """Run a command of dynaplan in a process of its own; return all that it wrote.
+
+    Cancelled, it interrupts the command as Ctrl-C does, and kills it when it has not ended in time.
+    """
     process = await start_process(
         *(sys.executable, "-m", "dynaplan", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -66,6 +75,12 @@ async def run_command(arguments: Sequence[str]) -> str:
     )
     try:
         output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        with suppress(ProcessLookupError, TimeoutError):
+            os.kill(process.pid, signal.SIGINT)
+            async with asyncio.timeout(INTERRUPT_TIMEOUT_S):
+                await process.wait()
+        raise
     finally:
         kill_with_group(process)
         await process.wait()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environm
 from dynaplan.webui.actions import command_arguments, log_part, run_command
 from dynaplan.webui.charts import ChartsRequest
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
-from dynaplan.webui.sse_clients import Feed, SseClients
+from dynaplan.webui.sse_clients import SseClients
 from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -74,23 +74,13 @@ class PageSettings:
 
 
 class PageRoutes:
-    """Answers every request below ``/ui``. ``chat`` answers a chat request as any client's.
+    """Answers every request below ``/ui``. ``chat`` answers a chat request as any client's."""
 
-    ``feed`` polls the deployment, ``call`` runs a command.
-    """
-
-    def __init__(
-        self,
-        place: PageSettings,
-        chat: Handler,
-        feed: Feed | None = None,
-        call: Callable[[list[str]], Awaitable[str]] = run_command,
-    ) -> None:
+    def __init__(self, place: PageSettings, chat: Handler) -> None:
         self._place = place
         self._chat = chat
-        self._call = call
         self._guard = PageGuard(place.secret, place.host, is_tls=place.is_tls)
-        self._clients = SseClients(feed or make_feed(place.namespace))
+        self._clients = SseClients(make_feed(place.namespace))
         self._running = 0
         self._handlers: Mapping[tuple[str, str], Handler] = {
             ("GET", ""): self._shell,
@@ -201,7 +191,7 @@ class PageRoutes:
         self._running += 1
         try:
             log.info("the page asks for: dynaplan %s", " ".join(arguments))
-            output = await self._call([*arguments, "--namespace", self._place.namespace])
+            output = await run_command([*arguments, "--namespace", self._place.namespace])
         finally:
             self._running -= 1
         return Response.json({"command": " ".join(["dynaplan", *arguments]), "output": output})

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
@@ -93,35 +93,13 @@ MEASURED_ENGINE = "vllm"
 """The engine that the simulated one stands for, as in the shipped profiles."""
 
 
-class OperatorTimes(Protocol):
-    """The times of a model on a kind of GPU, added up of measured operators; each takes seconds."""
-
-    @property
-    def backend(self) -> str:
-        """The engine that was measured."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        ...
-
-    def prefill_ms(self, isl_tokens: int, tensor_parallel_size: int) -> float:
-        """Return the TTFT of one prompt alone, in ms; raises ConfigError where nothing was measured."""
-        ...
-
-    def decode_ms(self, isl_tokens: int, osl_tokens: int, requests: int, tensor_parallel_size: int) -> float:
-        """Return the mean ITL of that many requests, in ms; raises ConfigError where nothing was measured."""
-        ...
-
-
 @dataclass(frozen=True)
 class EstimatedEngine:
     """A model on a kind of GPU, by aiconfigurator's names of both."""
 
     model: str
     gpu_type: str
-    times: OperatorTimes
+    times: AiConfigurator
 
     @property
     def origin(self) -> str:

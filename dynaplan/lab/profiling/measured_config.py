@@ -78,7 +78,7 @@ def measured_config(
     for name in LEFT_OUT:
         sections.pop(name, None)
     sections["Planner"] = {"no-operation": True}
-    sections["Frontend"] = _without(sections.get("Frontend", {}), USERS_OWN)
+    sections["Frontend"] = without_options(sections.get("Frontend", {}), USERS_OWN)
     worker = sections.get(WORKER, {})
     settings: dict[str, Any] = {
         "remote-prefill": False,
@@ -87,10 +87,10 @@ def measured_config(
         "ServiceArgs": {"workers": 1},
     }
     if splits_layers(config):
-        worker = _without(worker, (*TENSOR, *PIPELINE, *DATA))
+        worker = without_options(worker, (*TENSOR, *PIPELINE, *DATA))
         settings["tensor-parallel-size"] = tensor_parallel_size
         settings["ServiceArgs"]["resources"] = {"gpu": tensor_parallel_size}
-        sections["Common"] = _without(sections.get("Common", {}), (*TENSOR, *PIPELINE, *DATA))
+        sections["Common"] = without_options(sections.get("Common", {}), (*TENSOR, *PIPELINE, *DATA))
     sections[WORKER] = worker
     changes: Sections = {
         "Frontend": {"max-waiting-requests": MAX_WAITING_REQUESTS},
@@ -100,7 +100,7 @@ def measured_config(
     return merge_sections(sections, changes)
 
 
-def _without(section: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def without_options(section: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """Return the section without these options, in either spelling."""
     unwanted = frozenset(keys)
     return {key: value for key, value in section.items() if kebab(key) not in unwanted}

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -26,7 +26,7 @@ from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
-from dynaplan.util.errors import PermanentError, StatefileCorrupt, UserError
+from dynaplan.util.errors import PermanentError, StatefileCorrupt, TemporaryError, UserError
 
 ENGINE_POLL_S = 0.05
 """Seconds between two reads of the deployment's state."""
@@ -253,13 +253,9 @@ class EngineFacts:
     max_kv_tokens: int
     request_slots: int
 
-    def to_document(self) -> dict[str, Any]:
-        """Map each field's name to its value, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> EngineFacts:
-        """Read ``to_document``'s form; raises KeyError or ValueError when it is something else."""
+        """Read what ``asdict`` returns; raises KeyError or ValueError when it is something else."""
         return cls(
             str(document["model"]),
             *(int(document[key]) for key in ("context_tokens", "max_kv_tokens", "request_slots")),
@@ -296,8 +292,11 @@ async def engine_facts(
 
 async def _model_gauges(url: str, model: str) -> dict[str, int]:
     """Read the Frontend's gauges of the model, by the end of their names."""
-    async with _session() as session, session.get(f"{url}/metrics", raise_for_status=True) as response:
-        text = await response.text()
+    try:
+        async with _session() as session, session.get(f"{url}/metrics", raise_for_status=True) as response:
+            text = await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise TemporaryError(f"{url}/metrics does not answer: {error or 'no answer in time'}") from error
     return {
         name: int(sample.value)
         for family in text_string_to_metric_families(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -18,13 +18,9 @@ class PrefillMeasurement:
     isl_tokens: int
     ttft_ms: float
 
-    def to_document(self) -> dict[str, Any]:
-        """Map each field's name to its value, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PrefillMeasurement:
-        """Read ``to_document``'s form; raises ConfigError, naming the wrong field."""
+        """Read what ``asdict`` returns; raises ConfigError, naming the wrong field."""
         return cls(_whole(document, "isl_tokens"), _number(document, "ttft_ms"))
 
 
@@ -42,13 +38,9 @@ class DecodeMeasurement:
     itl_ms: float
     output_tokens_per_s: float
 
-    def to_document(self) -> dict[str, Any]:
-        """Map each field's name to its value, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> DecodeMeasurement:
-        """Read ``to_document``'s form; raises ConfigError, naming the wrong field."""
+        """Read what ``asdict`` returns; raises ConfigError, naming the wrong field."""
         isl_tokens, osl_tokens, concurrency = (
             _whole(document, key) for key in ("isl_tokens", "osl_tokens", "concurrency")
         )

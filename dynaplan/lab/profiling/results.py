@@ -13,6 +13,7 @@ from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.timing_model.step_timing import DECODE_KEYS, PREFILL_KEYS, MeasuredProfile
 from dynaplan.lab.drawing.plots import Plot, plot_svg
+from dynaplan.lab.profiling.measured_config import without_options
 from dynaplan.lab.profiling.measurements import Measurements
 from dynaplan.lab.profiling.profile_plots import DECODE_DIRECTORY, PREFILL_DIRECTORY, plots_of
 from dynaplan.lab.profiling.recommendation import Goal, Recommendation
@@ -131,7 +132,7 @@ def with_recommendation(
             },
         )
         if "Common" in sections:
-            sections["Common"] = _without(sections["Common"], SIZES)
+            sections["Common"] = without_options(sections["Common"], SIZES)
     return sections
 
 
@@ -169,7 +170,7 @@ def _workers(
 
 def _sized(section: Mapping[str, Any], tensor_parallel_size: int, gpus: int) -> dict[str, Any]:
     """The worker's section with that size; pipeline and data parallelism, which were not measured, go."""
-    sized = _without(section, SIZES)
+    sized = without_options(section, SIZES)
     sized["tensor-parallel-size"] = tensor_parallel_size
     arguments = dict(sized.pop("ServiceArgs", None) or {})
     arguments["resources"] = {**(arguments.get("resources") or {}), "gpu": gpus}
@@ -178,9 +179,4 @@ def _sized(section: Mapping[str, Any], tensor_parallel_size: int, gpus: int) -> 
 
 def _merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The section with these options, each under one spelling only."""
-    return {**_without(section, changes), **changes}
-
-
-def _without(section: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
-    unwanted = frozenset(options)
-    return {key: value for key, value in section.items() if key.replace("_", "-") not in unwanted}
+    return {**without_options(section, changes), **changes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,7 +104,7 @@ async def run_stage(stage: Stage, loads_of: LoadsOf, journal: Journal, progress:
             prompts = PromptPool(is_text=engine == SIMULATED, seed=SEED)
             await warm_up(client, prompts)
             facts = await engine_facts(model, deployment, engine, stage.max_kv_tokens)
-            journal.add(stage.key(engine=True), facts.to_document())
+            journal.add(stage.key(engine=True), asdict(facts))
             loads = loads_of(facts)
             await _measure(stage, client, prompts, loads, journal, progress)
     return _result(stage, facts, loads, journal)
@@ -133,7 +133,7 @@ async def _measure(
             else:
                 measurement = await meter.measure(load)
             notes += _notes(load, measurement)
-            journal.add(stage.key(**load._asdict()), measurement.to_document() if measurement else {})
+            journal.add(stage.key(**load._asdict()), asdict(measurement) if measurement else {})
             advance()
     for note in notes:
         progress.report(f"{stage.label}: {note}")

@@ -148,10 +148,10 @@ class PlannerPolicy:
         self._service.scale(desired)
         return True
 
-    async def _forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
+    async def _forecast(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
         if self._method:
-            return self._method(history, steps)
-        return forecast(history, steps, settings=self._settings)
+            return [self._method(history, steps) for history, steps in asked]
+        return [forecast(history, steps, settings=self._settings) for history, steps in asked]
 
 
 def _run_without_waiting(step: Coroutine[Any, Any, None]) -> None:

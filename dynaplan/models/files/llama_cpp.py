@@ -108,7 +108,8 @@ def read_directory(directory: str, files: Iterable[str]) -> ImportedFile:
     """Return the models of a directory; ``files`` are those in it and in its sub-directories, seen from it.
 
     A GGUF file is a model, called like it. A sub-directory is one, too, called like itself: its first part is
-    loaded, and a file ``mmproj*`` beside it is its projector.
+    loaded, and a file ``mmproj*`` beside it is its projector. Where the name is taken, the file's path is the
+    name, with "-" for "/".
     """
     models: dict[str, ImportedModel] = {}
     by_folder: dict[str, list[str]] = {}
@@ -123,7 +124,10 @@ def read_directory(directory: str, files: Iterable[str]) -> ImportedFile:
         elif loaded:
             within = f"{directory}/{folder}"
             projector = {"mmproj": f"{within}/{projectors[0]}"} if projectors else {}
-            models[folder.rpartition("/")[2]] = ImportedModel({**_options_of(within, loaded[0]), **projector})
+            short = folder.rpartition("/")[2]
+            whole = f"{folder}/{loaded[0][: -len(SUFFIX)]}".replace("/", "-")
+            model = whole if short in models else short
+            models[model] = ImportedModel({**_options_of(within, loaded[0]), **projector})
     if not models:
         raise ConfigError(f"{directory} holds no .gguf file", hint="Expected a directory of GGUF files.")
     return ImportedFile(TOOL, models)

@@ -142,7 +142,7 @@ def _model(
     if envs:
         options["ServiceArgs"] = {"envs": envs}
     filters = _filters(_mapping(model.get("filters"), f"{where}.filters"), where)
-    if aliases := _aliases(name, model.get("aliases") or [], filters):
+    if aliases := _aliases(name, _list(model.get("aliases") or [], f"{where}.aliases"), filters):
         options["aliases"] = aliases
     return ImportedModel(
         options,

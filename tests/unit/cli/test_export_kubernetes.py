@@ -152,6 +152,15 @@ def test_objects_are_files_that_nobody_else_reads(tmp_path: Path) -> None:
     assert files == {"secret-box-secret.yaml": 0o600, "configmap-box-graph.yaml": 0o600}
 
 
+def test_an_earlier_exports_files_are_named_as_they_would_be_applied_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_documents([SECRET, MAP], tmp_path)
+    assert not capsys.readouterr().err
+    write_documents([SECRET], tmp_path)
+    assert "configmap-box-graph.yaml" in capsys.readouterr().err
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--output .*file/out: Not a directory"):

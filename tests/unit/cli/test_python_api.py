@@ -31,6 +31,7 @@ def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         assert is_bound
         log.write_text("Error: wrong\n  Hint.\n")
         here.words = words
+        here.thread = threading.current_thread()
         return Detached(1, here.code, log, 0)
 
     def find(namespace: str) -> Any:
@@ -53,6 +54,14 @@ def test_a_model_alone_gets_the_file_of_its_engine(box: Any, tmp_path: Path) -> 
         *("--gpus", "2", '--Common.model="x.gguf"', "--Planner.ttft=300"),
     ]
     assert repr(deployment) == "<ServedDeployment dynamo at http://x:1>"
+
+
+def test_a_thread_that_serves_may_end_before_its_deployment(box: Any) -> None:
+    # The kernel ends the deployment with the thread that has started it.
+    asking = threading.Thread(target=dynaplan.serve, args=("x.gguf",))
+    asking.start()
+    asking.join()
+    assert box.thread.is_alive()
 
 
 def test_a_model_in_the_place_of_the_graph_is_served_by_itself(box: Any) -> None:

@@ -24,7 +24,7 @@ from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
-from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError
+from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, StoreUnavailable
 from tests.unit.fleet.rules.graphs import worker
 from tests.unit.fleet.test_launch import LAUNCH
 
@@ -343,6 +343,20 @@ async def test_when_a_new_worker_fails_all_have_the_settings_of_before_again(box
     assert item and item.value == "3"
     last = last_reload(box.directory)
     assert last and (last.config, last.before) == (OLD, None)
+
+
+async def test_workers_go_back_also_when_the_store_is_away(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> bool:
+        async def is_away(*arguments: Any) -> None:
+            raise StoreUnavailable("etcd does not answer")
+
+        monkeypatch.setattr(box.store, "commit", is_away)
+        return True
+
+    box.fails = fails
+    with pytest.raises(PermanentError, match="and the rollback failed: etcd does not answer") as failed:
+        await reload_of(box, 0.0).run({"max_prefill_queue_size": "5"}, [FRONTEND])
+    assert "`dynaplan status` shows what runs" in str(failed.value)
 
 
 async def test_a_frontend_that_does_not_come_back_is_told_and_goes_back_too(box: Box) -> None:

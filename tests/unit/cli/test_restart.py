@@ -44,11 +44,15 @@ class Box:
         self.fails = False
         self.later: tuple[tuple[Worker, ...], ...] = ()
         self.overtaken_by: tuple[tuple[Worker, ...], ...] = ()
+        self.after_restart: tuple[tuple[Worker, ...], ...] = (
+            (replace(OLD, pid=9, state=WorkerState.READY),),
+        )
+        self.hold_at_restart: Hold | None = None
 
     def found(self, namespace: str) -> Any:
         if self.overtaken_by:
             self.workers, *later = self.overtaken_by
-            self.overtaken_by = tuple(later)
+            self.overtaken_by = self.after_restart = tuple(later)
         return SimpleNamespace(namespace="dynamo", workers=self.workers, circus_endpoint="ipc://nowhere")
 
     async def wait_carried_out(
@@ -76,10 +80,17 @@ class Box:
 
     async def call(self, command: str, **properties: Any) -> None:
         self.replaced.append(f"{command} {properties['name']}")
-        self.workers = (replace(OLD, pid=9),)
+        self.hold_at_restart = (await _holds(self)).decode
+        self.workers, *later = self.after_restart
+        self.after_restart = self.overtaken_by = tuple(later)
 
     def close(self) -> None:
         """Close nothing: it is no connection."""
+
+
+async def _holds(box: Box) -> RoleHolds:
+    item = await box.store.get(scaling_key("dynamo", HOLDS))
+    return RoleHolds.from_text(item.value) if item else RoleHolds()
 
 
 @pytest.fixture
@@ -123,7 +134,7 @@ async def test_when_the_new_one_fails_the_old_one_goes_on(box: Box) -> None:
         await WorkerRestart(box.store, "dynamo", OLD).run()
     keys = {item.key: item.value for item in await box.store.list(scaling_prefix("dynamo"))}
     assert keys[planner_prefix("dynamo") + "num_decode_workers"] == "1"
-    assert RoleHolds.from_text(keys[scaling_key("dynamo", HOLDS)]) == RoleHolds()
+    assert await _holds(box) == RoleHolds()
     assert box.workers == (OLD,)
 
 
@@ -151,6 +162,40 @@ async def test_on_a_full_box_the_old_one_leaves_first(box: Box, fleet: str) -> N
     assert box.replaced == [f"restart {OLD.name}"]
 
 
+async def _ask_for(box: Box, number: int) -> None:
+    await box.store.put(planner_prefix("dynamo") + "num_decode_workers", str(number))
+
+
+async def test_on_a_full_box_one_is_replaced_though_another_waits_for_a_gpu(box: Box) -> None:
+    await _ask_for(box, 3)
+    box.workers = (OLD, NEW)
+    starting = replace(OLD, pid=9, state=WorkerState.STARTING)
+    box.after_restart = ((NEW,), (starting, NEW), (replace(starting, state=WorkerState.READY), NEW))
+    assert await WorkerRestart(box.store, "dynamo", OLD).run() == OLD.name
+    assert not box.after_restart
+
+
+async def test_on_a_full_box_the_planner_keeps_off_until_the_new_one_is_ready(box: Box) -> None:
+    await WorkerRestart(box.store, "dynamo", OLD).run()
+    assert box.hold_at_restart
+    assert (box.hold_at_restart.at_least, box.hold_at_restart.at_most) == (1, 1)
+    assert await _holds(box) == RoleHolds()
+
+
+async def test_on_a_full_box_nobody_is_waited_for_when_fewer_are_asked_for_meanwhile(box: Box) -> None:
+    await _ask_for(box, 1)
+    box.workers = (OLD, NEW)
+    box.after_restart = ((NEW,),)
+    assert await WorkerRestart(box.store, "dynamo", OLD).run() == "nobody, as fewer are asked for"
+
+
+async def test_on_a_full_box_a_new_one_that_fails_is_told_with_its_reason(box: Box) -> None:
+    box.after_restart = ((replace(OLD, pid=9, state=WorkerState.FAILED, reason="exit code 78"),),)
+    with pytest.raises(PermanentError, match="does not start: exit code 78"):
+        await WorkerRestart(box.store, "dynamo", OLD).run()
+    assert await _holds(box) == RoleHolds()
+
+
 async def test_beyond_the_gpu_budget_the_old_one_leaves_first_too(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +211,9 @@ def test_workers_are_chosen_by_name_role_or_component_and_engines_alone_when_non
     assert chosen_workers(NEW.name, workers) == [NEW]
     assert chosen_workers("decode", workers) == chosen_workers("VllmWorker", workers) == [OLD, NEW]
     assert chosen_workers("frontend", workers) == chosen_workers(FRONTEND.name, workers) == [FRONTEND]
+    leaving = replace(NEW, state=WorkerState.DRAINING)
+    assert chosen_workers("decode", (OLD, leaving)) == chosen_workers(None, (OLD, leaving)) == [OLD]
+    assert chosen_workers(NEW.name, (OLD, leaving)) == [leaving]
     with pytest.raises(ConfigError, match=r"(?s)restart frontent: .*Did you mean 'frontend'"):
         chosen_workers("frontent", workers)
 
@@ -221,6 +269,27 @@ async def test_a_frontend_that_does_not_start_is_told_with_the_reason(
     crashed = replace(THERE, state=WorkerState.BACKOFF, reason="exit code 1")
     with pytest.raises(PermanentError, match="dynamo_Frontend_1 does not start: exit code 1"):
         await Process(monkeypatch, (HERE, crashed)).restarted()
+
+
+async def test_one_that_had_failed_is_restarted_and_its_old_failure_is_no_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = replace(HERE, state=WorkerState.FAILED, pid=0, reason="bad settings")
+    started = replace(HERE, pid=9)
+    process = Process(monkeypatch, (failed,), (replace(started, state=WorkerState.STARTING),), (started,))
+    process.steps[0] = (failed,)
+    assert await process.restarted() == HERE.name
+    process = Process(monkeypatch, (failed,), (replace(started, state=WorkerState.STARTING),), (failed,))
+    process.steps[0] = (failed,)
+    with pytest.raises(PermanentError, match="does not start: bad settings"):
+        await process.restarted()
+
+
+async def test_a_frontend_is_restarted_though_another_one_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(THERE, state=WorkerState.BACKOFF, reason="exit code 1")
+    process = Process(monkeypatch, (replace(HERE, pid=9), broken))
+    process.steps[0] = (HERE, broken)
+    assert await process.restarted() == HERE.name
 
 
 async def test_a_frontend_that_is_not_replaced_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from dynaplan.process.signals import Interruption, ended_by_sigint, on_signals, signals_blocked
+from dynaplan.process.signals import (
+    Interruption,
+    ended_by_sigint,
+    on_signals,
+    run_interruptible,
+    signals_blocked,
+)
 from tests.fakes.polling import eventually
 
 
@@ -25,6 +31,38 @@ async def test_every_listener_hears_of_a_signal_and_the_process_is_as_before_aft
         os.kill(os.getpid(), signal.SIGINT)
         await eventually(lambda: heard[2:] == ["first SIGINT"])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_work_that_is_interrupted_takes_back_what_it_has_half_done(number: signal.Signals) -> None:
+    taken_back: list[bool] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            taken_back.append(True)
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(work())
+    assert taken_back
+
+
+def test_an_ignored_hang_up_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+
+        async def work() -> int:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)
+            return 3
+
+        assert run_interruptible(work()) == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_outside_the_main_thread_nothing_is_heard_and_nothing_breaks() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynaplan.webui import actions
 from dynaplan.webui.actions import PART_BYTES, command_arguments, log_part, run_command
+from tests.fakes.polling import eventually
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,36 @@ def test_anything_else_is_none(action: dict[str, Any]) -> None:
 
 async def test_what_a_command_writes_is_returned_its_errors_too() -> None:
     assert "No such command" in await run_command(["no-such-command"])
+
+
+INTERRUPTED = """
+import pathlib, sys, time
+place = pathlib.Path(sys.argv[1])
+try:
+    (place / "begun").touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    (place / "taken back").touch()
+"""
+
+
+async def test_a_command_that_is_cancelled_takes_back_what_it_has_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "restart.py"
+    script.write_text(INTERRUPTED)
+    start = actions.start_process
+
+    async def start_script(*command: str, **options: Any) -> Any:
+        return await start(command[0], str(script), str(tmp_path), **options)
+
+    monkeypatch.setattr(actions, "start_process", start_script)
+    running = asyncio.create_task(run_command(["restart"]))
+    await eventually(lambda: (tmp_path / "begun").exists())
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (tmp_path / "taken back").exists()
 
 
 def test_a_part_ends_where_the_next_begins(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import load_profile, profile_origin
-from dynaplan.lab.profiling.estimating import EstimatedEngine, estimated_engine
+from dynaplan.lab.profiling.estimating import AiConfigurator, EstimatedEngine, estimated_engine
 from dynaplan.lab.profiling.recommendation import Goal
 from dynaplan.lab.profiling.session import ProfileOptions, ProfileResult, profile
 from dynaplan.util.errors import ConfigError
@@ -21,10 +21,11 @@ WORKER = {"engine": "vllm", "model": "organization/name", "max-model-len": 8192}
 ORIGIN = "estimated, not measured: by aiconfigurator 0.12.0, of organization/name on h100_sxm with vllm"
 
 
-class Operators:
-    """Copies aiconfigurator's adapter: it refuses sizes without tables, here from 8 GPUs on."""
+class Operators(AiConfigurator):
+    """Without the library: it refuses sizes without tables, too, here from 8 GPUs on."""
 
-    backend, version = "vllm", "0.12.0"
+    def __init__(self) -> None:
+        super().__init__("organization/name", "h100_sxm", "vllm", "0.12.0", api=None)
 
     def prefill_ms(self, isl_tokens: int, tensor_parallel_size: int) -> float:
         if tensor_parallel_size >= 8:

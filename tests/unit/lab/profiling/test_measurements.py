@@ -6,7 +6,7 @@ A profile made from a sweep gives back the timing of the engine that was swept.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -35,9 +35,9 @@ DECODE = {
 def test_measurements_are_read_as_they_were_written() -> None:
     measured = swept(TIMINGS["mocker"])
     for point in (*measured.prefill, *measured.decode):
-        assert type(point).from_document(json.loads(json.dumps(point.to_document()))) == point
-    assert PrefillMeasurement.from_document(PREFILL).to_document() == PREFILL
-    assert DecodeMeasurement.from_document(DECODE).to_document() == DECODE
+        assert type(point).from_document(json.loads(json.dumps(asdict(point)))) == point
+    assert asdict(PrefillMeasurement.from_document(PREFILL)) == PREFILL
+    assert asdict(DecodeMeasurement.from_document(DECODE)) == DECODE
 
 
 @pytest.mark.parametrize(

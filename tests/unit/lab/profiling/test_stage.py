@@ -6,6 +6,7 @@ What was measured is not measured again.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ from dynaplan.util.errors import ConfigError
 
 LOAD = DecodeLoad(200, 200, 1)
 FACTS = EngineFacts("m", context_tokens=4096, max_kv_tokens=40_000, request_slots=64)
-MEASURED = DecodeMeasurement(200, 200, 1, itl_ms=5.0, output_tokens_per_s=200.0).to_document()
+MEASURED = asdict(DecodeMeasurement(200, 200, 1, itl_ms=5.0, output_tokens_per_s=200.0))
 
 
 class Started(Exception):
@@ -56,7 +57,7 @@ def run(directory: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     plan = MeasurementPlan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
     stage = Stage(Phase.DECODE, 1, {"VllmWorker": {"engine": "sim"}}, "a", plan)
     journal = Journal(directory)
-    journal.add(stage.key(engine=True), FACTS.to_document())
+    journal.add(stage.key(engine=True), asdict(FACTS))
     journal.add(stage.key(**LOAD._asdict()), values)
     asyncio.run(run_stage(stage, lambda _: [LOAD], journal, Quiet()))
 

@@ -101,6 +101,17 @@ def test_a_directory_has_a_model_for_each_file_and_each_sub_directory() -> None:
     }
 
 
+def test_sub_directories_of_one_name_are_models_of_two() -> None:
+    files = ["a/qwen/x.gguf", "b/qwen/x.gguf", "vision.gguf", "vision/x.gguf"]
+    imported = llama_cpp.read_directory("/models", files)
+    assert {name: model.options["model"] for name, model in imported.models.items()} == {
+        "qwen": "/models/a/qwen/x.gguf",
+        "b-qwen-x": "/models/b/qwen/x.gguf",
+        "vision": "/models/vision.gguf",
+        "vision-x": "/models/vision/x.gguf",
+    }
+
+
 def test_a_directory_without_models_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"/models holds no .gguf file"):
         llama_cpp.read_directory("/models", [])

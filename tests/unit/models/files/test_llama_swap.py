@@ -253,6 +253,7 @@ def test_a_matrix_says_which_sets_may_be_loaded_together_and_what_each_is_worth(
         ("models: {a: {cmd: s, ttl: -2}}", r"models.a.ttl = -2"),
         ("models: {a: {cmd: s, ttl: true}}", r"models.a.ttl = True"),
         ("models: {a: {cmd: s, env: [X]}}", r"models.a.env: 'X'\s+Expected NAME=value"),
+        ("models: {a: {cmd: s, aliases: gpt-4}}", r"models.a.aliases = 'gpt-4'\s+Expected a list"),
         ("models: {a: {cmd: s, env: X}}", r"models.a.env = 'X'\s+Expected a list"),
         ("models: {a: {cmd: s, filters: [1]}}", r"models.a.filters = \[1\]\s+Expected a mapping"),
         (MODELS + "groups: {g: {members: [z]}}", r"groups.g.members: no model is called 'z'"),
