@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
-from dynaplan.cli.join import TOKEN_VARIABLE, JoinedNamespace
+from dynaplan.cli.join import JoinedNamespace
 from dynaplan.cli.serve import only_service, warn
 from dynaplan.cli.serve_checks import check_memory, check_settings, locate_models
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections, merge_sections
 from dynaplan.config.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
-from dynaplan.config.settings.servers import HOST_VARIABLE
+from dynaplan.config.settings.servers import HOST_VARIABLE, TOKEN_VARIABLE
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, engine_of
 from dynaplan.fleet.deployments import port_holder
 from dynaplan.fleet.gpu_claims import Claims, NodeClaims

@@ -318,7 +318,7 @@ def directories() -> Iterator[Finding]:
     from dynaplan.fleet.statefile_store import statefile_path
 
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
-    logs = Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs"
+    logs = Path(os.path.expanduser(base)) if base else Path.home() / ".dynamo" / "logs"
     places = {"state": (statefile_path(os.environ, "any").parent, "DYN_LOCAL_STATE_DIR")}
     places["logs"] = (logs, "DYN_CIRCUS_LOG_DIR")
     for topic, (place, variable) in places.items():
@@ -393,7 +393,7 @@ def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budg
     from dynaplan.config.models import served_models
     from dynaplan.config.service_config import section_options
     from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
-    from dynaplan.fleet.gpus import GpuUse
+    from dynaplan.fleet.gpus import UNREADABLE, GpuUse, is_unreadable
     from dynaplan.fleet.model_policies import is_memory_known, model_constraints, model_policy
     from dynaplan.fleet.plugin.shared_memory import SharedMemory, read_host_memory
     from dynaplan.models.model import ModelStatus
@@ -416,7 +416,10 @@ def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budg
     uses = uses_reader(inventory)()
     devices = SharedMemory(read_host_memory, budget_bytes).follow(
         (),
-        [(gpu, uses.get(gpu.index, GpuUse()), "") for gpu in inventory],
+        [
+            (gpu, uses.get(gpu.index, GpuUse()), UNREADABLE if is_unreadable(gpu, uses) else "")
+            for gpu in inventory
+        ],
         has_host=any(not each.devices for each in policies.values()),
         now_s=0.0,
     )

@@ -14,7 +14,7 @@ from dynaplan.cli.running_deployment import find_store
 from dynaplan.cli.timing import JOIN_STORE_TIMEOUT_S, TOKEN_CHECK_TIMEOUT_S
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections
-from dynaplan.config.settings.servers import CA_VARIABLE, PLACES, store_backend
+from dynaplan.config.settings.servers import CA_VARIABLE, PLACES, TOKEN_VARIABLE, store_backend
 from dynaplan.fleet.deployments import RunningDeployment, find_deployment
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.runtime_dir import ensure_token, new_token, read_token
@@ -24,11 +24,8 @@ from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
 from dynaplan.util.masking import mask_secrets
-from dynaplan.worker.hosting import worker_session
+from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.lifecycle import WHO_PATH
-
-TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
-
 
 SERVE_VARIABLES = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_LOG_DIR", "DYNAPLAN_PARENT_PID", "DYNAPLAN_WORKER_NAME")
 """Variables that a component must not have: they are for the processes that ``serve`` starts."""

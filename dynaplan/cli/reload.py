@@ -467,10 +467,7 @@ class ReloadRun:
         from dynaplan.fleet.launch import RELOADED_FILE
         from dynaplan.fleet.runtime_dir import write_private
 
-        file = self._deployment.runtime_dir / RELOADED_FILE
-        new = file.with_suffix(".new")
-        write_private(new, settings.to_json())
-        new.replace(file)
+        write_private(self._deployment.runtime_dir / RELOADED_FILE, settings.to_json())
 
     async def _read_live_settings(self, store: KeyValueStore, names: Mapping[str, str]) -> dict[str, str]:
         """Return the present values of these live keys; "" for a missing one."""

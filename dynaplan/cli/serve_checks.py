@@ -7,6 +7,7 @@ a warning, as a model with sliding windows takes less than the formula says.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
 
 def _absolute_path(value: object, directory: Path, is_new: bool) -> str:
     """The absolute path of what may be a path in that directory; empty when there is nothing, nor will be."""
-    path = directory / Path(str(value)).expanduser()
+    path = directory / Path(os.path.expanduser(str(value)))
     return str(path.absolute()) if value and (is_new or path.exists()) else ""
 
 

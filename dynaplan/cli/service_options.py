@@ -7,6 +7,7 @@ too. Other ways to name a model or its options are answered with the one of ``se
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ def serve_command(model: str, file: str = "") -> str:
 
 def model_override(model: str) -> str:
     """Return the option that names the model; one that lies here by its absolute path."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     return f"--Common.model={json.dumps(str(path.absolute()) if path.exists() else model)}"
 
 
@@ -109,7 +110,7 @@ def models_overrides(models: Sequence[str]) -> list[str]:
 
 def is_models_file(text: str) -> bool:
     """Return whether this is a file of settings, or a directory of models, in the place of a graph."""
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if path.is_dir():  # of GGUF files: it is neither a model nor a place of graphs
         return (
             not any(path.glob("*.py")) and not (path / "config.json").is_file() and any(path.rglob("*.gguf"))
@@ -119,7 +120,7 @@ def is_models_file(text: str) -> bool:
 
 def is_model(text: str) -> bool:
     """Return whether this names a model, and neither a module nor a directory of graphs."""
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if text.lower().endswith(".gguf"):
         return True
     if text in CATALOGUE:
@@ -144,7 +145,7 @@ def refuse_what_is_no_graph(text: str) -> None:
             "DIRECTORY/FILE.gguf` (llama.cpp), or `dynaplan serve DIRECTORY` (vLLM).\n"
             f"  vLLM fetches by itself what is no GGUF: `dynaplan serve {repository}`.",
         )
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if path.is_dir() and ("/" in text or not text.isidentifier()) and not any(path.glob("*.py")):
         raise ConfigError(
             f"{text} is a directory without a model or a graph",

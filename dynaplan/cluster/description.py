@@ -12,6 +12,7 @@ import gzip
 import hmac
 import json
 import math
+import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -156,6 +157,8 @@ def _servers(source: ExportSource, options: ClusterOptions, name: str) -> Shared
     """Return the servers: named ones; a NATS of its own where it is the store, or has queue or events."""
     from dynaplan.fleet.servers import needs_nats
 
+    _refuse_login(NATS, options.nats)
+    _refuse_login(ETCD, options.etcd)
     store = options.store or (ETCD if options.etcd else NATS)
     if options.etcd and store != ETCD:
         raise ConfigError(
@@ -165,6 +168,17 @@ def _servers(source: ExportSource, options: ClusterOptions, name: str) -> Shared
     is_own = is_needed and not options.nats
     url = f"nats://{name}-nats:4222" if is_own else options.nats
     return SharedServices(store, url, options.etcd, is_own)
+
+
+def _refuse_login(server: str, url: str) -> None:
+    shown = mask_secrets(url)
+    if shown != url:
+        prefix = f"{server.upper()}_AUTH"
+        raise ConfigError(
+            f"--{server} {shown}: the login would stand in the Deployments, not in the Secret",
+            hint=f"Leave it out, and give {prefix}_USERNAME and {prefix}_PASSWORD in the {SERVICE_ARGS}.envs "
+            "of each service, which go into the Secret.",
+        )
 
 
 def _token(source: ExportSource, options: ClusterOptions) -> str:
@@ -378,10 +392,10 @@ def planner_files(settings: PlannerSettings, log_dir: Path | None) -> PlannerFil
     files = PlannerFiles()
     if not settings.is_by_targets:
         return files
-    _add_profile(files, Path(settings.profile_results_dir).expanduser())
+    _add_profile(files, Path(os.path.expanduser(settings.profile_results_dir)))
     trace = settings.load_predictor_warmup_trace
-    if trace and Path(trace).expanduser().is_file():
-        files.add_history("trace.gz", gzip.compress(_read(Path(trace).expanduser()), mtime=0))
+    if trace and Path(os.path.expanduser(trace)).is_file():
+        files.add_history("trace.gz", gzip.compress(_read(Path(os.path.expanduser(trace))), mtime=0))
     elif not trace and log_dir and (records := _decisions(log_dir)):
         files.add_history("decisions.jsonl.gz", pack_history(records))
     return files

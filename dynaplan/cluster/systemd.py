@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.cluster.templates import lines
+from dynaplan.config.yaml_file import read_sections
+from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.masking import looks_secret
+from dynaplan.util.masking import looks_secret, mask_secrets
 
 CLEANUP_S = 15
 """Seconds that ``serve`` needs after its drain deadline: to kill what is left, and to clean up."""
@@ -73,11 +75,26 @@ def _places(name: str, user: str) -> dict[str, str | list[str]]:
 
 
 def _variables(environ: Mapping[str, str]) -> list[str]:
-    return [
-        f"{name}={value}"
+    chosen = {
+        name: value
         for name, value in sorted(environ.items())
         if EXPORTED_VARIABLES.fullmatch(name) and not looks_secret(name) and name not in EXCLUDED_VARIABLES
-    ]
+    }
+    for name, value in chosen.items():
+        _refuse_secret(name, value)
+    return [f"{name}={value}" for name, value in chosen.items()]
+
+
+def _refuse_secret(name: str, value: str) -> None:
+    """Raise ConfigError for a variable with a secret in its value, such as the login of an address."""
+    is_config = value and name == DEPLOYMENT_CONFIG_VARIABLE
+    document = read_sections(value, name) if is_config else value
+    if mask_secrets(document) == document:
+        return
+    hint = f"Unset it, and write {name}=... into the EnvironmentFile of the unit"
+    if (server := name.partition("_")[0]) in ("ETCD", "NATS"):
+        hint += f", or write {server}_AUTH_USERNAME and {server}_AUTH_PASSWORD there"
+    raise ConfigError(f"{name} holds a secret, and everybody can read the unit", hint=f"{hint}.")
 
 
 def _literal(text: str) -> str:

@@ -148,7 +148,7 @@ def gpus_of_worker(config: Mapping[str, Mapping[str, Any]], component: str) -> i
     """Return the GPUs of one worker of the service; 1 if it has none, so that the GPU budget counts
     workers."""
     resources = ((config.get(component) or {}).get(SERVICE_ARGS) or {}).get("resources") or {}
-    written = resources.get("gpu", resources.get("gpus"))
+    written = resources.get("gpu")
     if written is None:
         return math.ceil(gpus_needed(section_options(config, component), 1))
     read = options_of(Resources)["gpu"].read(written, is_text=True)

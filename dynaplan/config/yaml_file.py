@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.fields import kebab
 from dynaplan.util.errors import ConfigError
 
@@ -77,9 +78,6 @@ def _quote_hint(line: str) -> str:
         return "Put the text in quotes."
     value = entry["value"].replace("'", "''")
     return f"Put the value in quotes: `{entry['key']}: '{value}'`."
-
-
-Sections = dict[str, dict[str, Any]]
 
 
 def read_sections_file(file: Path) -> Sections:

@@ -8,9 +8,9 @@ trusts the machine's users.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.config.stock import OWN_OPTIONS
@@ -86,7 +86,7 @@ def words_of(options: Options) -> list[str]:
             f"command is {options.get('command')!r}",
             hint=f"Expected a program that listens on a port of this machine: program --port {PORT}.",
         )
-    return [str(Path(words[0]).expanduser()), *words[1:]]
+    return [os.path.expanduser(words[0]), *words[1:]]
 
 
 def check(options: Options, gpus: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ def check_model(engine: str, model: Any) -> list[str]:
         return []
     if not isinstance(model, str) or not model.strip():
         raise ConfigError(f"model is {model!r}", hint=f"Engine {engine} takes the path of {kind}.")
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     try:
         if kind is GGUF_FILE:
             _check_gguf(model, path)
@@ -65,7 +66,7 @@ def absolute_path(engine: str, model: Any, directory: Path) -> Any:
     """Replace ``~`` in the model's path and make it absolute; a name stays as it is."""
     if engine not in MODEL_KINDS or not isinstance(model, str) or not model.strip():
         return model
-    path = directory / Path(model).expanduser()
+    path = directory / Path(os.path.expanduser(model))
     if is_path(model) or _exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(model, path)):
         return str(path.resolve() if ".." in path.parts else path)
     return model
@@ -123,7 +124,7 @@ def _check_gguf(model: str, path: Path) -> None:
     version = int.from_bytes(header[4:8], "little")
     if len(header) < GGUF_HEADER_BYTES or version not in GGUF_VERSIONS:
         raise _wrong(model, "is no whole GGUF file", f"{expected} Was it copied to its end?")
-    for part in _parts(model, path):
+    for part in _whole_model(model, path):
         _check_whole(str(part), part)
 
 
@@ -135,21 +136,27 @@ def _check_whole(model: str, path: Path) -> None:
         raise _wrong(model, fault, "Copy it, or pull it, again.")
 
 
-def _parts(model: str, path: Path) -> list[Path]:
-    """Return the files of a model: of one that is split all parts; llama.cpp finds them by the first.
-
-    Raises ConfigError unless this is the first part and all the others are there.
-    """
+def gguf_parts(path: Path) -> list[Path]:
+    """Return the files of a model in order, there or not: of one that is split all its parts."""
     part = GGUF_PART.fullmatch(path.name)
     if part is None:
         return [path]
-    names = [f"{part['stem']}-{n:05}-of-{part['count']}.gguf" for n in range(1, int(part["count"]) + 1)]
-    if path.name != names[0]:
-        raise _wrong(model, "is not the first of its parts", f"Name {path.with_name(names[0])}.")
-    missing = [name for name in names if not path.with_name(name).exists()]
+    count = part["count"]
+    return [path.with_name(f"{part['stem']}-{n:05}-of-{count}.gguf") for n in range(1, int(count) + 1)]
+
+
+def _whole_model(model: str, path: Path) -> list[Path]:
+    """Return all files of a model; llama.cpp finds the parts of a split one by the first.
+
+    Raises ConfigError unless this is the first part and all the others are there.
+    """
+    parts = gguf_parts(path)
+    if path != parts[0]:
+        raise _wrong(model, "is not the first of its parts", f"Name {parts[0]}.")
+    missing = [part.name for part in parts if not part.exists()]
     if missing:
         raise _wrong(model, f"lacks {len(missing)} of its parts", f"There is no {', '.join(missing)}.")
-    return [path.with_name(name) for name in names]
+    return parts
 
 
 def _check_directory(engine: str, model: str, path: Path) -> None:

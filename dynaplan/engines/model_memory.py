@@ -20,9 +20,8 @@ Sources: Kwon et al. 2023 (PagedAttention), section 3; Ainslie et al. 2023 (GQA)
 
 from __future__ import annotations
 
-import glob
 import json
-import re
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any
 
 from dynaplan.config.parallelism import data_parallel_size, tensor_parallel_size
 from dynaplan.engines.gguf import read_metadata
-from dynaplan.engines.model_files import DIRECTORY, GGUF_FILE, MODEL_KINDS
+from dynaplan.engines.model_files import DIRECTORY, GGUF_FILE, MODEL_KINDS, gguf_parts
 
 TYPE_BYTES = {
     "f32": 4.0,
@@ -112,8 +111,6 @@ MAX_LAYERS = 1024
 MAX_DIMENSION = 2**24
 """The largest number of heads, dimensions or layers that is taken for one."""
 
-_GGUF_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-
 
 def gguf_shape(path: Path) -> KvShape | None:
     """Return the shape of a GGUF file's model; None when its header does not tell it."""
@@ -140,20 +137,9 @@ def gguf_shape(path: Path) -> KvShape | None:
 def gguf_weights_bytes(path: Path) -> int:
     """Return the size of a GGUF file in bytes, with all its parts; 0 when it cannot be read."""
     try:
-        return sum(each.stat().st_size for each in gguf_files(path))
+        return sum(each.stat().st_size for each in gguf_parts(path))
     except OSError:
         return 0
-
-
-def gguf_files(path: Path) -> list[Path]:
-    """List the parts of a model by its first one, in order; the file itself where it is whole.
-
-    Empty when there is none.
-    """
-    part = _GGUF_PART.search(path.name)
-    if not part:
-        return [path] if path.is_file() else []
-    return sorted(path.parent.glob(f"{glob.escape(path.name[: part.start()])}-*-of-{part[1]}.gguf"))
 
 
 def hf_shape(directory: Path, tensor_parallel: int = 1) -> KvShape | None:
@@ -238,7 +224,7 @@ def memory_need(engine: str, options: Options, gpus: float) -> MemoryNeed | None
     kind, model = MODEL_KINDS.get(engine), options.get("model")
     if kind is None or not isinstance(model, str):
         return None
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if kind == GGUF_FILE:
         return _llamacpp_need(path, options, gpus)
     return _hf_need(engine, path, options, gpus) if kind == DIRECTORY and path.is_dir() else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dynaplan.util.errors import ConfigError
@@ -17,17 +17,18 @@ from dynaplan.util.errors import ConfigError
 class Requirement:
     """What one engine needs: the Python ``module``, or the ``command`` on PATH, or the one ``option`` names.
 
-    ``package`` is what pip installs.
+    The option is a command line, unless it ``is_path``. ``package`` is what pip installs.
     """
 
     module: str
     command: str
     option: str
     package: str
+    is_path: bool = False
 
 
 REQUIREMENTS: Mapping[str, Requirement] = {
-    "llamacpp": Requirement("xllamacpp", "llama-server", "llama-server", "xllamacpp>=2026.10,<2027"),
+    "llamacpp": Requirement("xllamacpp", "llama-server", "llama-server", "xllamacpp>=2026.10,<2027", True),
     "vllm": Requirement("vllm", "vllm", "vllm-command", "vllm"),
     "sglang": Requirement("sglang", "sglang", "sglang-command", "sglang"),
     "trtllm": Requirement("tensorrt_llm", "trtllm-serve", "trtllm-command", "tensorrt-llm"),
@@ -64,13 +65,13 @@ def check_installed(engine: str, options: Mapping[str, Any]) -> None:
 
 
 def _program(requirement: Requirement, given: Any) -> str:
-    """Return the program of the option's value: a command line, a list of words, or true; else empty."""
+    """Return the program of the option's value: a path, a command line, its words, or true; else empty."""
     match given:
         case True:
             return requirement.command
         case str() if given.strip():
-            whole = str(Path(given).expanduser())
-            return whole if shutil.which(whole) else shlex.split(given)[0]
+            whole = os.path.expanduser(given)
+            return whole if requirement.is_path or shutil.which(whole) else shlex.split(given)[0]
         case [str() as program, *_]:
             return program
         case _:

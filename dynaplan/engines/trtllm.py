@@ -94,7 +94,7 @@ follow each other. So values that stand still may mean a long answer as well as 
 def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
     """Compose the file: metrics, the KV cache, the hand-off, and over them the section's own options."""
     built: dict[str, Any] = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
-    fraction = memory_fraction(context.gpus, WHOLE_GPU)
+    fraction = memory_fraction(context.gpus, WHOLE_GPU, context.memory_fraction)
     if fraction is not None:
         built["kv_cache_config"] = {"free_gpu_memory_fraction": fraction}
     for option, (group, key) in IN_FILE.items():

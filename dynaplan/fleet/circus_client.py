@@ -91,11 +91,8 @@ class CircusClient:
     async def add(self, name: str, cmd: str, args: list[str], options: dict[str, Any]) -> int:
         """Add and start the watcher; the pid of its process, 0 when it could not be started."""
         answer = await self.call("add", name=name, cmd=cmd, args=args, start=True, options=options)
-        return _started(answer)
-
-    async def start(self, name: str) -> int:
-        """Start a watcher that stands stopped; the pid of its new process, 0 when there is none."""
-        return _started(await self.call("start", name=name, match="simple"))
+        # circus says ok even when nothing was started: only the list of pids shows it.
+        return int(next(iter(answer.get("started", ())), 0))
 
     async def remove(self, name: str) -> None:
         """Remove the watcher, at once when its process is gone; nothing happens when there is none."""
@@ -121,12 +118,3 @@ class CircusClient:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-
-
-def _started(answer: dict[str, Any]) -> int:
-    """``add`` and ``start`` answer ok even when nothing was started: only the list of pids shows it."""
-    info = answer.get("info", answer)
-    for each in (info, *(value for value in info.values() if isinstance(value, dict))):
-        if each.get("started"):
-            return int(each["started"][0])
-    return 0

@@ -91,7 +91,7 @@ class FleetCounts:
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """Numbers of prefill and decode workers: current, proposed or desired. (PoolSizes are latencies.)"""
+    """Numbers of prefill and decode workers: current, proposed or desired."""
 
     prefill: int = 0
     decode: int = 0

@@ -55,9 +55,13 @@ class HookEvent:
 
 def check_hook(target: str) -> None:
     """Raise ConfigError unless this is an http or https address, or a command whose program is there."""
-    scheme = urlsplit(target).scheme
+    try:
+        address = urlsplit(target)
+        scheme, host = address.scheme, address.hostname
+    except ValueError:  # brackets as around an IPv6 address, and none between them
+        scheme, host = "http", None
     if "://" in target or scheme in ("http", "https"):
-        if scheme not in ("http", "https") or not urlsplit(target).hostname:
+        if scheme not in ("http", "https") or not host:
             raise ConfigError(
                 f"--on-event {target}: that is no address of a web server",
                 hint="Write http://HOST/PATH or https://HOST/PATH, or a command.",

@@ -9,9 +9,11 @@ in the node directory (``DYNAPLAN_NODE_DIR``), read anew each time; without it t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,8 @@ from dynaplan.fleet.gpus import SIMULATED_UUID, Gpu, GpuActivity, GpuProcess, Gp
 from dynaplan.fleet.rules.allocation import visible_gpus
 from dynaplan.process.node_directory import node_dir
 from dynaplan.util.errors import CapacityError, ConfigError
+
+log = logging.getLogger(__name__)
 
 DEFAULT_SIMULATED = 8
 
@@ -74,7 +78,8 @@ def nvml() -> tuple[Gpu, ...]:
     """Every GPU of the box in PCI bus order, a GPU in MIG mode as its slices; none without a driver.
 
     ``index`` counts the entries, so on a box without MIG it is NVML's index. NVML ignores
-    ``CUDA_VISIBLE_DEVICES``.
+    ``CUDA_VISIBLE_DEVICES``. A GPU that cannot be read, as one that has fallen off the bus, is left out and
+    counted. Raises CapacityError when none can be read.
     """
     import pynvml
 
@@ -83,11 +88,26 @@ def nvml() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        handles = [slice_ for device in devices for slice_ in _slices(pynvml, device)]
-        return tuple(_gpu(pynvml, index, handle) for index, handle in enumerate(handles))
+        return _all_devices(pynvml)
     finally:
         pynvml.nvmlShutdown()
+
+
+def _all_devices(pynvml: Any) -> tuple[Gpu, ...]:
+    found: list[Gpu] = []
+    index, fault = 0, None
+    for position in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            for handle in _slices(pynvml, pynvml.nvmlDeviceGetHandleByIndex(position)):
+                found.append(_gpu(pynvml, index, handle))
+                index += 1
+        except pynvml.NVMLError as error:
+            log.warning("GPU %d is left out, it cannot be read: %s", index, error)
+            index, fault = index + 1, error
+    if fault and not found:
+        hint = "See what `nvidia-smi` and the kernel's log say; a reset of the GPU or a reboot may help."
+        raise CapacityError(f"no GPU of this box can be read: {fault}", hint=hint)
+    return tuple(found)
 
 
 def driver_version() -> tuple[str, str]:
@@ -177,8 +197,8 @@ def busy_now(gpus: Sequence[Gpu]) -> set[int]:
 class NvmlUses:
     """Reads the real GPUs. NVML stays open: opening it wakes every unused GPU, which takes a second.
 
-    ``of`` leaves out GPUs that do not tell their memory, and returns nothing where the driver does not
-    answer; the next call opens NVML anew then.
+    GPUs that cannot be read are left out, by ``of`` also those that do not tell their memory. Where none can
+    be read, as without a driver, the next call opens NVML anew.
     """
 
     def __init__(self) -> None:
@@ -196,14 +216,17 @@ class NvmlUses:
     def _read(self, gpus: Iterable[Gpu], read: Callable[[Any, Gpu], T]) -> dict[int, T]:
         import pynvml
 
+        found: dict[int, T] = {}
         try:
             if not self._is_open:
                 pynvml.nvmlInit()
-                self._is_open = True
-            return {gpu.index: read(pynvml, gpu) for gpu in gpus}
         except pynvml.NVMLError:
-            self._is_open = False
-            return {}
+            return found
+        for gpu in gpus:
+            with suppress(pynvml.NVMLError):
+                found[gpu.index] = read(pynvml, gpu)
+        self._is_open = bool(found)
+        return found
 
 
 def _nvml_use(pynvml: Any, gpu: Gpu) -> GpuUse | None:

@@ -85,6 +85,9 @@ BUSY_BYTES = 2 * 2**30
 GB = 2**30
 """A gigabyte of GPU memory in bytes, as the makers count it in the names of their GPUs."""
 
+UNREADABLE = "its memory cannot be read (see `nvidia-smi`)"
+"""Why a GPU that was not read although others were is not handed out."""
+
 SHOWN_PROCESSES = 3
 """The number of processes of one GPU that are named."""
 
@@ -94,12 +97,17 @@ def is_busy(gpu: Gpu, use: GpuUse) -> bool:
     return bool(gpu.memory_bytes) and use.used_bytes > max(BUSY_BYTES, BUSY_SHARE * gpu.memory_bytes)
 
 
+def is_unreadable(gpu: Gpu, uses: Mapping[int, GpuUse]) -> bool:
+    """Tell whether the GPU was not read although others were, and it has memory of its own."""
+    return bool(uses and gpu.memory_bytes) and gpu.index not in uses
+
+
 def busy_gpus(inventory: Iterable[Gpu], uses: Mapping[int, GpuUse]) -> dict[int, str]:
-    """Return the busy GPUs: index -> a description of the use. A GPU that ``uses`` lacks is not busy."""
+    """Return the GPUs that are busy, with a description of the use, and those that cannot be read."""
     return {
-        gpu.index: use_in_words(gpu, uses[gpu.index])
+        gpu.index: UNREADABLE if is_unreadable(gpu, uses) else use_in_words(gpu, uses[gpu.index])
         for gpu in inventory
-        if gpu.index in uses and is_busy(gpu, uses[gpu.index])
+        if is_unreadable(gpu, uses) or (gpu.index in uses and is_busy(gpu, uses[gpu.index]))
     }
 
 

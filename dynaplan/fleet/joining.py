@@ -16,6 +16,7 @@ from dynaplan.config.settings.servers import (
     HOST_VARIABLE,
     MEMORY,
     PLACES,
+    TOKEN_VARIABLE,
     lease_ttl_s,
     store_backend,
 )
@@ -39,7 +40,6 @@ STORE_TIMEOUT_S = 5.0
 """Longest time for the store's first answer."""
 
 DEFAULT_NAMESPACE = "dynamo"
-TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
 NAMESPACE_VARIABLE = "DYN_NAMESPACE"
 
 _TOKEN_OF_THIS_PROCESS = secrets.token_urlsafe(32)

@@ -32,7 +32,7 @@ from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import new_document
-from dynaplan.fleet.plugin.gpu_availability import TAKEN_MEANWHILE, GpuClaims
+from dynaplan.fleet.plugin.gpu_availability import GpuClaims
 from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET_NAME, SupervisedFleet
 from dynaplan.fleet.rules.allocation import check_fits
 from dynaplan.fleet.rules.reconcile import reconcile
@@ -66,6 +66,7 @@ from dynaplan.process.supervisor_link import SupervisorLink
 from dynaplan.store import connections
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import (
+    ConfigError,
     DeploymentError,
     PermanentError,
     StatefileCorrupt,
@@ -73,7 +74,7 @@ from dynaplan.util.errors import (
     TemporaryError,
 )
 from dynaplan.util.log_lines import LogLines
-from dynaplan.util.sockets import free_port
+from dynaplan.util.sockets import MAX_PORT, free_port
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def prepare(
 
     The supervisor, if there is one, stands for the arbiter and keeps the locks.
     """
-    certificates.check(os.environ)
+    ports = _check_environment(options.circus_tcp)
     statefile = _statefile_of(graph, options)
     arbiter = process_table.identity_of(link.supervisor_pid if link else os.getpid())
     notes = _take_namespace(statefile, arbiter, stack, link)
@@ -153,7 +154,7 @@ def prepare(
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ, kept))
         servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
         moved = move_all_into_memory(servers.started, scratch_dir)
-    endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
+    endpoint, events = _circus_endpoints(address_dir, ports)
     bare = Launch(
         graph=graph,
         gpus=gpus,
@@ -324,7 +325,7 @@ def first_workers(
         missed = claims.claim_for(workers)
         if not missed:
             return workers, notes
-        unusable |= dict.fromkeys(missed, TAKEN_MEANWHILE)
+        unusable |= missed
 
 
 def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
@@ -352,7 +353,7 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
 def log_directory(namespace: str, given: Path | None = None) -> Path:
     """Return the directory of a deployment's logs, made if need be; DeploymentError if it cannot be."""
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
-    default = (Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs") / namespace
+    default = (Path(os.path.expanduser(base)) if base else Path.home() / ".dynamo" / "logs") / namespace
     directory = (given or default).absolute()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -376,14 +377,34 @@ def log_to(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def _circus_endpoints(address_dir: Path, is_tcp: bool) -> tuple[str, str]:
-    """Return circus' two endpoints: sockets in the private directory, or, when asked for, loopback TCP ports.
+def _check_environment(is_tcp: bool) -> tuple[int, int] | None:
+    """Raise ConfigError for wrong certificates and ports; return circus' two TCP ports, when asked for.
 
     TCP is open to every user of the machine.
     """
-    ports = [os.environ.get(f"DYN_CIRCUS_{name}_PORT") for name in ("ENDPOINT", "PUBSUB")]
-    if is_tcp or all(ports):
-        endpoint, events = (f"tcp://127.0.0.1:{int(port) if port else free_port()}" for port in ports)
+    certificates.check(os.environ)
+    endpoint, events = "DYN_CIRCUS_ENDPOINT_PORT", "DYN_CIRCUS_PUBSUB_PORT"
+    if is_tcp or (os.environ.get(endpoint) and os.environ.get(events)):
+        return _circus_port(endpoint), _circus_port(events)
+    return None
+
+
+def _circus_port(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    if text:
+        if text.isdecimal() and 0 < int(text) <= MAX_PORT:
+            return int(text)
+        raise ConfigError(f"{variable} is {text!r}", hint=f"Expected a free port from 1 to {MAX_PORT}.")
+    try:
+        return free_port()
+    except OSError as error:
+        raise ConfigError(f"circus: {error.strerror}", hint=f"Set {variable} to a free one.") from error
+
+
+def _circus_endpoints(address_dir: Path, ports: tuple[int, int] | None) -> tuple[str, str]:
+    """Return circus' two endpoints: sockets in the private directory, or these ports."""
+    if ports:
+        endpoint, events = (f"tcp://127.0.0.1:{port}" for port in ports)
         return endpoint, events
     return f"ipc://{address_dir / ENDPOINT_SOCKET}", f"ipc://{address_dir / EVENTS_SOCKET}"
 

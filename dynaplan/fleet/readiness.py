@@ -18,6 +18,9 @@ from dynaplan.util.errors import StatefileCorrupt
 from dynaplan.util.probe import get_health
 
 READINESS_POLL_S = 0.05
+LATE_POLL_S = 1.0
+"""Time between two looks, in seconds, once it was reported what is late: that may last."""
+
 HEALTH_TIMEOUT_S = 1.0
 REST_S = 5.0
 """Time, from the first answer on, after which it is reported how many workers are ready."""
@@ -59,7 +62,7 @@ class Readiness:
         """Return when the deployment is ready; report what is missing after ``SLOW_S``."""
         report_at_s = time.monotonic() + SLOW_S
         while not await self._is_ready():
-            await asyncio.sleep(READINESS_POLL_S)
+            await asyncio.sleep(READINESS_POLL_S if report_at_s < math.inf else LATE_POLL_S)
             if time.monotonic() > report_at_s:
                 report_at_s = math.inf
                 missing = ", ".join(await self._missing())
@@ -72,7 +75,7 @@ class Readiness:
         """
         report_at_s, has_reported = time.monotonic() + REST_S, False
         while late := self._late():
-            await asyncio.sleep(READINESS_POLL_S)
+            await asyncio.sleep(LATE_POLL_S if has_reported else READINESS_POLL_S)
             if not has_reported and time.monotonic() > report_at_s:
                 has_reported = True
                 total = len(self._engine_workers())

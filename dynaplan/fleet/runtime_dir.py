@@ -132,10 +132,12 @@ def make_private_directory(directory: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that only this user can read, in the place of what was there."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    """Write a new file that only this user can read, atomically in the place of what was there."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+    new.replace(path)
 
 
 def new_token() -> str:

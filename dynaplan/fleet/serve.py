@@ -315,7 +315,7 @@ def page_line(launch: Launch, secret: str, *, is_private: bool) -> str:
 
 
 def tensorboard_dir(launch: Launch) -> str:
-    """Return the line about the directory of the planner's curves."""
+    """Return the directory of the planner's curves."""
     return str(launch.config.get("Planner", {}).get("log-dir") or launch.log_dir / "planner")
 
 

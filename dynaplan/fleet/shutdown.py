@@ -128,7 +128,8 @@ class Shutdown:
         deadline_s = time.monotonic() + self.drain_timeout_s
         await self._end_plugin()
         first = self._watchers_of(self.services_stopped_first())
-        rest = [name for name in self._watchers_of(self._all_services()) if name not in first]
+        services = {service.name for service in self.graph.services}
+        rest = [name for name in self._watchers_of(services) if name not in first]
         for names, until_s in (
             (first, deadline_s - min(RESERVED_S, self.drain_timeout_s / 4)),
             (rest, deadline_s),
@@ -160,9 +161,6 @@ class Shutdown:
         """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
         return services_stopped_first(self.graph)
 
-    def _all_services(self) -> set[str]:
-        return {service.name for service in self.graph.services}
-
     def _watchers_of(self, services: Collection[str]) -> list[str]:
         """Return the watchers of these services' workers; the service is in a watcher's command line."""
         return [watcher.name for watcher in self.arbiter.watchers if service_of(watcher.args) in services]
@@ -185,9 +183,12 @@ class Shutdown:
             await asyncio.sleep(EXIT_POLL_S)
 
     def _kill(self, names: Collection[str]) -> None:
-        for pid, name in self._pids(names).items():
-            self.killed.append(name)
-            self.processes.kill_group(pid, self.processes.identify(pid) or 0, waits_s=CLEAN_UP_S)
+        pids = self._pids(names)
+        self.killed += pids.values()
+        started = {pid: self.processes.identify(pid) or 0 for pid in pids}
+        for waits_s in (0.0, CLEAN_UP_S):  # all are killed before one is waited for
+            for pid, started_at in started.items():
+                self.processes.kill_group(pid, started_at, waits_s)
         if self.killed and not self.is_hurried.is_set():
             held = ", ".join(self.killed)
             self.report(

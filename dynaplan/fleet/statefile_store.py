@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from dynaplan.fleet.rules.statefile import Document, from_json, to_json
 from dynaplan.process.process_table import identify
-from dynaplan.process.signals import signals_blocked
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 
 CLEANUP_TIMEOUT_S = 5.0
@@ -50,7 +49,7 @@ def state_dir(environ: Mapping[str, str]) -> Path:
     chosen = environ.get("DYN_LOCAL_STATE_DIR")
     if not chosen:
         return home / ".dynamo" / "state"
-    return (home / chosen[2:] if chosen.startswith("~/") else Path(chosen).expanduser()).absolute()
+    return (home / chosen[2:] if chosen.startswith("~/") else Path(os.path.expanduser(chosen))).absolute()
 
 
 def statefile_path(environ: Mapping[str, str], namespace: str) -> Path:
@@ -87,16 +86,6 @@ class StatefileStore:
         """
         with self._errors(), self._lock():
             self._replace(document)
-
-    def update(self, change: Callable[[Document | None], Document]) -> Document:
-        """Read, change and write under one lock.
-
-        Return the new document. Raises as ``read`` and ``write`` do.
-        """
-        with self._errors(), self._lock():
-            document = change(self.read())
-            self._replace(document)
-        return document
 
     def remove(self) -> None:
         if not self.path.parent.exists():
@@ -233,13 +222,7 @@ class NamespaceLock:
         self._fd = None
 
     def __enter__(self) -> NamespaceLock:
-        try:
-            # A signal in the midst of it would leave the file behind.
-            with signals_blocked():
-                self.acquire()
-        except BaseException:
-            self.release()
-            raise
+        self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,11 +20,12 @@ import logging
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeats
-from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.launch import RELOADED_FILE, Launch
 from dynaplan.fleet.plugin.stall_detection import StallDetector
 from dynaplan.fleet.readiness import RecordedWorkers
 from dynaplan.fleet.rules.absence import cause, unstartable_services
@@ -145,6 +146,7 @@ class DirectoryWatch:
         self._root = launch.runtime_dir
         self._identity = _identity(self._root)
         self._texts = {path: path.read_text() for path in self._files()}
+        self._reload_seen: tuple[int, int] | None = None
         self._missed: dict[str, int] = {}
         self._trouble = ""
 
@@ -171,6 +173,7 @@ class DirectoryWatch:
     def _directory(self) -> list[str]:
         """Make the directory again, with new sockets, and servers with new data."""
         if self._identity == _identity(self._root):
+            self._read_reload()
             for path, text in self._texts.items():
                 if not path.exists():
                     write_private(path, text)
@@ -187,6 +190,15 @@ class DirectoryWatch:
         names = " and ".join(server.name for server in self._servers)
         rest = f", and {names} start again, with new data" if names else ""
         return [f"The runtime directory {self._root} had vanished: it is made again{rest}."]
+
+    def _read_reload(self) -> None:
+        """Read the settings of the last reload, if they are others: only those are to be written again."""
+        file = self._root / RELOADED_FILE
+        with suppress(FileNotFoundError):
+            status = file.stat()
+            if self._reload_seen != (status.st_mtime_ns, status.st_ino):
+                self._texts[file] = file.read_text()
+                self._reload_seen = status.st_mtime_ns, status.st_ino
 
     def _scratch(self) -> list[str]:
         if self._launch.scratch_dir.is_dir():

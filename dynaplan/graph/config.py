@@ -16,7 +16,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from dynaplan.config import stock
 from dynaplan.config.frontend import AUTO
 from dynaplan.config.models import models_together, served_models
 from dynaplan.config.overrides import (
@@ -28,6 +27,7 @@ from dynaplan.config.overrides import (
     parse_overrides,
 )
 from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
+from dynaplan.config.schema import SECTIONS
 from dynaplan.config.service_config import (
     COMMON,
     COMMON_CONFIGS,
@@ -111,20 +111,10 @@ STOCK_SERVICES = frozenset(
 )  # fmt: skip
 """Names of our stock services and of Dynamo's. A YAML may have a section for one that the graph lacks."""
 
-SECTION_OPTIONS: Mapping[str, Options] = {
-    "Frontend": stock.FRONTEND,
-    "Processor": stock.PROCESSOR,
-    "Router": stock.ROUTER,
-    "Planner": stock.PLANNER,
-    "VllmWorker": stock.WORKER,
-    "PrefillWorker": stock.WORKER,
-}
-"""The options of each stock service's section."""
-
 FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 ARGUMENTS = {
     **{name: f"{SERVICE_ARGS}.{name}" for name in ("workers", "resources", "envs")},
-    **{name: f"{SERVICE_ARGS}.resources.{name}" for name in ("gpu", "gpus")},
+    **dict.fromkeys(("gpu", "gpus"), f"{SERVICE_ARGS}.resources.gpu"),
 }
 """Keys that belong below ``ServiceArgs``, and the place of each there."""
 
@@ -179,7 +169,7 @@ def _check_unused_section(
     """
     if name not in STOCK_SERVICES:
         raise ConfigError(f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON]))
-    known = SECTION_OPTIONS.get(name, {})
+    _, known, _ = SECTIONS.get(name, ("", {}, False))
     warning = f"{name}: this graph has no such service; its section has no effect"
     for key in section:
         if kebab(key) not in known or kebab(key) == COMMON_CONFIGS:
@@ -386,7 +376,11 @@ def _spec(
 
 def _drop_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
     """Drop the keys that are written without a value: they mean the same as keys that are not written."""
-    return {key: value for key, value in (mapping or {}).items() if value is not None}
+    return {
+        key: _drop_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in (mapping or {}).items()
+        if value is not None
+    }
 
 
 def _workers(where: str, value: Any, role: Role) -> int:

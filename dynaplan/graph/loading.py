@@ -10,7 +10,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -398,15 +398,6 @@ def _not_servable(service: Service[Any], attribute: str) -> NoReturn:
 
 def _check_names(graph: Graph) -> None:
     names = [service.name for service in graph.services()]
-    twice = _first_duplicate(names)
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), "")
     if twice:
         raise GraphError(f"{graph.identifier} has two services named {twice}", hint="Rename one class.")
-
-
-def _first_duplicate(names: Iterable[str]) -> str:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return ""

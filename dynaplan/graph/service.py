@@ -20,12 +20,10 @@ from dynaplan.graph.endpoints import (
     ABSTRACT_MARK,
     ENDPOINT_MARK,
     Endpoint,
-    Hook,
     InterfaceError,
     LinkError,
     UnboundDependency,
     endpoints_of,
-    hooks_of,
 )
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import nearest
@@ -207,7 +205,8 @@ class Service(Generic[T]):
         self.in_process_of = in_process_of
         self.model = ""
         self._options = options
-        self._name = inner.__name__
+        self.name = inner.__name__
+        """The class's name, or its model's component; also the service's section in a configuration."""
         self.role = _role(inner.__name__, config.component_type)
         self.declared = dependencies_of(inner)
         self.dependencies: dict[str, Service[Any]] = {
@@ -217,11 +216,6 @@ class Service(Generic[T]):
         }
 
     @property
-    def name(self) -> str:
-        """The class's name, or its model's component; also the service's section in a configuration."""
-        return self._name
-
-    @property
     def options(self) -> Options | None:
         """The known options by key; None when the service takes any key."""
         return self._options() if callable(self._options) else self._options
@@ -229,24 +223,6 @@ class Service(Generic[T]):
     @property
     def endpoints(self) -> dict[str, Endpoint]:
         return endpoints_of(self.inner)
-
-    @property
-    def start_hooks(self) -> tuple[str, ...]:
-        """The ``@async_on_start`` methods, in the order to run them."""
-        return hooks_of(self.inner, Hook.START)
-
-    @property
-    def shutdown_hooks(self) -> tuple[str, ...]:
-        """The ``@on_shutdown`` methods, in the order to run them."""
-        return hooks_of(self.inner, Hook.SHUTDOWN)
-
-    @property
-    def liveness_hooks(self) -> tuple[str, ...]:
-        return hooks_of(self.inner, Hook.LIVENESS)
-
-    @property
-    def readiness_hooks(self) -> tuple[str, ...]:
-        return hooks_of(self.inner, Hook.READINESS)
 
     def link(self, target: Service[Any]) -> Service[Any]:
         """Choose the edge from this service to ``target``, and return ``target``, so that links chain.
@@ -293,7 +269,7 @@ class Service(Generic[T]):
     def of_model(self, model: str, component: str) -> Service[T]:
         """Return the same service, under the name ``component``, as the one that serves this model alone."""
         other = self.copy()
-        other.model, other._name = model, component
+        other.model, other.name = model, component
         return other
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:

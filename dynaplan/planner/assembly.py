@@ -241,16 +241,16 @@ class AssembledPlanner:
         self._end = end
 
     async def close(self) -> None:
-        """Close the connections to workers, frontends and a cluster, and the files."""
-        if self._end:
-            await self._end()
-        await self._observer.close()
-        if self._traffic:
-            await self._traffic.close()
-        if self._backtester:
-            await self._backtester.close()
-        for recorder in self._recorders:
-            recorder.close()
+        """Close the connections to workers, frontends and a cluster, and then the files."""
+        parts = (self._observer, self._traffic, self._backtester)
+        ends = [self._end, *(part.close for part in parts if part)]
+        try:
+            for failure in await asyncio.gather(*(end() for end in ends if end), return_exceptions=True):
+                if failure:
+                    log.error("a part of the planner was not closed", exc_info=failure)
+        finally:
+            for recorder in self._recorders:
+                recorder.close()
 
 
 def make_planner(

@@ -182,13 +182,15 @@ class TrafficObserver:
         self._seen_s = now_s
         self._log_missing(traffic.missing if traffic.requests is None else "")
         self._history.add(traffic)
-        forecast = self._forecaster.forecast
-        return traffic, await forecast_traffic(self._history, forecast, startup_s, self._settings)
+        method = self._forecaster.forecast_all
+        return traffic, await forecast_traffic(self._history, method, startup_s, self._settings)
 
     async def close(self) -> None:
         """Close the source's connections, and end the processes that compute forecasts."""
-        await self._source.close()
-        await self._forecaster.close()
+        try:
+            await self._source.close()
+        finally:
+            await self._forecaster.close()
 
     def _log_missing(self, missing: str) -> None:
         if missing and (not self._missing or self._seen_s >= self._next_line_s):

@@ -128,14 +128,6 @@ class Recorder(Protocol):
         ...
 
 
-class GaugeRecorder(Recorder, Protocol):
-    """A recorder that keeps the newest numbers, for a page of metrics."""
-
-    def read(self) -> dict[str, float]:
-        """Return the newest numbers by their names."""
-        ...
-
-
 class Forecaster(Closable, Protocol):
     """Forecasts a series of the load, such as requests per interval, from its past."""
 
@@ -145,6 +137,10 @@ class Forecaster(Closable, Protocol):
         One value per adjustment interval, the newest last; None is "no data", which is not 0. Never raises:
         where a method fails or is late, the last value stands in, and the forecast says so.
         """
+        ...
+
+    async def forecast_all(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
+        """Forecast each of these histories so many steps ahead; together they have one deadline."""
         ...
 
 

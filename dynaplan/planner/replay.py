@@ -106,7 +106,7 @@ class Replayer:
         if observation.traffic is None or self._forecaster is None:
             return observation
         self._history.add(observation.traffic)
-        expected = await forecast_traffic(self._history, self._forecaster.forecast, startup_s, settings)
+        expected = await forecast_traffic(self._history, self._forecaster.forecast_all, startup_s, settings)
         return replace(observation, foresight=expected)
 
 

@@ -30,37 +30,39 @@ class LogFile:
 
     def redirect(self) -> None:
         """Send everything that this process and its children print into the file from now on."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._path, flags, 0o600)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
         for standard in (1, 2):
             os.dup2(descriptor, standard)
         os.close(descriptor)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)
 
-    def turn_over_if_full(self) -> bool:
-        """Begin a new file if this one is full; whether it was."""
-        if os.fstat(2).st_size < self._largest_bytes:
-            return False
-        for number in range(self._kept - 1, 0, -1):
-            older = self._numbered(number)
-            if older.exists():
-                older.replace(self._numbered(number + 1))
-        self._path.replace(self._numbered(1))
-        self.redirect()
-        return True
+    def turn_over_if_full(self) -> None:
+        """Begin a new file if this one is full; a full disk or a removed directory is only logged."""
+        try:
+            if os.fstat(2).st_size >= self._largest_bytes:
+                self._turn_over()
+        except OSError as error:
+            logging.getLogger(__name__).warning("the log cannot be turned over: %s", error)
 
     async def watch(self, clock: Clock) -> None:
-        """Check every few seconds, for ever; a full disk or a removed directory does not end it."""
+        """Check every few seconds, for ever."""
         while True:
             await clock.sleep(CHECK_EVERY_S)
-            try:
-                self.turn_over_if_full()
-            except OSError as error:
-                logging.getLogger(__name__).warning("the log cannot be turned over: %s", error)
+            self.turn_over_if_full()
+
+    def _turn_over(self) -> None:
+        if os.path.lexists(self._path):  # else it was deleted, or a call before this one got no new file
+            for number in range(self._kept - 1, 0, -1):
+                older = self._numbered(number)
+                if older.exists():
+                    older.replace(self._numbered(number + 1))
+            self._path.replace(self._numbered(1))
+        self.redirect()
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")

@@ -26,17 +26,9 @@ def box_memory(cgroup: Path = CGROUP) -> BoxMemory:
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is not None and used is not None:
         total_bytes = min(total_bytes, limit)
-        available_bytes = min(available_bytes, max(0, limit - used + _reclaimable(cgroup / "memory.stat")))
+        freed_bytes = _count(cgroup / "memory.stat", "inactive_file") or 0  # files, when memory is needed
+        available_bytes = min(available_bytes, max(0, limit - used + freed_bytes))
     return BoxMemory(total_bytes, available_bytes)
-
-
-def _reclaimable(path: Path) -> int:
-    """Return the bytes of files in memory that the kernel frees when memory is needed."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-        return sum(int(line[1]) for line in lines if line[:1] == ["inactive_file"])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _number(path: Path) -> int | None:
@@ -59,14 +51,14 @@ def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> tuple[int, str]:
     """
     own = next((line[3:] for line in _lines(proc / "self/cgroup") if line.startswith("0::")), "")
     if own:
-        count = _count(cgroups / own.lstrip("/") / "memory.events")
+        count = _count(cgroups / own.lstrip("/") / "memory.events", "oom_kill")
         if count is not None:
             return count, GROUP
-    return _count(proc / "vmstat") or 0, MACHINE
+    return _count(proc / "vmstat", "oom_kill") or 0, MACHINE
 
 
-def _count(path: Path) -> int | None:
-    found = (line.split() for line in _lines(path) if line.startswith("oom_kill "))
+def _count(path: Path, name: str) -> int | None:
+    found = (line.split() for line in _lines(path) if line.startswith(f"{name} "))
     return next((int(words[1]) for words in found if len(words) == 2 and words[1].isdecimal()), None)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Protocol
 
-from dynaplan.process.identity import LeaseOwner, ProcessIdentity
+from dynaplan.process.identity import ProcessIdentity
 
 
 class Processes(Protocol):
@@ -37,16 +36,4 @@ class Processes(Protocol):
 
     def oom_kills(self) -> tuple[int, str]:
         """Return how many processes the kernel's out-of-memory killer has ended so far, and where."""
-        ...
-
-
-class ProcessWatch(Protocol):
-    """Processes that are watched for their end."""
-
-    def follow(self, owners: Collection[LeaseOwner]) -> None:
-        """Watch exactly these from now on; of one that cannot be seen from here nothing is reported."""
-        ...
-
-    def close(self) -> None:
-        """Stop watching, and release the watch; no end is reported afterwards."""
         ...

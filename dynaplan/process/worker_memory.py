@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynaplan.process import process_table
+from dynaplan.process.kernel import descendants, parents
 
 _PROC = Path("/proc")
 
@@ -25,10 +25,8 @@ class HeldMemory:
 
 def held_memory(pids: Collection[int]) -> Mapping[int, HeldMemory]:
     """Return the memory of each of these workers, by the pid that leads its tree of processes."""
-    members: dict[int, set[int]] = {pid: {pid} for pid in pids}
-    for pid in pids:
-        members[pid] |= set(process_table.descendants_of(pid))
-    return {pid: _sum(each) for pid, each in members.items()}
+    parent_of = parents()
+    return {pid: _sum({pid, *descendants(pid, parent_of)}) for pid in pids}
 
 
 def _sum(pids: Collection[int]) -> HeldMemory:

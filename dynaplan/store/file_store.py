@@ -20,13 +20,14 @@ import random
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from dynaplan.config.settings.servers import FILE_VARIABLE
 from dynaplan.store.file_database import StoreDatabase, open_store_directory, reject_old_layout
 from dynaplan.store.hub import WatchHub
 from dynaplan.store.lease_owners import OwnerWatcher
@@ -47,9 +48,6 @@ from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-DIRECTORY_VARIABLE = "DYN_FILE_KV"
-
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -80,8 +78,8 @@ class FileStore:
         Raises DeploymentError for a directory that others can reach or on a network file system, ConfigError
         for one of an earlier version.
         """
-        chosen = environ.get(DIRECTORY_VARIABLE) or Path(tempfile.gettempdir()) / "dynamo_store_kv"
-        path = Path(chosen).expanduser().absolute()
+        chosen = environ.get(FILE_VARIABLE) or Path(tempfile.gettempdir()) / "dynamo_store_kv"
+        path = Path(os.path.expanduser(chosen)).absolute()
         if os.path.lexists(path):
             try:
                 os.close(open_store_directory(path))
@@ -109,8 +107,23 @@ class FileStore:
             raise PermanentError("a key must not be empty")
         return await self.call(partial(self._database.commit, transaction))
 
-    def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
-        return self._events(prefix)
+    async def watch(self, prefix: str) -> AsyncGenerator[WatchEvent]:
+        if self._is_closed:
+            return
+        self._watches += 1
+        try:
+            if self._watcher is None or not self._watcher.is_running:
+                self._watcher = FileWatcher(self.call, self._database, self._hub)
+            else:
+                await self._watcher.catch_up()
+            async with aclosing(self._hub.watch(prefix)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._watches -= 1
+            if not self._watches and self._watcher:
+                watcher, self._watcher = self._watcher, None
+                await watcher.close()
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease, which this process owns."""
@@ -202,24 +215,6 @@ class FileStore:
     @property
     def _name(self) -> str:
         return f"the store in {self._database.directory}"
-
-    async def _events(self, prefix: str) -> AsyncGenerator[WatchEvent]:
-        if self._is_closed:
-            return
-        self._watches += 1
-        try:
-            if self._watcher is None or not self._watcher.is_running:
-                self._watcher = FileWatcher(self.call, self._database, self._hub)
-            else:
-                await self._watcher.catch_up()
-            async with aclosing(self._hub.watch(prefix)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            self._watches -= 1
-            if not self._watches and self._watcher:
-                watcher, self._watcher = self._watcher, None
-                await watcher.close()
 
     async def _expire_leases_if_unwatched(self) -> None:
         """End expired leases unless a watch does; when that fails they stay for now."""

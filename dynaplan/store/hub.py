@@ -42,9 +42,6 @@ class WatchHub:
         self.is_closed = False
         self._watches: list[_Watch] = []
 
-    def __len__(self) -> int:
-        return len(self._watches)
-
     def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """Return the keys with the prefix, in key order."""
         return tuple(self.items[key] for key in sorted(self.items) if key.startswith(prefix))

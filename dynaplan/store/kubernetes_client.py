@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,15 +146,13 @@ class KubernetesClient:
         parameters |= {"resourceVersion": version} if version else {}
         timeout = httpx2.Timeout(TIMEOUT_S, read=WATCH_S + TIMEOUT_S)
         path = resource.path(self.namespace)
-        try:
+        with _answers_or_unavailable():
             async with self._http.stream("GET", path, params=parameters, timeout=timeout) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
                     raise _error(answer, "GET", path)
                 async for line in answer.aiter_lines():
                     yield _event(json.loads(line), path)
-        except (httpx2.HTTPError, json.JSONDecodeError) as error:
-            raise ClusterUnavailable(_why(error)) from error
 
     async def create(self, resource: Resource, document: Object) -> Object:
         """Make an object; ClusterConflict when one of its name is there."""
@@ -183,20 +182,16 @@ class KubernetesClient:
         *,
         parameters: Mapping[str, str | int] | None = None,
     ) -> Object:
-        import httpx2
-
         content = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json", "User-Agent": "dynaplan"}
         headers |= {} if body is None else {"Content-Type": content_type}
-        try:
+        with _answers_or_unavailable():
             answer = await self._http.request(
                 method, path, content=content, headers=headers, params=parameters
             )
             if answer.status_code >= 400:
                 raise _error(answer, method, path)
             found: Object = answer.json()
-        except (httpx2.HTTPError, json.JSONDecodeError, OSError) as error:
-            raise ClusterUnavailable(_why(error)) from error
         return found
 
 
@@ -205,8 +200,19 @@ def _selected(labels: str, fields: str) -> dict[str, str]:
     return {name: selector for name, selector in chosen.items() if selector}
 
 
-def _why(error: Exception) -> str:
-    return f"the Kubernetes API server does not answer: {str(error) or type(error).__name__}"
+@contextmanager
+def _answers_or_unavailable() -> Iterator[None]:
+    """Raise ClusterUnavailable where the server gives no answer, or its credentials cannot be renewed."""
+    import httpx2
+    from lightkube.core.exceptions import ConfigError as NoCredentials
+
+    try:
+        yield
+    except NoCredentials as error:
+        raise ClusterUnavailable(f"no credentials for the Kubernetes API server: {error}") from error
+    except (httpx2.HTTPError, json.JSONDecodeError, OSError) as error:
+        why = str(error) or type(error).__name__
+        raise ClusterUnavailable(f"the Kubernetes API server does not answer: {why}") from error
 
 
 def _event(document: Object, path: str) -> tuple[str, Object]:

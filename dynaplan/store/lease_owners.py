@@ -18,16 +18,11 @@ def this_process() -> LeaseOwner:
 
 @cache
 def _owner(pid: int) -> LeaseOwner:
-    return LeaseOwner(identity_of(pid), _pid_namespace(pid))
-
-
-@cache
-def _pid_namespace(_pid: int) -> int:
-    """Return the inode number of this process's pid namespace; 0 when the kernel does not show it."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
+        pid_namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # the kernel does not show it
+        pid_namespace = 0
+    return LeaseOwner(identity_of(pid), pid_namespace)
 
 
 def is_visible(owner: LeaseOwner) -> bool:

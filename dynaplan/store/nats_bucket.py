@@ -337,7 +337,8 @@ class JetStreamBucket:
     def _give_up(self) -> None:
         """End the calls under way: a connection that is lost does not answer them."""
         for limit in self._timeouts:
-            limit.reschedule(asyncio.get_running_loop().time())
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     async def _connect(self) -> NatsConnection:
         if self._is_closed:

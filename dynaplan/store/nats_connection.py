@@ -38,6 +38,16 @@ DAMAGED_CODES = frozenset({10012, 10077, 10104})
 EMPTY_STATUSES = frozenset({"404", "408"})
 """The statuses that end a pull from a consumer that has no more messages."""
 
+FIXED_OPTIONS: dict[str, Any] = {
+    "connect_timeout": 1,
+    "reconnect_time_wait": NATS_RECONNECT_WAIT_S,
+    "ping_interval": NATS_PING_INTERVAL_S,
+    "max_outstanding_pings": 2,
+    # Without a connection a publish fails; it does not wait in a buffer.
+    "pending_size": 0,
+}
+"""What every connection has of nats-py's options."""
+
 
 class NatsConnection:
     """A connection to NATS; made by ``from_environment``.
@@ -89,20 +99,20 @@ class NatsConnection:
                     self._tasks.spawn(self._reconnect())
 
         try:
-            async with asyncio.timeout(NATS_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(NATS_CONNECT_TIMEOUT_S), _cancellation_kept() as raise_if_cancelled:
+
+                async def on_error(error: Exception) -> None:
+                    await self._on_error(error)
+                    if client is not self._client:
+                        raise_if_cancelled()  # else nats-py tries again, for ever
+
                 await client.connect(
-                    **self._options,
-                    error_cb=self._on_error,
+                    **(FIXED_OPTIONS | self._options),
+                    error_cb=on_error,
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,
                     closed_cb=closed,
-                    connect_timeout=1,
-                    reconnect_time_wait=NATS_RECONNECT_WAIT_S,  # type: ignore[arg-type]
                     max_reconnect_attempts=self._max_reconnects,
-                    ping_interval=NATS_PING_INTERVAL_S,
-                    max_outstanding_pings=2,
-                    # Without a connection a publish fails; it does not wait in a buffer.
-                    pending_size=0,
                     # Allowed below: the first connect raises its error instead of hiding it.
                     allow_reconnect=False,
                 )
@@ -154,17 +164,18 @@ class NatsConnection:
 
         Otherwise it could still give us work that was asked for earlier, and that would be late.
         """
-        if self.is_connected and self._client is not None:
-            try:
-                for subscription in self._subscriptions.values():
+        try:
+            async with self.call() as client:
+                for subscription in list(self._subscriptions.values()):
                     await subscription.unsubscribe()
-                await self._round_trip(self._client, timeout_s=0.5)
-            except (QueueUnavailable, OSError) as error:
-                log.debug("closing without the server: %s", error)
-        self._is_closed = True
-        await self._tasks.cancel()
-        if self._client is not None:
-            await self._client.close()
+                await self._round_trip(client, timeout_s=0.5)
+        except (QueueUnavailable, PermanentError) as error:
+            log.debug("closing without the server: %s", error)
+        finally:
+            self._is_closed = True
+            await self._tasks.cancel()
+            if self._client is not None:
+                await self._client.close()
 
     @property
     def is_connected(self) -> bool:
@@ -200,24 +211,15 @@ class NatsConnection:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[Client]:
-        """The connected client, for one call; what goes wrong becomes QueueUnavailable or PermanentError.
-
-        A cancellation that comes with the answer is raised afterwards: nats-py waits by ``asyncio.wait_for``,
-        which in Python 3.11 returns the answer and forgets that the task is to end.
-        """
+        """The connected client, for one call; what goes wrong becomes QueueUnavailable or PermanentError."""
         from nats import errors
         from nats.js.errors import APIError, ServiceUnavailableError
 
         if self._client is None or not self.is_connected:
             raise QueueUnavailable(f"NATS is not connected: {self._last_error or 'closed'}")
         try:
-            async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S):
-                task = asyncio.current_task()
-                assert task
-                cancellations = task.cancelling()
+            async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S), _cancellation_kept():
                 yield self._client
-                if task.cancelling() > cancellations:
-                    raise asyncio.CancelledError
         except (errors.MaxPayloadError, errors.BadSubjectError) as error:
             raise PermanentError(f"NATS refuses this message: {error}") from error
         except ServiceUnavailableError as error:
@@ -233,8 +235,10 @@ class NatsConnection:
         """
         ping = self._tasks.spawn(client.flush(timeout=60))
         lost = self._tasks.spawn(self._lost.wait())
-        await asyncio.wait({ping, lost}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        lost.cancel()
+        try:
+            await asyncio.wait({ping, lost}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
         if not ping.done():
             raise QueueUnavailable("NATS did not answer a ping")
         ping.result()
@@ -282,6 +286,25 @@ class NatsConnection:
             except (QueueUnavailable, PermanentError) as error:
                 log.debug("%s", error)
                 await asyncio.sleep(NATS_RECONNECT_WAIT_S)
+
+
+@asynccontextmanager
+async def _cancellation_kept() -> AsyncIterator[Callable[[], None]]:
+    """Raise CancelledError at the block's end, or in the function given, where the task was cancelled in it.
+
+    nats-py waits by ``asyncio.wait_for``, which in Python 3.11 returns or raises what comes together with a
+    cancellation, and forgets that the task is to end.
+    """
+    task = asyncio.current_task()
+    assert task
+    cancellations = task.cancelling()
+
+    def raise_if_cancelled() -> None:
+        if asyncio.current_task() is task and task.cancelling() > cancellations:
+            raise asyncio.CancelledError
+
+    yield raise_if_cancelled
+    raise_if_cancelled()
 
 
 def connect_options(environ: Mapping[str, str]) -> dict[str, Any]:

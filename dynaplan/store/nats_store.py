@@ -55,7 +55,7 @@ from dynaplan.store.timing import (
     WATCH_RETRY_MIN_S,
 )
 from dynaplan.util.backoff import Backoff, jittered_sleep
-from dynaplan.util.errors import PermanentError, StoreUnavailable
+from dynaplan.util.errors import PermanentError, QueueUnavailable, StoreUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class NatsStore:
                 entry = await self._bucket.read(lease_name(lease))
                 if entry is None or entry.is_gone:
                     await self._check_expiry(lease, entry)
+                    self._renewals.pop(lease, None)
                     return 0.0
                 sequence, ttl_s = entry.sequence, entry.ttl_s
             try:
@@ -161,6 +162,7 @@ class NatsStore:
         raise StoreUnavailable(f"lease {lease:x} is being renewed by others all the time")
 
     async def revoke(self, lease: int) -> None:
+        self._renewals.pop(lease, None)
         if await self._lease_exists(lease):
             await self._bucket.write(tombstone(lease_name(lease)))
 
@@ -379,7 +381,7 @@ class BucketWatcher:
                 await self._run_session(backoff)
             except StoreUnavailable as error:
                 log.debug("watch interrupted: %s", error)
-            except PermanentError as error:
+            except Exception as error:
                 self._hub.fail(error)
                 return
             finally:
@@ -407,8 +409,10 @@ class BucketWatcher:
             backoff.reset()
             await self._read(messages)
         finally:
-            if self._bucket.connection.is_connected:
-                await subscription.unsubscribe()
+            # After an error of the server the connection has a new client, and this is of a closed one.
+            with suppress(QueueUnavailable):
+                async with self._bucket.connection.call():
+                    await subscription.unsubscribe()
 
     def _start_mirror(self, mirror: BucketMirror) -> None:
         self._mirror = mirror

@@ -118,6 +118,9 @@ class PrefixWatcher(Generic[K, V]):
         known = asyncio.create_task(self._known.wait())
         try:
             await asyncio.wait({self._task, known}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
         finally:
             known.cancel()
         if self._task.done():

@@ -31,7 +31,7 @@ from dynaplan.store.port import Store
 from dynaplan.store.timing import CALL_RETRY_MAX_S, CALL_RETRY_MIN_S, STORE_CALL_TIMEOUT_S
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.clock import Clock
-from dynaplan.util.errors import PermanentError, StoreUnavailable
+from dynaplan.util.errors import DynaplanError, PermanentError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Registration:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._store.revoke(self._lease)
-        except (TimeoutError, StoreUnavailable) as error:
+        except (TimeoutError, DynaplanError) as error:
             log.warning("lease %x not revoked (%s); it expires by itself", self._lease, error or "no answer")
 
     async def _keep_registered(self) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-"""The seconds of each unit."""
-
 _DURATION = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
 
 
@@ -19,9 +16,6 @@ def seconds_of(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-UNIT_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-"""The bytes of each unit; with an ``i``, as in ``GiB``, the next power of 1024."""
-
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b?|b)?", re.ASCII)
 
 
@@ -31,5 +25,5 @@ def bytes_of(text: str) -> int | None:
     if not found:
         return None
     number, unit, binary = found.groups()
-    base = 1 if not unit else 1024 ** ("kmgt".index(unit) + 1) if binary else UNIT_BYTES[unit]
-    return int(float(number) * base)
+    power = "kmgt".index(unit) + 1 if unit else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)

@@ -17,7 +17,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,13 +154,21 @@ class Runtime:
             raise worker.failed.result()
 
     async def close(self) -> None:
-        """Drain what is still served, and close every connection."""
+        """Drain what is still served, and close every connection, whichever of them fails."""
         self.leave("the program leaves the deployment")
-        await asyncio.gather(*(self._serving - {asyncio.current_task()}), return_exceptions=True)
-        for discovery in self._discoveries.values():
-            await discovery.close()
-        await self._watches.cancel()
-        await self._plane.close()
+        async with AsyncExitStack() as last_is_first:
+            last_is_first.push_async_callback(self._close_session)
+            last_is_first.push_async_callback(self._plane.close)
+            last_is_first.push_async_callback(self._watches.cancel)
+            last_is_first.push_async_callback(self._close_discoveries)
+            await asyncio.gather(*(self._serving - {asyncio.current_task()}), return_exceptions=True)
+
+    async def _close_discoveries(self) -> None:
+        async with AsyncExitStack() as closing:
+            for discovery in self._discoveries.values():
+                closing.push_async_callback(discovery.close)
+
+    async def _close_session(self) -> None:
         if self._session:
             await self._session.close()
 

@@ -243,8 +243,8 @@ def _refusal(what: str, status: int, text: str) -> Exception:
             return NotAccepted(text)
         case 504:
             return DeadlineExceeded(f"{what}: {text}")
-        case 400:
-            return RequestRefused(f"{what}: {text}")
+        case 400 | 413:
+            return RequestRefused(f"{what}: {text}", status=status)
         case 401:
             hint = "Its process and this one have different tokens: they belong to different deployments."
             return PermanentError(f"{what}: {text}", hint=hint)

@@ -103,12 +103,10 @@ def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             deadline_s = parse_deadline(request.headers)
-            body = await request.json() if request.can_read_body else None
+            body = await _read_body(request)
             items = iterate_until(deadline_s, call_endpoint(endpoint, body), endpoint.name)
             with deadline_scope(deadline_s):
                 first = await _first(items)
-        except json.JSONDecodeError as error:
-            return _failure(UserError(f"the request is not JSON: {error}"), 400)
         except Exception as error:
             return _failure(error, _status_of(error))
         response = web.StreamResponse()
@@ -121,6 +119,17 @@ def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], 
         return response
 
     return handle
+
+
+async def _read_body(request: web.Request) -> Any:
+    """Return the request's JSON; None without a body."""
+    try:
+        return await request.json() if request.can_read_body else None
+    except web.HTTPRequestEntityTooLarge as error:
+        limit = f"the request is larger than {request.client_max_size} bytes"
+        raise RequestRefused(limit, hint="Send less.", status=error.status) from error
+    except (ValueError, LookupError, RecursionError) as error:
+        raise UserError(f"the request is not JSON: {error}") from error
 
 
 async def _first(items: AsyncIterator[Any]) -> list[Any]:

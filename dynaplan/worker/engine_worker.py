@@ -38,7 +38,7 @@ from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_
 from dynaplan.store.timing import STORE_CALL_TIMEOUT_S
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.http_routes import Route
-from dynaplan.worker.hosting import worker_session
+from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.kv_event_publisher import KvEventPublisher
 from dynaplan.worker.prefill_puller import PrefillPuller
 from dynaplan.worker.routers import RoutedRequests, RouterPresence

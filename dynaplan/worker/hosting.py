@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from dynaplan.graph.endpoints import Hook, hooks_of
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.service import Service
 from dynaplan.store.discovery import Discovery
@@ -41,21 +42,21 @@ class Host:
     async def prepare(self) -> HostedService:
         """Make the instances and run their start hooks, those of a dependency before those of its user."""
         self._make(self._service)
-        for hook in list(self._hooks(lambda service: service.start_hooks)):
+        for hook in list(self._hooks(Hook.START)):
             result = hook()
             if inspect.isawaitable(result):
                 await result
         return HostedService(
             endpoints=tuple(self._served(self._service).values()),
             registered=registered_names(self._service),
-            shutdown_hooks=tuple(self._hooks(lambda service: service.shutdown_hooks)),
+            shutdown_hooks=tuple(self._hooks(Hook.SHUTDOWN)),
             checks={path: checks for path, checks in self._checks().items() if checks},
         )
 
     def _checks(self) -> dict[str, tuple[Callable[[], Any], ...]]:
         return {
-            "/healthz": tuple(self._hooks(lambda service: service.liveness_hooks)),
-            "/readyz": tuple(self._hooks(lambda service: service.readiness_hooks)),
+            "/healthz": tuple(self._hooks(Hook.LIVENESS)),
+            "/readyz": tuple(self._hooks(Hook.READINESS)),
         }
 
     async def close(self) -> None:
@@ -89,9 +90,9 @@ class Host:
             for name, each in service.endpoints.items()
         }
 
-    def _hooks(self, names: Callable[[Service[Any]], tuple[str, ...]]) -> Iterator[Callable[[], Any]]:
+    def _hooks(self, hook: Hook) -> Iterator[Callable[[], Any]]:
         for service in self._services.values():
-            for name in names(service):
+            for name in hooks_of(service.inner, hook):
                 yield getattr(self._instances[service.name], name)
 
 
@@ -102,8 +103,6 @@ def registered_names(service: Service[Any]) -> tuple[str, ...]:
         names[ENGINE_ENDPOINT] = None
     return tuple(names or (NO_ENDPOINT,))
 
-
-__all__ = ["DependencyClient", "LocalClient", "worker_session"]
 
 Call = Callable[..., AsyncGenerator[Any, None]]
 

@@ -107,15 +107,15 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Acceptor:
     """Accepts on one socket, which others may listen on too, from ``start`` to ``stop``.
 
-    ``welcome`` makes the protocol of an accepted connection, or None when it has dealt with it otherwise;
-    while ``has_room`` says no, connections wait in the kernel. ``is_alone`` says that no other process
-    accepts there; ``tls`` is what connections speak, None for clear.
+    ``welcome`` makes the protocol of an accepted connection; while ``has_room`` says no, connections wait in
+    the kernel. ``is_alone`` says that no other process accepts there; ``tls`` is what connections speak, None
+    for clear.
     """
 
     def __init__(
         self,
         listen_on: socket.socket,
-        welcome: Callable[[socket.socket], asyncio.Protocol | None],
+        welcome: Callable[[socket.socket], asyncio.Protocol],
         *,
         has_room: Callable[[], bool] = lambda: True,
         is_alone: bool = True,
@@ -180,9 +180,7 @@ class Acceptor:
                 log.error("no connection can be accepted: %s; trying again soon", error.strerror)
                 self._pause_accepting(ACCEPT_PAUSE_S)
             return False
-        protocol = self._welcome(connection)
-        if protocol is not None:
-            self._connecting.spawn(self._connect(protocol, connection))
+        self._connecting.spawn(self._connect(self._welcome(connection), connection))
         return True
 
     async def _connect(self, protocol: asyncio.Protocol, connection: socket.socket) -> None:

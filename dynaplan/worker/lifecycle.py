@@ -145,7 +145,7 @@ class WorkerLifecycle:
         await registration.start()
         self.runtime.ready.set()
         self.runtime.spawn(_drain_when_revoked(self.runtime, registration), "registration")
-        log.info("ready: %s serves %s at %s", self.runtime.worker_name, self._names(), self.runtime.url)
+        log.info("ready: %s serves %s at %s", self.runtime.worker_name, prepared.registered, self.runtime.url)
 
     async def _drain_and_exit(self, registration: Registration) -> int:
         runtime = self.runtime
@@ -196,11 +196,8 @@ class WorkerLifecycle:
                 is_managed=runtime.is_managed,
                 owner=runtime.owner,
             )
-            for endpoint in self._names()
+            for endpoint in self._prepared.registered
         ]
-
-    def _names(self) -> Sequence[str]:
-        return self._prepared.registered
 
     def _health_routes(self) -> Sequence[Route]:
         """Return the routes that are served before the service has started."""
@@ -330,11 +327,13 @@ async def _run_bounded(
     """Await the work for at most ``seconds``, and only until ``stop``."""
     task = asyncio.create_task(work)
     waited_for = {task, stop} if stop else {task}
-    done, _ = await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    if not done:
-        log.error("not done within %g s: continuing without", seconds)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    try:
+        done, _ = await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            log.error("not done within %g s: continuing without", seconds)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _run_in_order(hooks: Sequence[Callable[[], Any]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -94,12 +94,14 @@ class Standalone:
 
 def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
     """Run one worker; return the exit code."""
+    import uvloop
+
     from dynaplan.worker.worker_runtime import EXIT_CRASHED
 
     try:
         options = _options(arguments)
         environment = WorkerEnvironment.read(os.environ, options["service-name"])
-        return _run(_run_worker(options, environment, _prepare_process(environment), alone))
+        return uvloop.run(_run_worker(options, environment, _prepare_process(environment), alone))
     except DeploymentError as error:  # of this moment on this machine, and not of what the user wrote
         print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
         return EXIT_CRASHED
@@ -297,15 +299,6 @@ def _number(values: Mapping[str, Any], key: str, default: float) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ConfigError(f"{key}: {value!r} is not a number", hint="Expected a number, as in 30.") from None
-
-
-def _run(worker: Coroutine[Any, Any, int]) -> int:
-    """Run it on uvloop where that is installed."""
-    try:
-        from uvloop import run
-    except ImportError:
-        from asyncio import run  # type: ignore[assignment]
-    return run(worker)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import aiohttp
 
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.worker.hosting import worker_session
+from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.timing import (
     ROUTER_ANSWER_TIMEOUT_S,
     ROUTER_POLL_MAX_S,

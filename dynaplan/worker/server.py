@@ -225,9 +225,10 @@ def bind_advertised(host: str | None, *, has_token: bool, port: int = 0) -> Addr
     try:
         address = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM)[0][4][0]
         bound = bound_socket(str(address), port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        fault = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"--advertise-host {host}{f', port {port}' if port else ''}: {error.strerror}",
+            f"--advertise-host {host}{f', port {port}' if port else ''}: {fault}",
             hint="Expected a name or an address of this machine, as other hosts know it"
             f"{', and a free port' if port else ''}.",
         ) from error

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import nats as nats_py
 import pytest
+from nats.aio.client import Client
 from nats.js.kv import KeyValue as Bucket
 
+from dynaplan.store import nats_connection
 from dynaplan.store.model import Deleted, Snapshot, Transaction
 from dynaplan.store.nats_connection import NatsConnection
 from dynaplan.store.nats_store import NatsStore
-from dynaplan.util.errors import PermanentError, StoreUnavailable
+from dynaplan.util.errors import PermanentError, QueueUnavailable, StoreUnavailable
 from tests.contract.stores import Watched
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_nats
@@ -73,6 +77,33 @@ async def test_a_watch_begins_when_the_server_is_back(store: NatsStore, nats: Se
     await nats.start_again()
     await later.reaches({"later": "1"})
     await later.stop()
+
+
+async def test_a_watch_goes_on_after_an_error_of_the_server_on_which_nats_py_closes_for_good(
+    store: NatsStore, other: NatsStore, watch: Watched
+) -> None:
+    await watch.started()
+    client = store._bucket.connection._client
+    assert client is not None
+    client._transport.write(b"NONSENSE\r\n")
+    await eventually(lambda: client.is_closed)
+    await other.put("watched/k", "v")
+    await watch.reaches({"watched/k": "v"})
+
+
+async def test_a_bug_while_following_ends_the_watches_with_its_error(
+    store: NatsStore, other: NatsStore, watch: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await watch.started()
+
+    def fail(_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(store._follower, "_apply_message", fail)
+    await other.put("watched/k", "v")
+    await eventually(lambda: watch.task.done())
+    with pytest.raises(ValueError, match="a bug"):
+        watch.task.result()
 
 
 # Who else reads and writes it
@@ -211,6 +242,14 @@ async def test_a_lease_that_the_server_ends_before_its_time_was_not_revoked(
     await eventually(has_lapsed)
 
 
+async def test_what_is_known_of_a_lease_is_forgotten_with_it(store: NatsStore, other: NatsStore) -> None:
+    own, ended_by_another = await store.grant(10), await store.grant(10)
+    await store.revoke(own)
+    await other.revoke(ended_by_another)
+    assert await store.keep_alive(ended_by_another) == 0.0
+    assert store._renewals == {}
+
+
 async def test_a_bucket_that_is_deleted_is_made_again(nats: Server, store: NatsStore, bucket: Bucket) -> None:
     await store.put("k", "v")
     identity = await store.identity()
@@ -275,6 +314,49 @@ async def _refusal(store: NatsStore) -> str:
     except PermanentError as error:
         return str(error)
     return ""
+
+
+async def test_a_connect_that_takes_too_long_ends_also_when_a_refusal_comes_with_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """nats-py waits by ``wait_for``, which loses such a cancellation in Python 3.11, and tries again."""
+    monkeypatch.setattr(nats_connection, "NATS_CONNECT_TIMEOUT_S", 0.05)
+    attempts = itertools.count()
+
+    async def refused_at_the_end(*_: Any) -> None:
+        is_first = next(attempts) == 0
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not is_first:
+                raise
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(Client, "_connect_to_server", refused_at_the_end)
+    connecting = asyncio.create_task(NatsConnection.from_environment({"NATS_SERVER": "nats://127.0.0.1:1"}))
+    await asyncio.wait({connecting}, timeout=5)
+    assert connecting.done()
+    with pytest.raises(QueueUnavailable, match="cannot be connected to"):
+        connecting.result()
+
+
+async def test_a_close_that_is_cancelled_has_ended_the_connection(
+    nats: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await NatsConnection.from_environment(nats.environment)
+    is_waiting = asyncio.Event()
+
+    async def unanswered(*_: Any, **__: Any) -> None:
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(connection, "_round_trip", unanswered)
+    closing = asyncio.create_task(connection.close())
+    await is_waiting.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not connection.is_connected
 
 
 async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_its_task(nats: Server) -> None:

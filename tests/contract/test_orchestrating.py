@@ -93,6 +93,20 @@ async def test_a_cancelled_orchestrator_ends_the_command_with_all_that_it_starte
     assert await situation.acknowledged() == -1
 
 
+async def test_a_second_cancel_kills_what_has_not_heeded_the_first(situation) -> None:
+    await situation.ask(num_decode_workers=2, decision_id=5)
+    deaf = "sh -c 'trap \"\" TERM; echo $$ > child; exec sleep 600'"
+    orchestrator = situation.orchestrator(f'trap "touch asked" TERM; {deaf} & wait; wait')
+    running = asyncio.ensure_future(orchestrator.run())
+    child = await eventually(lambda: _number(situation.directory / "child"))
+    running.cancel()
+    await eventually((situation.directory / "asked").exists)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await eventually(lambda: not Path(f"/proc/{child}").exists() or _is_zombie(child))
+
+
 def _number(file: Path) -> int:
     return int(file.read_text() or 0) if file.exists() else 0
 

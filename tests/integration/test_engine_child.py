@@ -149,6 +149,16 @@ async def test_stopping_lets_it_end_by_itself(spawn: Spawn) -> None:
     assert await child.wait() == 5
 
 
+async def test_a_stop_just_after_the_engine_has_ended_by_itself_does_not_wait(spawn: Spawn) -> None:
+    child = spawn(*shell("exit 5"))
+    zombie = psutil.STATUS_ZOMBIE
+    wait_until(lambda: psutil.Process(child.pid).status() == zombie)  # which the event loop does not see
+    async with asyncio.timeout(5):
+        await child.stop(60)
+        assert await child.wait() == 5
+    assert not psutil.pid_exists(child.pid)
+
+
 async def test_a_stop_that_is_cancelled_after_the_kill_still_waits_until_the_processes_have_ended(
     spawn: Spawn,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -417,6 +418,21 @@ async def test_one_that_ignores_sigterm_is_killed_with_its_core(
     object.__setattr__(engine, "_kind", _impatient(engine))
     assert engine._child is not None
     pid = engine._child.pid
+    await engine.stop()
+    assert group_members(pid) == ()
+
+
+async def test_one_whose_process_cannot_be_looked_up_is_told_to_end_all_the_same(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await start()
+    assert engine._child is not None
+    pid = engine._child.pid
+
+    def out_of_descriptors(_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(child.EngineChild, "engine_pid", property(out_of_descriptors))
     await engine.stop()
     assert group_members(pid) == ()
 

@@ -15,11 +15,12 @@ from aiohttp import web
 
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
-from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.errors import PermanentError, RequestRefused, TemporaryError
 from dynaplan.util.http_routes import Route
 from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.endpoints import ServedEndpoint, internal_route, public_route
-from dynaplan.worker.hosting import DependencyClient, worker_session
+from dynaplan.worker.hosting import DependencyClient
 from dynaplan.worker.http_server import ConnectionLimits
 from dynaplan.worker.server import DRAINING_HEADER, WORKER_LIMITS, WorkerServer
 from tests.fakes.polling import PATIENCE_S, eventually, lasting
@@ -143,6 +144,36 @@ async def test_a_request_that_does_not_fit_is_answered_400(plant: Plant) -> None
         async with plant.session.post(f"{server.url}/generate", data=body) as response:
             assert response.status == 400
             assert "error" in await response.json()
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "status"),
+    [
+        (b'"\xff"', "utf-8", 400),
+        (b"1", "nonsense", 400),
+        (b"[" * 200_000, "utf-8", 400),
+        (b'"' + b"x" * 300_000 + b'"', "utf-8", 413),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_the_clients_fault(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, body: bytes, charset: str, status: int
+) -> None:
+    monkeypatch.setattr("dynaplan.worker.server.MAX_BODY_BYTES", 250_000)
+    server = await plant.add(Backend())
+    headers = {"Content-Type": f"application/json; charset={charset}"}
+    async with plant.session.post(f"{server.url}/plain", data=body, headers=headers) as response:
+        assert response.status == status
+        assert (await response.json())["error"].startswith("the request ")
+
+
+async def test_a_request_that_is_too_large_is_refused_for_good(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaplan.worker.server.MAX_BODY_BYTES", 1000)
+    await plant.add(Backend())
+    with pytest.raises(RequestRefused, match="larger than 1000 bytes") as raised:
+        await collected(plant.client.plain("x" * 2000))
+    assert raised.value.status == 413
 
 
 async def test_a_request_that_a_dependency_refuses_is_the_clients_fault_too(plant: Plant) -> None:

@@ -111,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
         blocks = self.model.blocks
         assert 0 <= blocks.used <= blocks.total
         assert blocks.used + blocks.free == blocks.total
-        assert blocks.idle <= blocks.free
+        assert len(blocks._idle) <= blocks.free
         holders = [r for r in self.requests if r.state not in (RequestState.WAITING, RequestState.ENDED)]
         shared = {block for request in holders for block in request._shared}
         private = 0
@@ -140,7 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
             RequestState.DECODING
         )
         assert load.running_requests <= self.settings.request_slots
-        assert self.model.held == states.count(RequestState.HELD)
+        assert len(self.model._held) == states.count(RequestState.HELD)
         assert 0.0 <= load.kv_usage <= 1.0
 
     def teardown(self) -> None:

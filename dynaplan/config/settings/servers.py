@@ -81,6 +81,9 @@ NATS_VARIABLE = "NATS_SERVER"
 FILE_VARIABLE = "DYN_FILE_KV"
 CLUSTER_VARIABLE = "POD_NAMESPACE"
 
+TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
+"""The bearer token of every worker's HTTP routes."""
+
 ETCD, NATS, FILE, KUBERNETES, MEMORY = "etcd", "nats", "file", "kubernetes", "mem"
 
 BACKENDS: Mapping[str, str] = {

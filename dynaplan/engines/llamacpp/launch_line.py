@@ -22,8 +22,7 @@ from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
 from dynaplan.engines.llamacpp.saved_slots import fingerprint_of
 from dynaplan.engines.llamacpp.server_main import set_field
-from dynaplan.engines.model_files import public_name
-from dynaplan.engines.model_memory import gguf_files
+from dynaplan.engines.model_files import gguf_parts, public_name
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.requirements import check_installed
 from dynaplan.engines.server.engine_options import (
@@ -191,8 +190,8 @@ def fingerprint(options: LlamaOptions, gpus: float) -> str:
         "options": {key: value for key, value in options.translated.items() if key not in THREADS},
         "others": dict(options.passthrough),
     }
-    files = gguf_files(Path(options.model).expanduser())
-    return fingerprint_of(settings, [*files, *([Path(found)] if found else [])]) if files else ""
+    files = gguf_parts(Path(os.path.expanduser(options.model)))
+    return fingerprint_of(settings, [*files, *([Path(found)] if found else [])])
 
 
 def server_flags(options: LlamaOptions) -> tuple[str, ...]:
@@ -366,7 +365,7 @@ METRIC_NAMES = MetricNames(
 def _program(named: str) -> str:
     """Find the llama-server program to run; empty for our own."""
     if named:
-        return str(Path(named).expanduser())
+        return os.path.expanduser(named)
     return "" if importlib.util.find_spec("xllamacpp") else shutil.which("llama-server") or "llama-server"
 
 

@@ -187,7 +187,7 @@ class EngineChild:
             if not self.has_exited and term_deadline_s > 0:
                 ending = asyncio.create_task(run_bounded(command, term_deadline_s)) if command else None
                 if ending is None:
-                    self._process.send_signal(signal.SIGTERM)
+                    os.kill(self.pid, signal.SIGTERM)  # Popen.send_signal might reap it
                 try:
                     await asyncio.wait({self._exit}, timeout=term_deadline_s)
                 finally:

@@ -23,6 +23,10 @@ BAD_REQUEST_STATUSES = frozenset({400, 413, 422})
 """HTTP statuses that blame the request itself."""
 
 
+class UnexpectedStatus(TemporaryError):
+    """The server answered, and not with 200."""
+
+
 class ServerClient:
     """Asks one server at ``url`` with the bearer ``token``. Methods raise TemporaryError when it fails."""
 
@@ -32,7 +36,7 @@ class ServerClient:
         self._session: ClientSession | None = None
 
     async def text(self, path: str, timeout_s: float) -> str:
-        """Get the text at that path; raises TemporaryError for any answer but 200."""
+        """Get the text at that path; raises UnexpectedStatus for any answer but 200."""
         import aiohttp
 
         try:
@@ -42,7 +46,7 @@ class ServerClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TemporaryError(f"{path} of the engine: {_describe(error)}") from error
         if response.status != 200:
-            raise TemporaryError(f"{path} of the engine answered {response.status}")
+            raise UnexpectedStatus(f"{path} of the engine answered {response.status}")
         return data.decode(errors="replace")
 
     async def is_ready(self, path: str, timeout_s: float = 2.0) -> bool:

@@ -323,17 +323,17 @@ class ServerEngine:
     async def _end(self, grace_s: float) -> None:
         """Shut down; the port lease is released once nothing listens on its ports any more.
 
-        Nothing is awaited before the server is told to end: a cancellation there would leave it running.
+        Nothing is awaited before the server is told to end: a cancellation there would leave it running. Nor
+        may anything fail there.
         """
         self._watch.stop()
-        if self._blocks:
-            self._blocks.close()
         child, self._child = self._child, None
         try:
             if child is not None:
-                port = self._lease.ports[0] if self._lease else 0
-                await child.stop(grace_s, self._kind.stop_command(self._options, port, child.engine_pid))
+                await child.stop(grace_s, self._stop_command(child))
         finally:
+            if self._blocks:
+                self._blocks.close()
             for file in self._launch_files:
                 file.unlink(missing_ok=True)
             self._launch_files = ()
@@ -341,6 +341,15 @@ class ServerEngine:
                 self._lease.close()
                 self._lease = None
             await self._client.close()
+
+    def _stop_command(self, child: EngineChild) -> Sequence[str]:
+        """Return the command that ends the server in the place of SIGTERM; none without its pid."""
+        port = self._lease.ports[0] if self._lease else 0
+        try:
+            return self._kind.stop_command(self._options, port, child.engine_pid)
+        except OSError as error:
+            log.warning("the engine gets SIGTERM, as its pid is not known: %s", error)
+            return ()
 
     def _write(self, launch: LaunchLine) -> None:
         self._launch_files = tuple(launch.files)
@@ -370,7 +379,7 @@ async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
 def _template_text(template: Any) -> str:
     """A chat template as the card has it: the path of its file, or its text."""
     try:
-        file = Path(str(template)).expanduser()
+        file = Path(os.path.expanduser(str(template)))
         return str(file.absolute()) if file.is_file() else str(template)
     except (OSError, ValueError, RuntimeError):
         return str(template)

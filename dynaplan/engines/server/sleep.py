@@ -6,7 +6,7 @@ import json
 import logging
 from dataclasses import dataclass, replace
 
-from dynaplan.engines.server.client import ServerClient
+from dynaplan.engines.server.client import ServerClient, UnexpectedStatus
 from dynaplan.engines.server.metrics import EngineMetrics
 from dynaplan.util.errors import TemporaryError
 
@@ -78,12 +78,17 @@ class EngineSleep:
         return "" if status == 200 else f"{path} of the engine answered {status}."
 
     async def _read_paused(self) -> None:
-        """Ask whether the engine is paused; without an answer it is as it was."""
+        """Ask whether the engine is paused; without an answer it is as it was.
+
+        One whose first answer says nothing of it has no such path.
+        """
         assert self._paths
         try:
             answer = json.loads(await self._client.text(self._paths.paused_path, PAUSED_TIMEOUT_S))
             self._is_paused = isinstance(answer, dict) and answer.get("is_paused") is True
             self._reports_pause = True
-        except (TemporaryError, ValueError, RecursionError) as error:
+        except (UnexpectedStatus, ValueError, RecursionError) as error:
             log.debug("the engine does not say whether it is paused: %s", error)
             self._reports_pause = self._reports_pause or False
+        except TemporaryError as error:
+            log.debug("whether the engine is paused is not known: %s", error)

@@ -17,7 +17,6 @@ from typing import Any
 
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.port import BlockChangesCallback, Engine, EngineContext, HandOffReady
-from dynaplan.engines.sim.api import RemoteKv
 from dynaplan.engines.sim.block_changes import BlockChanges
 from dynaplan.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.engines.sim.openai_endpoints import LiveAnswer, SimEndpoints
@@ -139,7 +138,9 @@ class SimEngine:
         self._driver: StepDriver | None = None
         self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
         self._held = HeldPrompts(context.worker_name, context.address, self._release)
-        self._endpoints = SimEndpoints(self, checked.seed, checked.model, self._settings.context_tokens)
+        self._endpoints = SimEndpoints(
+            self, self._fetcher, checked.seed, checked.model, self._settings.context_tokens
+        )
 
     def subscribe_kv_events(self, changed: BlockChangesCallback) -> bool:
         """Call back at the end of each step that changed the published blocks."""
@@ -253,7 +254,7 @@ class SimEngine:
         }
 
     async def prefill(self, request: RemotePrefillRequest, hand_off_ready: HandOffReady) -> None:
-        """Compute the prompt and hold its blocks until they are taken, at most 30 s.
+        """Compute the prompt and hold its blocks until they are taken, for ``HOLD_S`` at most.
 
         Raises RequestRefused for a prompt that this engine cannot serve.
         """
@@ -277,10 +278,6 @@ class SimEngine:
         finally:
             self.close(answer)
         await hand_off_ready({"kv_transfer_params": params}, held.cached_tokens)
-
-    async def fetch(self, remote: RemoteKv, prompt_tokens: int) -> bool:
-        """Take the KV entries of a prompt from the engine that computed it; tell whether they came."""
-        return await self._fetcher.fetch(remote, prompt_tokens)
 
     def hashes(self, prompt: Sequence[int]) -> Sequence[int]:
         """Return the hashes of the prompt's full blocks; none where nothing is shared."""

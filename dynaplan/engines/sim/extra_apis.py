@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from dynaplan.engines.sim.api import Rendering
-from dynaplan.engines.timing_model.tokens import prompt_token_ids
+from dynaplan.engines.timing_model.tokens import is_token, prompt_token_ids
 from dynaplan.util.documents import shown
 from dynaplan.util.errors import UserError
 from dynaplan.util.splitmix import uniform_draws
@@ -24,8 +24,6 @@ DEFAULT_DIMENSIONS = 64
 """Numbers of an embedding that no ``dimensions`` are asked for."""
 
 MAX_DIMENSIONS = 4096
-
-_MAX_TOKEN_ID = 2**32 - 1
 
 
 def chat_of_response(body: Any) -> dict[str, Any]:
@@ -207,8 +205,7 @@ def tokenize_response(body: Any, context_tokens: int) -> dict[str, Any]:
 def detokenize(body: Any) -> str:
     """Return the text of a list of token ids; raises UserError for anything else."""
     tokens = body.get("tokens") if isinstance(body, Mapping) else None
-    is_list = isinstance(tokens, list)
-    if not is_list or not all(type(each) is int and 0 <= each <= _MAX_TOKEN_ID for each in tokens or ()):
+    if not isinstance(tokens, list) or not all(map(is_token, tokens)):
         raise UserError(f"'tokens' is {shown(tokens)}: expected a list of token ids")
-    packed = struct.pack(f"<{len(tokens or ())}I", *(tokens or ()))
+    packed = struct.pack(f"<{len(tokens)}I", *tokens)
     return packed.rstrip(b"\0").decode("utf-8", "replace")

@@ -8,14 +8,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from dynaplan.engines.sim.api import (
     AnswerText,
     CompletionRequest,
-    RemoteKv,
     Rendering,
     error_document,
     models_document,
@@ -32,6 +31,10 @@ from dynaplan.engines.sim.extra_apis import (
 from dynaplan.engines.timing_model.engine_model import EngineRequest, RequestState
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
 from dynaplan.util.http_routes import Route
+
+if TYPE_CHECKING:
+    from dynaplan.engines.sim.engine import SimEngine
+    from dynaplan.engines.sim.kv_transfer import KvFetcher
 
 log = logging.getLogger(__name__)
 
@@ -83,20 +86,6 @@ _Work = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
-class _Computing(Protocol):
-    """The engine, as far as its HTTP side uses it."""
-
-    def next_number(self) -> str: ...
-
-    def hashes(self, prompt: Sequence[int]) -> Sequence[int]: ...
-
-    def submit(self, answer: LiveAnswer, prompt: Sequence[int]) -> LiveAnswer: ...
-
-    def close(self, answer: LiveAnswer) -> None: ...
-
-    async def fetch(self, remote: RemoteKv, prompt_tokens: int) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     asked: CompletionRequest
@@ -105,10 +94,13 @@ class _Part:
 
 
 class SimEndpoints:
-    """Answers the paths of the API with what the engine computes."""
+    """Answers the paths of the API with what the engine computes, and the fetcher brings."""
 
-    def __init__(self, engine: _Computing, seed: int, model: str, context_tokens: int) -> None:
+    def __init__(
+        self, engine: SimEngine, fetcher: KvFetcher, seed: int, model: str, context_tokens: int
+    ) -> None:
         self._engine = engine
+        self._fetcher = fetcher
         self._text = AnswerText(seed)
         self._model = model
         self._context_tokens = context_tokens
@@ -158,7 +150,7 @@ class SimEndpoints:
         """Answer the prompts of one request, all computed at once."""
         asked = [self._text.apply_stops(self.read(body, is_chat=is_chat)) for body in bodies]
         remote = asked[0].remote_kv
-        is_remote = remote is not None and await self._engine.fetch(remote, len(asked[0].prompt))
+        is_remote = remote is not None and await self._fetcher.fetch(remote, len(asked[0].prompt))
         number, prompt_tokens = self._engine.next_number(), sum(len(each.prompt) for each in asked)
         parts = [
             _Part(

@@ -17,6 +17,7 @@ and its sweep of every context began with one request, so that
 from __future__ import annotations
 
 import json
+import os
 import re
 import zipfile
 import zlib
@@ -91,7 +92,7 @@ def load_profile(name: str, tensor_parallel_size: int = 1) -> MeasuredProfile:
     for stem in (name, f"{name}-tp{tensor_parallel_size}"):
         if "/" not in name and (SHIPPED_DIR / f"{stem}.json").is_file():
             return MeasuredProfile.from_document(_read_json(SHIPPED_DIR / f"{stem}.json"), name)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_file():
         return MeasuredProfile.from_document(_read_json(path), name)
     if path.is_dir():

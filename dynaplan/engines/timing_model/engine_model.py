@@ -213,10 +213,6 @@ class EngineModel:
         """True when no request waits or runs; some may be held."""
         return not self._running and not self._waiting
 
-    @property
-    def held(self) -> int:
-        return len(self._held)
-
     def submit(self, request: EngineRequest) -> None:
         """Queue the request; raises ValueError for one that could never be served, or an id in use."""
         tokens = request.prompt_tokens + request.max_tokens

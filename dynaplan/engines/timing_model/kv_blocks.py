@@ -99,10 +99,6 @@ class KvBlocks:
         """The number of blocks that can be taken: empty, or published and unused."""
         return self.total - self.used
 
-    @property
-    def idle(self) -> int:
-        return len(self._idle)
-
     def matching(self, hashes: Sequence[int]) -> int:
         """Return the number of hashes, from the first on without a gap, that are published."""
         users = self._users

@@ -68,7 +68,7 @@ def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, .
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt and all(map(_is_token, prompt)):
+    if isinstance(prompt, list) and prompt and all(map(is_token, prompt)):
         return tuple(prompt)
     raise UserError("'prompt' must be a text, a list of token ids, or a list with one of these; not empty")
 
@@ -85,7 +85,7 @@ def split_last_message(messages: object) -> tuple[str, str]:
     return chat_text(messages[:-1]), _content(messages[-1])
 
 
-def _is_token(value: object) -> bool:
+def is_token(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_TOKEN_ID
 
 

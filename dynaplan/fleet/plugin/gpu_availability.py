@@ -4,7 +4,7 @@
 2. Memory (``GpuMemory``): a driver takes back the memory of a dead process in its own time, for seconds after
    the process is gone. So a GPU counts as free when it was seen empty after its last worker had gone. The
    driver is asked in a thread, since it may hang with a broken GPU; when no answer comes the GPUs count as
-   free, as their claims say.
+   free, as their claims say. A GPU that alone cannot be read is broken, and does not.
 3. Reservations: GPUs that a person has taken from the deployment. They stay claimed.
 
 ``GpuAvailability`` joins the three; docs/decisions/0028 says why.
@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dynaplan.fleet.gpu_claims import Claims
-from dynaplan.fleet.gpus import Gpu, GpuUse, busy_gpus, by_reason
+from dynaplan.fleet.gpus import UNREADABLE, Gpu, GpuUse, busy_gpus, by_reason, is_unreadable
 from dynaplan.fleet.rules.allocation import choose_gpus
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Worker, WorkerState
 from dynaplan.util.clock import Clock
@@ -70,20 +70,20 @@ class GpuClaims:
             log.warning("%s", error)
         return dict(self._foreign)
 
-    def claim_for(self, fleet: Iterable[Worker], beside: Iterable[int] = ()) -> frozenset[int]:
-        """Claim the GPUs of these workers, and those ``beside``; return the ones that were not obtained."""
+    def claim_for(self, fleet: Iterable[Worker], beside: Iterable[int] = ()) -> dict[int, str]:
+        """Claim the GPUs of these workers, and those ``beside``; return why some were not obtained."""
         wanted = _held_by(fleet) | frozenset(beside)
         new = wanted - (self._held or frozenset())
         if not new:
-            return frozenset()
+            return {}
         try:
             claimed = self._claims.claim([self._uuid_of[index] for index in new])
         except DeploymentError as error:
             log.warning("%s", error)
-            return new
+            return dict.fromkeys(new, str(error.args[0]))
         obtained = frozenset(self._index_of[uuid] for uuid in claimed)
         self._held = (self._held or frozenset()) | obtained
-        return new - obtained
+        return dict.fromkeys(new - obtained, TAKEN_MEANWHILE)
 
     def release_unused(self, fleet: Iterable[Worker], beside: Iterable[int] = ()) -> None:
         """Give back every GPU that none of these workers holds and that is not ``beside`` them."""
@@ -154,6 +154,8 @@ class GpuMemory:
         except Exception:  # else nobody would ever read again
             log.exception("the memory of GPUs was not read")
             return
+        if not uses and any(gpu.memory_bytes for gpu in self._gpus):
+            return  # the driver does not answer
         if self._asked_since_s is None and busy.keys() == self._busy.keys() and not self._has_moved(uses):
             self._busy, self._uses, self._seen_at_s = busy, uses, began_s
             return
@@ -192,12 +194,15 @@ class GpuMemory:
             self._asked_since_s = now_s
             self._read_now.set()
         is_silent = self._asked_since_s is not None and now_s - self._asked_since_s >= DRIVER_TIMEOUT_S
-        return {
-            gpu.index: NOT_READ
-            if gpu.index in unseen and not is_silent
-            else self._uses.get(gpu.index, GpuUse())
-            for gpu in self._gpus
-        }
+        uses: dict[int, GpuUse | str] = {}
+        for gpu in self._gpus:
+            if gpu.index in unseen and not is_silent:
+                uses[gpu.index] = NOT_READ
+            elif is_unreadable(gpu, self._uses):
+                uses[gpu.index] = UNREADABLE
+            else:
+                uses[gpu.index] = self._uses.get(gpu.index, GpuUse())
+        return uses
 
     def busy(self, fleet: Iterable[Worker]) -> dict[int, str]:
         """Return the GPUs that cannot be handed on now: index -> why. A running worker's own are left out.
@@ -261,7 +266,7 @@ class GpuAvailability:
     def claim_for(self, fleet: Iterable[Worker]) -> dict[int, str]:
         """Claim the GPUs of these workers; return the ones that could not be obtained, with the reason."""
         missed = self._claims.claim_for(fleet, self._reserved)
-        return dict.fromkeys(missed - self._reserved.keys(), TAKEN_MEANWHILE)
+        return {index: why for index, why in missed.items() if index not in self._reserved}
 
     def release_unused(self, fleet: Iterable[Worker]) -> None:
         """Give back every claim on a GPU that none of these workers holds."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -476,8 +475,3 @@ class ModelManager:
             if _SECONDS.sub("", before) != _SECONDS.sub("", sentence):
                 self.events.append(ModelEvent(self._moment.unix_s, action.model, sentence))
                 log.info("model %s: %s", action.model, sentence)
-
-
-def wall_clock_moment(now_s: float) -> Moment:
-    """Return this moment on both clocks."""
-    return Moment(now_s, time.time())

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from dynaplan.engines.llamacpp.saved_slots import remove_saved, saved_in
-from dynaplan.fleet.gpus import Gpu, GpuUse
+from dynaplan.fleet.gpus import UNREADABLE, Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.models.model import HOST, Device
@@ -183,7 +183,7 @@ class SharedMemory:
                 freed = dict.fromkeys(before.gpus, before.memory_bytes - (now.memory_bytes if now else 0))
                 self._left[name] = _Leftover(before.component, freed, dict(self._foreign), now_s)
         self._given = given
-        unread = {gpu.index for gpu, _, why in devices if why == NOT_READ}
+        unread = {gpu.index for gpu, _, why in devices if why in (NOT_READ, UNREADABLE)}
         excess = {
             gpu.index: max(
                 0,

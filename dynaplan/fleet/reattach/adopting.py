@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -176,10 +175,7 @@ def _take_over(handover: Handover, stack: ExitStack) -> None:
     stack.callback(remove_runtime_directory, launch.runtime_dir)
     if launch.address_dir != launch.runtime_dir:
         stack.callback(launch.address_dir.unlink, missing_ok=True)
-    if launch.scratch_dir.is_relative_to(launch.runtime_dir):
-        stack.callback(shutil.rmtree, launch.scratch_dir, ignore_errors=True)
-    else:
-        stack.callback(remove_scratch, launch.scratch_dir)
+    stack.callback(remove_scratch, launch.scratch_dir)
     if handover.store_outlives:
         stack.callback(forget_decisions, launch.namespace)
     stack.callback(store.remove)

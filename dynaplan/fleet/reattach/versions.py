@@ -92,10 +92,8 @@ def write_own(runtime_dir: Path, arguments: Sequence[str]) -> None:
     """Write down that this process, with these arguments, is the deployment's ``serve`` from now on."""
     me, own, before = process_table.identity_of(os.getpid()), own_version(), read_serve(runtime_dir)
     since = 0 if before is None else before.since if before.version == own else me.started_at
-    new = runtime_dir / f".{VERSION_FILE}"
     serve = RunningServe(me.pid, me.started_at, own, since, tuple(arguments))
-    write_private(new, json.dumps(asdict(serve)))
-    new.replace(runtime_dir / VERSION_FILE)
+    write_private(runtime_dir / VERSION_FILE, json.dumps(asdict(serve)))
 
 
 def take_over(runtime_dir: Path, running: RunningServe, program: Sequence[str], path: str | None) -> None:
@@ -107,9 +105,8 @@ def take_over(runtime_dir: Path, running: RunningServe, program: Sequence[str], 
     variables = [f"{PACKAGE_VARIABLE}={own_version().package}"]
     if path:
         variables.append(f"PYTHONPATH={os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}")
-    successor, new = runtime_dir / SUCCESSOR_FILE, runtime_dir / f".{SUCCESSOR_FILE}"
-    write_private(new, "\0".join(("env", *variables, *program, *running.arguments)))
-    new.replace(successor)
+    successor = runtime_dir / SUCCESSOR_FILE
+    write_private(successor, "\0".join(("env", *variables, *program, *running.arguments)))
     try:
         if process_table.identify(running.pid) != running.started_at:
             raise ProcessLookupError(f"serve, process {running.pid}, has ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -287,7 +288,7 @@ def _files(config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, int, int]
     options = section_options(config, WORKER)
     files = []
     for key in ("model", "profile"):
-        path = Path(str(options.get(key) or "")).expanduser()
+        path = Path(os.path.expanduser(str(options.get(key) or "")))
         if path.is_file():
             status = path.stat()
             files.append((key, status.st_size, status.st_mtime_ns))

@@ -67,7 +67,7 @@ class LibraryForecaster:
 
     When the process fails, or takes longer than ``load_predictor_deadline_s``, the last value is forecast.
     A process that computes past its deadline is killed, since nothing else stops it, and the next forecast
-    starts another one. Forecasts are computed one after another.
+    starts another one. Forecasts are computed one after another; waiting for the others counts as time taken.
     """
 
     def __init__(self, settings: ForecastSettings, interval_s: float) -> None:
@@ -99,6 +99,9 @@ class LibraryForecaster:
             return self._fall_back(history, f"{self._method} took longer than {deadline_s:g} s")
         except (TemporaryError, HelperFailed, OSError, ValueError) as error:
             return self._fall_back(history, f"{self._method} failed: {error}")
+
+    async def forecast_all(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
+        return await asyncio.gather(*(self.forecast(history, steps) for history, steps in asked))
 
     async def close(self) -> None:
         """Kill the process, if there is one; return when it is gone."""

@@ -21,11 +21,8 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from dynaplan.planner.forecasting.series import MAX_LOG, fill_gaps
+from dynaplan.planner.forecasting.series import MAX_LOG, Series, fill_gaps
 from dynaplan.process.helper_main import become_helper
-
-Series = Sequence[float | None]
-"""Measurements of one curve, the newest last; None for a gap."""
 
 EPOCH = datetime(2024, 1, 1)
 """The time that Prophet gets for the first measurement, as in the original."""
@@ -37,7 +34,7 @@ def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
     When that is (0, d, 0), whose forecast is a straight line, the logarithms are taken: the original's rule.
     A gap gets the value before it, since the library takes no gaps.
     """
-    values = tuple(fill_gaps(list(series)))
+    values = tuple(fill_gaps(series))
     model = _auto_arima(values)
     order = tuple(int(each) for each in model.order)
     if order[0] == order[2] == 0:

@@ -115,6 +115,8 @@ class Executor:
                 self._logged = "" if is_done else self._logged
             except DynaplanError as error:
                 self._log_once(f"waiting to carry the decision out: {error.args[0]}")
+            except Exception:
+                log.exception("the decision is not carried out yet: this pass failed")
             try:
                 async with asyncio.timeout(EXECUTOR_IDLE_POLL_S if is_done else EXECUTOR_POLL_S):
                     await self._wake.wait()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,7 @@ def recent_records(
     records: list[dict[str, Any]] = []
     for log_dir in _newest_first(planner_dir):
         found = read_records(log_dir, last - len(records), tail_bytes)
-        own = [record for record in found if _is_since(record, since_s)] if since_s else found
+        own = [record for record in found if record_time_s(record) >= since_s] if since_s else found
         records = own + records
         if len(records) >= last or len(own) < len(found):
             break
@@ -217,15 +218,15 @@ def all_recent_records(planner_dir: Path, last: int, since_s: float = 0.0) -> li
     """Read the last records of the planner and of those of models, which log below it, oldest first."""
     roots = [planner_dir, *sorted(path.parent for path in planner_dir.glob(f"*/{POINTER_NAME}"))]
     records = [each for root in roots for each in recent_records(root, last, since_s=since_s)]
-    return sorted(records, key=lambda each: str(each.get("wall_time", "")))[-last:]
+    return sorted(records, key=record_time_s)[-last:]
 
 
-def _is_since(record: dict[str, Any], since_s: float) -> bool:
-    """Return whether a record was written at ``since_s`` or later; False without a valid timestamp."""
+def record_time_s(record: Mapping[str, Any]) -> float:
+    """Return when a record was written, seconds since the epoch; minus infinity where it does not say."""
     try:
-        return datetime.fromisoformat(record["wall_time"]).timestamp() >= since_s
+        return datetime.fromisoformat(record["wall_time"]).timestamp()
     except (KeyError, TypeError, ValueError):
-        return False
+        return -math.inf
 
 
 def write_pointer(planner_dir: Path, log_dir: Path) -> None:

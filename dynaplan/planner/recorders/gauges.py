@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Sample
+from dynaplan.fleet.counts import PoolSizes, Sample
 from dynaplan.planner.model import DecisionRecord
 
 PREFIX = "dynamo_planner_"
@@ -29,7 +29,7 @@ class GaugesRecorder:
         """Count the workers, and the time of their GPUs since the pull before."""
         if self._last:
             passed_s = max(0.0, sample.at_s - self._last.at_s)
-            self._gpu_s += passed_s * self._gpus(self._last)
+            self._gpu_s += passed_s * gpus_of(self._last, self._settings)
         self._last = sample
 
     def record_decision(self, record: DecisionRecord) -> None:
@@ -39,9 +39,9 @@ class GaugesRecorder:
         """Return the present value of each gauge by its name."""
         numbers = {"gpu_seconds_total": self._gpu_s, **self._of_decision}
         if self._last:
-            # Sleepers are replicas, and keep their GPUs.
-            numbers["num_prefill_replicas"] = self._last.prefill_workers + self._last.prefill_asleep
-            numbers["num_decode_replicas"] = self._last.decode_workers + self._last.decode_asleep
+            replicas = replicas_of(self._last)
+            numbers["num_prefill_replicas"] = replicas.prefill
+            numbers["num_decode_replicas"] = replicas.decode
             if self._last.prefill_queue is not None:
                 numbers["prefill_queue_size"] = self._last.prefill_queue
         return {PREFIX + name: value for name, value in numbers.items()}
@@ -49,11 +49,20 @@ class GaugesRecorder:
     def close(self) -> None:
         pass
 
-    def _gpus(self, sample: Sample) -> int:
-        settings = self._settings
-        prefill = sample.prefill_workers + sample.prefill_asleep
-        decode = sample.decode_workers + sample.decode_asleep
-        return prefill * settings.prefill_engine_num_gpu + decode * settings.decode_engine_num_gpu
+
+def replicas_of(sample: Sample) -> PoolSizes:
+    """Return the replicas at a pull: sleepers are some, and keep their GPUs."""
+    return PoolSizes(
+        sample.prefill_workers + sample.prefill_asleep, sample.decode_workers + sample.decode_asleep
+    )
+
+
+def gpus_of(sample: Sample, settings: PlannerSettings) -> int:
+    """Return the GPUs that the replicas at a pull have."""
+    replicas = replicas_of(sample)
+    return (
+        replicas.prefill * settings.prefill_engine_num_gpu + replicas.decode * settings.decode_engine_num_gpu
+    )
 
 
 def values_of(record: DecisionRecord) -> dict[str, float]:

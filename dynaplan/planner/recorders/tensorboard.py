@@ -18,7 +18,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model import DecisionRecord
 from dynaplan.planner.recorders.decision_log import AppendingFile
-from dynaplan.planner.recorders.gauges import values_of
+from dynaplan.planner.recorders.gauges import gpus_of, replicas_of, values_of
 
 FILE_VERSION = b"brain.Event:2"
 """The version that the first record of a file states."""
@@ -97,23 +97,16 @@ class TensorBoardRecorder:
         self._file = AppendingFile(self._name, lambda: header(time.time()))
 
     def record_sample(self, sample: Sample) -> None:
-        settings = self._settings
-        # Sleepers keep their GPUs.
-        prefill_workers = sample.prefill_workers + sample.prefill_asleep
-        decode_workers = sample.decode_workers + sample.decode_asleep
-        gpus = (
-            prefill_workers * settings.prefill_engine_num_gpu
-            + decode_workers * settings.decode_engine_num_gpu
-        )
+        replicas = replicas_of(sample)
         self._write(
             sample.at_s,
             {
                 "prefill_queue_size": sample.prefill_queue,
                 "average_kv_load": sample.kv_usage,
                 "total_queued_requests": sample.waiting_requests,
-                "num_prefill_workers": prefill_workers,
-                "num_decode_workers": decode_workers,
-                "num_gpu": gpus,
+                "num_prefill_workers": replicas.prefill,
+                "num_decode_workers": replicas.decode,
+                "num_gpu": gpus_of(sample, self._settings),
             },
         )
 

@@ -7,6 +7,7 @@ are coroutines because a live deployment waits for answers; those of a simulated
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from dynaplan.config.settings.planner import PlannerSettings
@@ -14,7 +15,7 @@ from dynaplan.fleet.counts import Sample
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.decision import decide, state_without_change
+from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.load_policy import average_load
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 
@@ -125,7 +126,8 @@ class PlanningCycle:
         if await deployment.apply(decision):
             self._is_scaling = True
         else:
-            self._state = state_without_change(before)
+            grace = before.after_interval().decode_grace_left  # none was added that would have one
+            self._state = replace(self._state, decode_grace_left=grace)
 
 
 def startup_time_s(settings: PlannerSettings, measured_s: Iterable[float]) -> float:

@@ -188,11 +188,6 @@ def _restore_minimum(situation: Situation, targets: PoolSizes) -> list[DecisionS
     ]
 
 
-def state_without_change(state: PlannerState) -> PlannerState:
-    """Return the state after a decision made in ``state`` that was not carried out: one interval passed."""
-    return state.after_interval()
-
-
 def current_targets(observation: Observation) -> PoolSizes:
     """Return the desired counts, and the present workers of a role without a desired count."""
     desired, fleet = observation.desired, observation.fleet

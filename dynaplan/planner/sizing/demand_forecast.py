@@ -51,10 +51,10 @@ def forecast_queries(startup_s: float, interval_s: float) -> list[ForecastQuery]
 
 
 class ForecastMethod(Protocol):
-    """Forecasts one curve."""
+    """Forecasts curves."""
 
-    async def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
-        """Forecast the value ``steps`` intervals ahead."""
+    async def __call__(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> Sequence[Forecast]:
+        """Forecast each of these histories so many intervals ahead."""
         ...
 
 
@@ -62,11 +62,9 @@ async def forecast_traffic(
     history: TrafficHistory, method: ForecastMethod, startup_s: float, settings: PlannerSettings
 ) -> TrafficForecast:
     """Return the forecast traffic until a worker that is started now is ready, and one interval more."""
-    answers = {
-        asked: await method(history.curve(asked.curve), asked.ahead)
-        for asked in forecast_queries(startup_s, settings.adjustment_interval_s)
-    }
-    return build_foresight(history, answers, settings)
+    queries = forecast_queries(startup_s, settings.adjustment_interval_s)
+    answers = await method([(history.curve(each.curve), each.ahead) for each in queries])
+    return build_foresight(history, dict(zip(queries, answers, strict=True)), settings)
 
 
 def build_foresight(

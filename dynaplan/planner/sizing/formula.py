@@ -143,7 +143,7 @@ class PrefillInterpolator:
 
 
 class DecodeInterpolator:
-    """ITL and decode throughput by concurrency and context, from the nearest point of the grid."""
+    """ITL by concurrency and context, and the best throughput, from the nearest points of the grid."""
 
     __slots__ = ("_columns", "_rows", "_table")
 
@@ -155,11 +155,6 @@ class DecodeInterpolator:
     def itl_ms(self, concurrency: float, context_tokens: float) -> float:
         """Return the ITL in ms with ``concurrency`` requests of that mean context in the engine."""
         return self._table.itl_ms[self._row(context_tokens)][self._column(concurrency, context_tokens)]
-
-    def tokens_per_s_per_gpu(self, concurrency: float, context_tokens: float) -> float:
-        """Return the tokens that ``concurrency`` requests of that context get, tokens/s per GPU."""
-        row, column = self._row(context_tokens), self._column(concurrency, context_tokens)
-        return self._table.tokens_per_s_per_gpu[row][column]
 
     def find_best_throughput_per_gpu(self, itl_ms: float, context_tokens: float) -> DecodePoint:
         """Return the fullest point whose ITL does not exceed ``itl_ms``; the emptiest when there is none.

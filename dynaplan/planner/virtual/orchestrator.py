@@ -87,10 +87,13 @@ class Orchestrator:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the command with all that it has started: SIGTERM, and SIGKILL for what does not heed it."""
     _signal_group(process.pid, signal.SIGTERM)
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(COMMAND_STOP_S):
             await process.wait()
-    _signal_group(process.pid, signal.SIGKILL)
+    except TimeoutError:
+        pass
+    finally:  # also when a second cancel ends the wait
+        _signal_group(process.pid, signal.SIGKILL)
     await process.wait()
 
 

@@ -70,6 +70,26 @@ def test_the_shells_variables_are_in_it_but_no_secret(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NATS_SERVER", "nats://llm:pw-1@host:4222", "NATS_AUTH_PASSWORD"),
+        ("ETCD_ENDPOINTS", "http://one:2379,http://llm:pw-1@two:2379", "ETCD_AUTH_PASSWORD"),
+        ("DYN_DEPLOYMENT_CONFIG", '{"Common": {"hf-token": "pw-1"}}', "DYN_DEPLOYMENT_CONFIG=..."),
+        ("DYN_DEPLOYMENT_CONFIG", "{Common: {hf-token: pw-1}}", "DYN_DEPLOYMENT_CONFIG=..."),
+    ],
+)
+def test_a_variable_with_a_secret_in_its_value_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    result = run("graphs.agg:Frontend")
+    assert isinstance(result.exception, ConfigError)
+    assert f"{name} holds a secret" in str(result.exception)
+    assert said in str(result.exception)
+    assert "pw-1" not in result.output + str(result.exception)
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--api-key", "k"), "--api-key would stand in the unit"),

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group
-from dynaplan.cli.service_options import is_model
+from dynaplan.cli.service_options import is_model, is_models_file, model_override, refuse_what_is_no_graph
 from dynaplan.util.errors import GraphError
 
 
@@ -46,6 +46,14 @@ def test_a_model_in_the_place_of_the_graph_is_served_by_itself_with_the_engine_t
     told = model if model != "downloaded" else str(directory / model)
     assert read == [(file, [f'--Common.model="{told}"', "--VllmWorker.max-num-seqs=2"])]
     assert f"graphs.agg:Frontend -f {file} --Common.model={shlex.quote(model)}" in result.output
+
+
+def test_a_path_below_the_home_of_nobody_is_one_that_is_not_there() -> None:
+    text = "~nobody-here/model"
+    assert not is_model(text)
+    assert not is_models_file(text)
+    assert model_override(text) == f'--Common.model="{text}"'
+    refuse_what_is_no_graph(text)
 
 
 def test_the_file_that_is_named_serves_a_model_too(monkeypatch: pytest.MonkeyPatch) -> None:

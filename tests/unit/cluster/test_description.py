@@ -160,6 +160,14 @@ def test_a_nats_server_of_its_own_is_there_where_the_store_or_the_queue_needs_on
     assert (servers.store, servers.nats_url, servers.etcd_url, servers.is_own_nats) == expected
 
 
+@pytest.mark.parametrize("option", ["nats", "etcd"])
+def test_a_login_in_the_address_of_a_server_is_refused_and_not_repeated(option: str) -> None:
+    said = rf"(?s)^--{option} .*{option.upper()}_AUTH_USERNAME and {option.upper()}_AUTH_PASSWORD in the"
+    with pytest.raises(ConfigError, match=said) as refused:
+        exported(disagg(), **{option: "nats://llm:pw-1@servers:4222"})
+    assert "pw-1" not in str(refused.value)
+
+
 def test_an_export_with_the_same_token_is_the_same(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a-token-of-enough-letters\n")

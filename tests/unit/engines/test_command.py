@@ -35,6 +35,7 @@ def test_it_is_ready_and_alive_when_its_check_answers() -> None:
         ({"command": None}, "command is None"),
         ({"command": "sh -c serve"}, "command is"),
         ({"command": "no-such-program --port ${PORT}"}, "no program no-such-program"),
+        ({"command": "~nobody-here/program --port ${PORT}"}, "no program ~nobody-here/program"),
         ({"stop-command": "no-such-program ${PID}"}, "stop-command is .*no program no-such-program"),
         ({"check": "health"}, "check is 'health'"),
         ({"temperature": 1}, "temperature is no option of a command"),

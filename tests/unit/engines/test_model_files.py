@@ -61,6 +61,8 @@ def test_no_model_is_refused_saying_what_the_engine_takes(engine: str, model: st
         ("vllm", "./gone"),
         ("sglang", "/gone"),
         ("vllm", "~/x"),
+        ("vllm", "~nobody-here/x"),
+        ("llamacpp", "~nobody-here/m.gguf"),
     ],
 )
 def test_a_missing_path_is_refused(engine: str, name: str) -> None:
@@ -186,6 +188,7 @@ def test_a_path_becomes_absolute_and_a_name_stays(tmp_path: Path, monkeypatch: p
 
     assert absolute("llamacpp", "m.gguf") == str(tmp_path / "m.gguf")
     assert absolute("llamacpp", "~/m.gguf") == "/home-of-somebody/m.gguf"
+    assert absolute("llamacpp", "~nobody-here/m.gguf") == str(tmp_path / "~nobody-here/m.gguf")
     assert absolute("vllm", "./m") == str(tmp_path / "m")
     assert absolute("vllm", "../m") == str(tmp_path.parent / "m")
     assert absolute("vllm", "/m") == "/m"

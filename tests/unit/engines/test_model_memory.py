@@ -230,4 +230,5 @@ def test_a_model_that_is_a_name_tells_nothing(tmp_path: Path) -> None:
     for engine in ("sim", "vllm", "llamacpp"):
         assert memory_need(engine, {"model": "meta-llama/Llama-3.1-8B-Instruct"}, 1) is None
     assert memory_need("vllm", {"model": str(tmp_path)}, 1) is None
+    assert memory_need("vllm", {"model": "~nobody-here/m"}, 1) is None
     assert memory_need("vllm", {}, 1) is None

@@ -91,7 +91,7 @@ def test_an_engine_that_is_not_installed_is_refused_with_the_line_that_installs_
     assert caught.value.hint.startswith(f"pip install '{REQUIREMENTS[engine].package}'")
 
 
-@pytest.mark.parametrize("engine", REQUIREMENTS)
+@pytest.mark.parametrize("engine", sorted(REQUIREMENTS.keys() - {"llamacpp"}))
 @pytest.mark.parametrize("words", ["{}", "{} serve", ["{}", "-m", "server"]])
 def test_a_program_that_is_named_takes_the_place_of_an_installed_one(
     engine: str, words: str | list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -104,6 +104,16 @@ def test_a_program_that_is_named_takes_the_place_of_an_installed_one(
         check_installed(engine, {option: given})
     program.touch(mode=0o700)
     check_installed(engine, {option: given})
+
+
+@pytest.mark.parametrize("name", ["server --foo", "it's", "~nobody-here"])
+def test_the_whole_of_what_names_a_llama_server_is_its_path(name: str, tmp_path: Path) -> None:
+    (tmp_path / "server").touch(mode=0o700)
+    given = name if name.startswith("~") else str(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"there is no program {given}"):
+        check_installed("llamacpp", {"llama-server": given})
+    (tmp_path / name).touch(mode=0o700)
+    check_installed("llamacpp", {"llama-server": str(tmp_path / name)})
 
 
 def test_the_llama_server_of_the_path_may_be_asked_for(nothing_installed: None) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from dynaplan.fleet.launch import RELOADED_FILE
 from dynaplan.fleet.runtime_dir import make_runtime_directory, write_private
 from dynaplan.fleet.watchdog import DirectoryWatch
 
@@ -96,6 +97,16 @@ async def test_a_file_that_vanishes_is_written_again(box: Box) -> None:
     (box.root / "clients.json").unlink()
     await box.check()
     assert (box.root / "clients.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_the_settings_of_the_last_reload_are_written_again(box: Box, whole: bool) -> None:
+    for text in ("first", "last"):
+        write_private(box.root / RELOADED_FILE, text)
+        await box.check()
+    (shutil.rmtree if whole else Path.unlink)(box.root if whole else box.root / RELOADED_FILE)
+    await box.check()
+    assert (box.root / RELOADED_FILE).read_text() == "last"
 
 
 async def test_a_server_without_its_socket_starts_again_once_and_one_that_starts_has_time(box: Box) -> None:

@@ -48,6 +48,7 @@ def test_an_address_or_a_program_that_is_there_does_not_raise(target: str) -> No
     [
         ("http:/x", "no address of a web server"),
         ("https://", "no address of a web server"),
+        ("http://[", "no address of a web server"),
         ("ftp://host/x", "no address of a web server"),
         ("no-such-program -v", "no program 'no-such-program'"),
         ("say 'it", "No closing quotation"),
@@ -97,13 +98,22 @@ def test_a_budget_that_is_used_up_is_a_missed_target_once() -> None:
     assert watch.poll() == []
 
 
+def test_the_hour_that_comes_twice_at_the_end_of_summer_time_has_its_events() -> None:
+    records = [record("2026-10-25T02:59:45+02:00")]
+    watch = EventWatch(list, RecordedDecisionEvents(lambda: records))
+    assert watch.poll() == []
+    records.append(record("2026-10-25T02:00:15+01:00", 5.0, -3.0))
+    assert [event.kind for event in watch.poll()] == ["target_missed"]
+
+
 def test_a_change_is_an_event_unless_the_planner_only_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_events, "is_change", lambda record: True)
     monkeypatch.setattr(decision_events, "summarize", lambda record: "changed")
     records: list[dict[str, Any]] = [{"wall_time": None}]
     watch = EventWatch(list, RecordedDecisionEvents(lambda: records))
     watch.poll()
-    records += [record("1"), {**record("2"), "settings": {"no-operation": True}}, {"wall_time": "3"}]
+    at = [f"2026-01-01T00:00:0{second}+00:00" for second in (1, 2, 3)]
+    records += [record(at[0]), {**record(at[1]), "settings": {"no-operation": True}}, {"wall_time": at[2]}]
     assert watch.poll() == [HookEvent("scaled", "changed"), HookEvent("scaled", "changed")]
 
 

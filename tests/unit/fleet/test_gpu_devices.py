@@ -74,16 +74,25 @@ class FakeNotFound(FakeNvmlError):
     """``pynvml.NVMLError_NotFound``: an empty MIG position."""
 
 
-def fake_nvml(devices: dict[str, list[str | None]], has_driver: bool = True) -> SimpleNamespace:
+def fake_nvml(
+    devices: dict[str, list[str | None]], has_driver: bool = True, lost: tuple[str, ...] = ()
+) -> SimpleNamespace:
     """A pynvml whose devices map uuid -> MIG slices (none: not in MIG mode).
 
     Copies: ``nvmlInit`` raises without a driver; ``nvmlDeviceGetMigMode`` raises on GPUs that do not
-    know MIG; positions without a slice raise NVMLError_NotFound; old versions answer in bytes.
+    know MIG; positions without a slice raise NVMLError_NotFound; old versions answer in bytes; a GPU that is
+    ``lost`` is counted, and fails in every call.
     """
 
     def init() -> None:
         if not has_driver:
             raise FakeNvmlError("Library Not Found")
+
+    def handle_of(position: int) -> str:
+        uuid = list(devices)[position]
+        if uuid in lost:
+            raise FakeNvmlError("GPU is lost")
+        return uuid
 
     def mig_mode(uuid: str) -> list[int]:
         if not devices[uuid]:
@@ -103,7 +112,7 @@ def fake_nvml(devices: dict[str, list[str | None]], has_driver: bool = True) -> 
         nvmlInit=init,
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: len(devices),
-        nvmlDeviceGetHandleByIndex=lambda index: list(devices)[index],
+        nvmlDeviceGetHandleByIndex=handle_of,
         nvmlDeviceGetMigMode=mig_mode,
         nvmlDeviceGetMaxMigDeviceCount=lambda uuid: len(devices[uuid]),
         nvmlDeviceGetMigDeviceHandleByIndex=mig_handle,
@@ -131,6 +140,20 @@ def test_gpus_are_listed_in_order_and_mig_gpus_as_their_slices(monkeypatch: pyte
         (3, "GPU-c"),
     ]
     assert nvml()[0] == Gpu(0, "GPU-a", "NVIDIA H200", 141)
+
+
+def test_a_lost_gpu_is_left_out_with_a_warning_and_the_others_keep_their_indices(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use(monkeypatch, fake_nvml({"GPU-a": [], "GPU-b": [], "GPU-c": []}, lost=("GPU-b",)))
+    assert [(gpu.index, gpu.uuid) for gpu in nvml()] == [(0, "GPU-a"), (2, "GPU-c")]
+    assert "GPU 1 is left out, it cannot be read: GPU is lost" in caplog.text
+
+
+def test_gpus_that_are_all_lost_are_not_replaced_by_simulated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, fake_nvml({"GPU-a": []}, lost=("GPU-a",)))
+    with pytest.raises(CapacityError, match="no GPU of this box can be read: GPU is lost"):
+        inventory(None, {})
 
 
 @pytest.mark.gpu

@@ -38,24 +38,27 @@ class FakeDriver:
     Copies: every call but ``nvmlInit`` fails before it; a GPU that shares the machine's memory raises
     NVMLError_NotSupported; a process of another container has the pid 0 or is not told; ``usedGpuMemory`` is
     None where it is not known, as in MIG mode without permission; a MIG slice has no utilisation and no power
-    of its own; a lost GPU fails in every call.
+    of its own; a GPU that is ``lost`` fails in every call; without a driver all calls fail.
     """
 
     NVMLError = FakeNvmlError
 
     def __init__(self) -> None:
         self.opened = 0
-        self.is_lost = False
+        self.has_driver = True
+        self.lost = ""
         self.computing: list[tuple[int, int | None]] = []
         self.drawing: list[tuple[int, int | None]] = []
 
     def nvmlInit(self) -> None:
-        if self.is_lost:
+        if not self.has_driver:
             raise FakeNvmlError("Driver Not Loaded")
         self.opened += 1
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if not self.opened or self.is_lost:
+        if not self.opened or not self.has_driver:
+            raise FakeNvmlError("Uninitialized")
+        if uuid == self.lost:
             raise FakeNvmlError("GPU is lost")
         return uuid
 
@@ -109,11 +112,19 @@ def test_a_driver_that_fails_tells_nothing_and_is_opened_anew(driver: FakeDriver
     uses = NvmlUses()
     assert len(uses.of(GPUS)) == len(uses.of(GPUS)) == 2
     assert driver.opened == 1
-    driver.is_lost = True
+    driver.has_driver = False
     assert uses.of(GPUS) == {}
-    driver.is_lost = False
+    driver.has_driver = True
     assert len(uses.of(GPUS)) == 2
     assert driver.opened == 2
+
+
+def test_a_lost_gpu_is_left_out_and_the_others_are_read(driver: FakeDriver) -> None:
+    driver.lost = "GPU-a"
+    uses = NvmlUses()
+    assert uses.of(GPUS) == {1: GpuUse(3)}
+    assert uses.activity_of(GPUS[:2]) == {1: GpuActivity()}
+    assert driver.opened == 1
 
 
 def test_a_simulated_gpu_is_filled_and_emptied_by_hand(tmp_path: Path) -> None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.gpus import GB, Gpu, GpuProcess, GpuUse, busy_gpus, by_reason, is_busy, use_in_words
+from dynaplan.fleet.gpus import (
+    GB,
+    UNREADABLE,
+    Gpu,
+    GpuProcess,
+    GpuUse,
+    busy_gpus,
+    by_reason,
+    is_busy,
+    use_in_words,
+)
 
 H100 = Gpu(2, "GPU-2", "H100", 80 * GB)
 SMALL = Gpu(0, "GPU-0", "small", 8 * GB)
@@ -28,7 +38,12 @@ def test_a_gpu_is_busy_from_a_tenth_of_its_memory_on_or_two_gb_of_a_small_one(
 
 def test_a_gpu_that_does_not_tell_its_memory_is_not_busy() -> None:
     assert not is_busy(Gpu(0, "GPU-0"), GpuUse(2**40))
-    assert busy_gpus((H100, SMALL), {0: GpuUse(0)}) == {}
+    assert busy_gpus((Gpu(2, "GPU-2"), SMALL), {0: GpuUse(0)}) == {}
+
+
+def test_a_gpu_that_was_not_read_although_others_were_is_not_handed_out() -> None:
+    assert busy_gpus((H100, SMALL), {0: GpuUse(0)}) == {2: UNREADABLE}
+    assert busy_gpus((H100, SMALL), {}) == {}, "the driver does not answer: that is no fault of a GPU"
 
 
 def test_the_processes_are_named_as_far_as_they_are_known() -> None:
@@ -39,7 +54,7 @@ def test_the_processes_are_named_as_far_as_they_are_known() -> None:
     assert said(GpuProcess(4711)) == "71 of 80 GB in use by pid 4711"
     assert said() == said(GpuProcess(0)) == "71 of 80 GB in use by a process that cannot be seen from here"
     assert said(*(GpuProcess(pid) for pid in range(1, 6))).endswith("by pid 1, pid 2, pid 3 and 2 more")
-    assert busy_gpus((SMALL, H100), {2: GpuUse(71 * GB, (GpuProcess(1, "x", 0),))}) == {
+    assert busy_gpus((SMALL, H100), {0: GpuUse(), 2: GpuUse(71 * GB, (GpuProcess(1, "x", 0),))}) == {
         2: "71 of 80 GB in use by pid 1 (x, uid 0)"
     }
 

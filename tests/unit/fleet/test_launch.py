@@ -118,6 +118,10 @@ def test_the_runtime_directory_lies_beside_the_statefile_private_and_new(tmp_pat
     write_private(directory / "secret", "x")
     assert directory.stat().st_mode & 0o777 == 0o700
     assert (directory / "secret").stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in directory.iterdir()] == ["secret"]
+    with pytest.raises(UnicodeEncodeError):
+        write_private(directory / "secret", "\ud800")
+    assert (directory / "secret").read_text() == "x", "it is replaced as a whole, or stays"
     make_runtime_directory(directory)
     assert list(directory.iterdir()) == []
     remove_runtime_directory(directory)

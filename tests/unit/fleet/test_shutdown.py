@@ -9,12 +9,18 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from circus.process import DEAD_OR_ZOMBIE, RUNNING
 
-from dynaplan.fleet.shutdown import Shutdown, requests_in_flight, show_drain, unmanaged_workers
+from dynaplan.fleet.shutdown import (
+    CLEAN_UP_S,
+    Shutdown,
+    requests_in_flight,
+    show_drain,
+    unmanaged_workers,
+)
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.store import connections
@@ -101,6 +107,27 @@ async def test_a_user_in_a_hurry_does_not_wait_for_the_answer(arbiter: Arbiter, 
     await asyncio.wait_for(shutdown.run(question), DRAIN_S)
     assert arbiter.ended[-1] == "servers"
     assert not question.done()
+
+
+async def test_at_the_deadline_every_worker_is_killed_before_one_is_waited_for(
+    arbiter: Arbiter, shutdown: Shutdown
+) -> None:
+    alive, killed = {len(each.name): 7 for each in arbiter.watchers}, []
+
+    def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
+        """As the real one kills only a process that started then; its orphans are waited for."""
+        alive.pop(pid, None)
+        killed.append((pid, started_at, waits_s))
+        return (pid,)
+
+    for watcher in arbiter.watchers:
+        watcher.send_signal = lambda pid, number: None
+    shutdown.processes = cast(Any, SimpleNamespace(identify=alive.get, kill_group=kill_group))
+    shutdown.is_hurried.set()
+    await shutdown.run()
+    workers = [len("box_Frontend"), len("box_VllmWorker")]
+    assert killed == [(pid, 7, waits_s) for waits_s in (0.0, CLEAN_UP_S) for pid in workers]
+    assert shutdown.killed == ["box_Frontend", "box_VllmWorker"]
 
 
 @asynccontextmanager

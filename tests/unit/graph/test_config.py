@@ -167,6 +167,8 @@ def disagg() -> Graph:
             r"(?s)VllmWorker.max_model_length: unknown.*'max-model-len'",
         ),
         ({"VllmWorker": {"qqqqq": 1}}, "VllmWorker.qqqqq: unknown option"),
+        ({"VllmWorker": {"gpu": 2}}, r"(?s)unknown.*Write --VllmWorker.ServiceArgs.resources.gpu=2\."),
+        ({"VllmWorker": {"gpus": 2}}, r"(?s)unknown.*Write --VllmWorker.ServiceArgs.resources.gpu=2\."),
         (
             {"VllmWorker": {"block-size": "big"}},
             "VllmWorker.block-size = 'big': expected a whole number, 1 or more",
@@ -367,6 +369,7 @@ def test_the_configuration_is_merged_deeply_over_the_decorator(graph: Graph) -> 
     assert (spec.workers, spec.gpus) == (3, 1)
     assert spec.envs == {"A": "7", "B": "kept", "C": "new"}
     assert worker(graph, workers=None, resources=None, envs=None).workers == 2
+    assert worker(graph, resources={"gpu": None}).gpus == 1
 
 
 @pytest.mark.parametrize(
@@ -441,10 +444,12 @@ def test_a_service_in_the_process_of_one_that_is_absent_is_refused(write: Write,
         resolve_graph(load_graph("homeless:High", tmp_path), {})
 
 
-def test_a_worker_with_parallel_ranks_gets_a_gpu_for_each(disagg: Graph) -> None:
+@pytest.mark.parametrize("written", [{}, {"ServiceArgs": {"resources": {"gpu": None}}}])
+def test_a_worker_with_parallel_ranks_gets_a_gpu_for_each(disagg: Graph, written: dict[str, Any]) -> None:
+    ranks = {"common-configs": ["tensor-parallel-size"], "pipeline-parallel-size": 2}
     config = {
         "Common": {"tensor_parallel_size": 4},
-        "VllmWorker": {"common-configs": ["tensor-parallel-size"], "pipeline-parallel-size": 2},
+        "VllmWorker": {**ranks, **written},
         "PrefillWorker": {"tp-size": 2, "ServiceArgs": {"resources": {"gpu": 2}}},
     }
     found = {service.name: service.gpus for service in resolve_graph(disagg, config).services}

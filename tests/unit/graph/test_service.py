@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dynaplan.graph.endpoints import Hook, hooks_of
 from dynaplan.graph.lifecycle import Role
 from dynaplan.sdk import (
     AbstractService,
@@ -97,9 +98,10 @@ def test_endpoints_have_a_name_a_method_transports_and_a_request_type() -> None:
 
 
 def test_hooks_run_in_the_order_of_definition() -> None:
-    assert Worker.start_hooks == ("second", "first")
-    assert Worker.shutdown_hooks == ("bye",)
-    assert (Worker.liveness_hooks, Worker.readiness_hooks) == (("alive",), ("ready",))
+    assert hooks_of(Worker.inner, Hook.START) == ("second", "first")
+    assert hooks_of(Worker.inner, Hook.SHUTDOWN) == ("bye",)
+    assert hooks_of(Worker.inner, Hook.LIVENESS) == ("alive",)
+    assert hooks_of(Worker.inner, Hook.READINESS) == ("ready",)
 
 
 def test_a_service_that_subclasses_a_service_keeps_its_endpoints_hooks_and_dependencies() -> None:
@@ -112,7 +114,7 @@ def test_a_service_that_subclasses_a_service_keeps_its_endpoints_hooks_and_depen
         pass
 
     assert issubclass(Special.inner, Worker.inner)
-    assert Special.start_hooks == Worker.start_hooks
+    assert hooks_of(Special.inner, Hook.START) == hooks_of(Worker.inner, Hook.START)
     assert list(Special.endpoints) == list(Worker.endpoints)
     assert Other.link(Special) is Special
 

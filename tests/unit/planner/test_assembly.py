@@ -20,6 +20,7 @@ from dynaplan.config.stock import PLANNER
 from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.assembly import (
+    AssembledPlanner,
     make_planner,
     planner_log_root,
     restore_evidence,
@@ -41,6 +42,7 @@ from dynaplan.util.errors import ConfigError
 from tests.fakes.clock import LoopClock
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import PodController
+from tests.fakes.polling import eventually
 from tests.unit.planner.rules.situations import interval
 from tests.unit.planner.rules.targets import SETTINGS, planned_interval
 
@@ -170,6 +172,54 @@ async def test_a_planner_checks_the_cluster_that_it_is_to_scale_before_it_plans(
     api.is_available = True
     with pytest.raises(DeploymentValidationError, match="prefill workers serve 'one'"):
         await planning
+
+
+class Closing:
+    """A part of a planner that notes its close, and then fails or waits for ever, if told so."""
+
+    def __init__(self, name: str, closed: list[str], fault: str = "") -> None:
+        self._name, self._closed, self._fault = name, closed, fault
+
+    async def close(self) -> None:
+        self._closed.append(self._name)
+        if self._fault == "waits":
+            await asyncio.Event().wait()
+        if self._fault:
+            raise OSError(self._fault)
+
+
+class ClosingRecorder(Closing):
+    def close(self) -> None:  # type: ignore[override]  # recorders do not wait
+        self._closed.append(self._name)
+
+
+def planner_of_parts(closed: list[str], *faults: str) -> AssembledPlanner:
+    cluster, observer, traffic, backtester = (
+        Closing(name, closed, fault)
+        for name, fault in zip(("cluster", "observer", "traffic", "backtester"), faults, strict=True)
+    )
+    parts: Any = (None, None, observer, [ClosingRecorder("recorder", closed)], dict, traffic, backtester)
+    return AssembledPlanner(*parts, cluster.close)
+
+
+PARTS = ["backtester", "cluster", "observer", "traffic"]
+
+
+async def test_a_part_that_cannot_be_closed_is_logged_and_the_others_are_closed(caplog):
+    closed: list[str] = []
+    await planner_of_parts(closed, "no cluster", "no worker", "", "").close()
+    assert (sorted(closed[:-1]), closed[-1]) == (PARTS, "recorder")
+    assert "no cluster" in caplog.text and "no worker" in caplog.text
+
+
+async def test_a_close_that_is_cancelled_has_begun_to_close_every_part():
+    closed: list[str] = []
+    closing = asyncio.ensure_future(planner_of_parts(closed, "waits", "", "", "").close())
+    await eventually(lambda: closed)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert (sorted(closed[:-1]), closed[-1]) == (PARTS, "recorder")
 
 
 AT = datetime.fromisoformat("2026-01-01T12:00:00+00:00")

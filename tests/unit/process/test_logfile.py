@@ -23,8 +23,39 @@ os.system("echo said by a child process")
 """
 
 
-def run(path: Path, largest_bytes: int = 50) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(path), str(largest_bytes)]
+DELETED = """
+import sys
+from pathlib import Path
+from dynaplan.process.logfile import LogFile
+
+log = LogFile(Path(sys.argv[1]), largest_bytes=int(sys.argv[2]))
+log.redirect()
+print("x" * 60)
+Path(sys.argv[1]).unlink()
+log.turn_over_if_full()
+print("after it was deleted")
+"""
+
+WITHOUT_DESCRIPTORS = """
+import resource, sys
+from pathlib import Path
+from dynaplan.process.logfile import LogFile
+
+log = LogFile(Path(sys.argv[1]), largest_bytes=int(sys.argv[2]), kept=3)
+log.redirect()
+print("x" * 60)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+for _ in range(4):
+    log.turn_over_if_full()
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+log.turn_over_if_full()
+print("after it was full")
+"""
+
+
+def run(path: Path, largest_bytes: int = 50, script: str = SCRIPT) -> None:
+    command = [sys.executable, "-c", script, str(path), str(largest_bytes)]
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stdout == done.stderr == b""
 
@@ -44,6 +75,22 @@ def test_a_full_file_is_turned_over_and_three_old_ones_are_kept(tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["worker.log", "worker.log.1", "worker.log.2", "worker.log.3"]
     assert "printed 5" in (tmp_path / "worker.log.1").read_text()
     assert "printed 3" in (tmp_path / "worker.log.3").read_text()
+
+
+def test_a_deleted_log_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    run(path, script=DELETED)
+    assert path.read_text() == "after it was deleted\n"
+
+
+def test_a_file_that_cannot_be_opened_raises_nothing_and_costs_no_old_log(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    for number in (1, 2):
+        path.with_name(f"worker.log.{number}").write_text(f"old {number}\n")
+    run(path, script=WITHOUT_DESCRIPTORS)
+    assert path.read_text() == "after it was full\n"
+    assert path.with_name("worker.log.2").read_text() == "old 1\n"
+    assert path.with_name("worker.log.3").read_text() == "old 2\n"
 
 
 def test_a_restarted_worker_appends(tmp_path: Path) -> None:

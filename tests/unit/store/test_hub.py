@@ -74,9 +74,9 @@ async def test_a_watch_that_is_left_is_forgotten() -> None:
     hub = WatchHub(has_synced=True)
     events = hub.watch("")
     await anext(events)
-    assert len(hub) == 1
+    assert len(hub._watches) == 1
     await events.aclose()
-    assert len(hub) == 0
+    assert hub._watches == []
 
 
 async def test_an_error_ends_the_watches_there_are_and_later_ones_begin() -> None:

@@ -141,6 +141,22 @@ async def test_credentials_and_the_namespace_come_from_the_kubeconfig(tmp_path, 
         await client.close()
 
 
+EXEC = "{apiVersion: client.authentication.k8s.io/v1beta1, command: %s}"
+
+
+@pytest.mark.parametrize(
+    "user", [f"exec: {EXEC % '/bin/false'}", f"exec: {EXEC % '/no/program'}", "tokenFile: /no/file"]
+)
+async def test_credentials_that_cannot_be_had_at_the_moment_are_unavailable(user, tmp_path, monkeypatch):
+    (tmp_path / "config").write_text(KUBECONFIG.replace("token: secret", user))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    client = KubernetesClient.from_environment({})
+    for call in (client.get(PODS, "p"), anext(client.watch(PODS))):
+        with pytest.raises(ClusterUnavailable):
+            await call
+    await client.close()
+
+
 @pytest.mark.parametrize("text", ["clusters: []\n", "[]", "current-context: x\nclusters: []\ncontexts: []\n"])
 def test_a_kubeconfig_that_cannot_be_read_is_an_error_of_the_user(text, tmp_path, monkeypatch):
     (tmp_path / "config").write_text(text)

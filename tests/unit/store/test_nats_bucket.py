@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from dynaplan.store.nats_bucket import (
     GUARD,
     IDENTITY,
+    JetStreamBucket,
     decode_key,
     encode_key,
     lease_name,
@@ -73,3 +75,13 @@ def test_a_lease_has_a_name() -> None:
     assert parse_lease_name(lease_name(0x1F)) == 0x1F
     assert parse_lease_name("a.1f") is None
     assert parse_lease_name("=lease.x") is None
+
+
+async def test_a_connection_that_is_lost_as_a_call_times_out_is_lost_all_the_same() -> None:
+    bucket = JetStreamBucket({})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0) as limit:
+            bucket._timeouts.add(limit)
+            loss = asyncio.create_task(bucket.connection._on_disconnected())
+            await asyncio.Event().wait()
+    await loss

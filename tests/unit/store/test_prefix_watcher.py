@@ -175,3 +175,15 @@ async def test_one_that_has_ended_its_callbacks_hears_no_more(store: FakeStore) 
     await put(store, a="2")
     assert heard == ["first", "second", "first"]
     await watcher.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_watch(store: FakeStore) -> None:
+    store.go_away()
+    watcher = PrefixWatcher(store, "p/", key_string, value_string)
+    others = asyncio.all_tasks()
+    starting = asyncio.create_task(watcher.start())
+    await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert asyncio.all_tasks() == others

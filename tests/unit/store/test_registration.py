@@ -11,6 +11,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.store.registration import Registration
+from dynaplan.util.errors import PermanentError
 from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -212,3 +213,18 @@ async def test_withdrawing_is_bounded_while_the_store_is_away(
     begun_s = clock.now_s()
     await registration.deregister(timeout_s=2.0)
     assert clock.now_s() - begun_s <= 2.1
+
+
+async def test_withdrawing_does_not_raise_what_the_store_refuses(
+    registration: Registration, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await registration.start()
+
+    async def refuse(lease: int) -> None:
+        raise PermanentError("you may not")
+
+    monkeypatch.setattr(store, "revoke", refuse)
+    await registration.deregister()
+    monkeypatch.undo()
+    await asyncio.sleep(LEASE_TTL_S + 1)
+    assert store.items == {}

@@ -14,7 +14,7 @@ import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -111,19 +111,6 @@ async def test_without_resources_it_rests_and_goes_on() -> None:
         await eventually(lambda: failing.accept.called)
         acceptor._socket = real
         assert await greetings(waiting) == [b"a"]
-    await acceptor.stop()
-
-
-async def test_a_connection_may_be_dealt_with_otherwise() -> None:
-    def refuse(connection: socket.socket) -> None:
-        with suppress(OSError):
-            connection.send(b"full")
-        connection.close()
-
-    acceptor = Acceptor(bound_socket("127.0.0.1", 0), refuse)
-    acceptor.start()
-    with clients(acceptor.address[1], 1) as waiting:
-        assert await greetings(waiting) == [b"full"]
     await acceptor.stop()
 
 

@@ -190,6 +190,21 @@ async def test_what_closes_when_the_deadline_is_over_or_nothing_was_served_is_hu
     assert report.took_s < (6.5 if is_ready else 1.5)
 
 
+async def test_a_drain_that_is_cancelled_leaves_nothing_running(worker: Worker) -> None:
+    async def engine() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            worker.events.append("killed")
+
+    worker.runtime.on_stop(engine)
+    draining = asyncio.create_task(worker.drain())
+    await asyncio.sleep(0.5)
+    draining.cancel()
+    await asyncio.wait({draining})
+    assert (draining.cancelled(), worker.events[-1]) == (True, "killed")
+
+
 async def test_an_idle_worker_leaves_soon_but_not_before_routers_have_heard_of_it(worker: Worker) -> None:
     report = await worker.drain()
     assert 0.2 <= report.took_s < 0.5

@@ -24,7 +24,7 @@ def test_an_address_that_nobody_can_call_is_refused(host: str) -> None:
         server.bind_advertised(host, has_token=True)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.250", "no.such.host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.250", "no.such.host.invalid", "10.0.0..5", "a" * 64])
 def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="Expected a name or an address of this machine"):
         server.bind_advertised(host, has_token=True)

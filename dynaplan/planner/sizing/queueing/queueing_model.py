@@ -63,6 +63,10 @@ from dynaplan.planner.sizing.queueing.decode_model import DecodeBatch
 from dynaplan.planner.sizing.queueing.prefill_model import PrefillWaiting
 from dynaplan.planner.sizing.queueing.workload import Answers, Prompts, WorkerKind, answers_of, prompts_of
 
+TRANSFER_MS = 1000 * HAND_OFF_BASE_S
+TRANSFER_MS_PER_TOKEN = 1000 * HAND_OFF_S_PER_TOKEN
+"""A KV transfer: the fixed part, and that of each token of the prompt that was not cached."""
+
 FIRST_TOKEN_STEPS = 2.5
 """Decode steps from a hand-off to the first token: half of the running one, the one that admits, its own."""
 
@@ -80,16 +84,12 @@ PRECISION = 5e-3
 class QueueingModel:
     """The queueing model of one service, which is aggregated if ``prefill`` is None.
 
-    ``is_evenly_routed``: requests go to decode workers round-robin, else to random ones. A KV transfer takes
-    ``transfer_ms`` plus ``transfer_ms_per_token`` for each token of the prompt that was not cached; the
-    defaults are those of ``engines/timing_model/step_timing.py``.
+    ``is_evenly_routed``: requests go to decode workers round-robin, else to random ones.
     """
 
     decode: WorkerKind
     prefill: WorkerKind | None = None
     is_evenly_routed: bool = False
-    transfer_ms: float = 1000 * HAND_OFF_BASE_S
-    transfer_ms_per_token: float = 1000 * HAND_OFF_S_PER_TOKEN
 
     def slowed(self, prefill_factor: float, decode_factor: float) -> QueueingModel:
         """Return the service whose steps take so many times as long; aggregated ones ``decode_factor``."""
@@ -172,7 +172,7 @@ class SteadyState:
         if decoding.overload:
             return 1.0
         room_ms = limit_ms - self._hand_off_ms(decoding)
-        return self.prefill_waiting(workers.prefill).chance_over(room_ms, self.service.transfer_ms_per_token)
+        return self.prefill_waiting(workers.prefill).chance_over(room_ms, TRANSFER_MS_PER_TOKEN)
 
     def min_chance_of_ttft_over(self, limit_ms: float, decode_workers: int) -> float:
         """Return the part of the requests whose TTFT exceeds the limit even with unlimited prefill workers.
@@ -183,7 +183,7 @@ class SteadyState:
         if self.is_aggregated:
             return decoding.chance_of_ttft_over(limit_ms)
         room_ms = limit_ms - self._hand_off_ms(decoding)
-        return self._without_waiting.chance_over(room_ms, self.service.transfer_ms_per_token)
+        return self._without_waiting.chance_over(room_ms, TRANSFER_MS_PER_TOKEN)
 
     @cached_property
     def _without_waiting(self) -> PrefillWaiting:
@@ -199,7 +199,7 @@ class SteadyState:
         prefill = self.prefill_waiting(workers.prefill)
         if prefill.is_overloaded:
             return None
-        transfer_ms = self.prompts.mean_tokens * self.service.transfer_ms_per_token
+        transfer_ms = self.prompts.mean_tokens * TRANSFER_MS_PER_TOKEN
         ttft_ms = prefill.mean_ms + self._hand_off_ms(decoding) + transfer_ms
         return MeanTimes(ttft_ms, decoding.step_ms, prefill.utilisation)
 
@@ -238,7 +238,7 @@ class SteadyState:
         return part
 
     def _hand_off_ms(self, decoding: DecodeBatch) -> float:
-        return self.service.transfer_ms + FIRST_TOKEN_STEPS * decoding.step_ms
+        return TRANSFER_MS + FIRST_TOKEN_STEPS * decoding.step_ms
 
 
 def _percentile(chance_over: Callable[[float], float], percent: float, guess_ms: float) -> float:

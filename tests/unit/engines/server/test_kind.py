@@ -264,6 +264,13 @@ def test_a_part_of_a_gpu_gets_that_part_of_its_memory_unless_told_otherwise(name
     assert not whole.files or "free_gpu_memory_fraction" not in "".join(whole.files.values())
 
 
+@pytest.mark.parametrize("name", FRACTIONS)
+def test_an_engine_takes_the_part_of_the_memory_that_it_was_assigned_unless_told_otherwise(name: str) -> None:
+    case, (_, option, read) = CASES[name], FRACTIONS[name]
+    assert str(read(case.line(gpus=1, memory_fraction=0.35))) == "0.35"
+    assert str(read(case.line({option: 0.3}, gpus=1, memory_fraction=0.35))) == "0.3"
+
+
 # -- metrics -------------------------------------------------------------------------------------------
 
 RECORDED = {

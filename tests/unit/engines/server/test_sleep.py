@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from dynaplan.engines.server.client import UnexpectedStatus
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.sleep import EngineSleep, SleepPaths
 from dynaplan.engines.vllm import METRIC_NAMES
@@ -16,7 +17,7 @@ WAKING = SleepPaths("/sleep", "/wake_up", "/resume", "/is_paused", "Set the mode
 
 
 class Client:
-    """A server that answers what it is set to; None: it has no such path."""
+    """A server that answers what it is set to; None: it has no such path; an error: that is raised."""
 
     def __init__(self, paused: Any = None, status: int = 200) -> None:
         self.paused = paused
@@ -27,7 +28,9 @@ class Client:
     async def text(self, path: str, timeout_s: float) -> str:
         self.asked.append(path)
         if self.paused is None:
-            raise TemporaryError("404")
+            raise UnexpectedStatus("404")
+        if isinstance(self.paused, TemporaryError):
+            raise self.paused
         return self.paused if isinstance(self.paused, str) else json.dumps(self.paused)
 
     async def command(self, path: str, timeout_s: float) -> int:
@@ -65,6 +68,14 @@ async def test_an_engine_without_the_path_is_asked_once_whether_it_is_paused() -
     assert client.asked == ["/is_paused"]
     assert not (await sleep_of(client, None).with_pause(EngineMetrics())).is_asleep
     assert len(client.asked) == 1
+
+
+async def test_one_that_did_not_answer_in_time_is_asked_again_whether_it_is_paused() -> None:
+    client = Client(paused=TemporaryError("it took too long"))
+    sleep = sleep_of(client)
+    assert not (await sleep.with_pause(EngineMetrics())).is_asleep
+    client.paused = {"is_paused": True}
+    assert (await sleep.with_pause(EngineMetrics())).is_asleep
 
 
 async def test_a_paused_engine_sleeps_until_it_says_otherwise_and_is_resumed() -> None:

@@ -76,5 +76,6 @@ def test_the_check_raises_what_making_the_engine_would() -> None:
     check({"speedup-ratio": 2}, 1)
     with pytest.raises(ConfigError, match="speedup-ratio"):
         check({"speedup-ratio": -1}, 1)
-    with pytest.raises(ConfigError):
-        check({"profile": "no-such-profile"}, 1)
+    for profile in ("no-such-profile", "~nobody-here/profile"):
+        with pytest.raises(ConfigError, match="does not exist"):
+            check({"profile": profile}, 1)

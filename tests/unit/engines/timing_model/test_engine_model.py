@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import EngineSettings, RequestState
 from dynaplan.util.errors import ConfigError
 from tests.unit.engines.models import names, request, run, small_model
 
@@ -223,11 +223,12 @@ def test_a_cancelled_request_frees_everything_wherever_it_stands() -> None:
 
 def test_a_held_request_keeps_its_blocks_until_they_are_taken() -> None:
     model = small_model()
-    model.submit(request("a", 10, 1, is_held=True))
+    held = request("a", 10, 1, is_held=True)
+    model.submit(held)
     run(model)
-    assert (model.held, model.blocks.used) == (1, 3)
+    assert (held.state, model.blocks.used) == (RequestState.HELD, 3)
     assert model.release("a")
-    assert (model.held, model.blocks.used) == (0, 0)
+    assert (held.state, model.blocks.used) == (RequestState.ENDED, 0)
     assert not model.release("a")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 
-from dynaplan.fleet.gpus import GB, Gpu, GpuUse
+from dynaplan.fleet.gpus import GB, UNREADABLE, Gpu, GpuUse
 from dynaplan.fleet.plugin import gpu_availability
 from dynaplan.fleet.plugin.gpu_availability import NOT_READ, GpuMemory
 from dynaplan.graph.lifecycle import Role, Worker
@@ -76,6 +76,32 @@ async def test_a_gpu_is_free_only_when_it_was_seen_empty_after_its_worker_ended(
     assert driver.memory.busy(()) == {}
     driver.now = 101.0 + gpu_availability.BEING_FREED_S
     assert not driver.memory.is_being_freed(0)
+
+
+async def test_a_gpu_that_cannot_be_read_is_not_handed_on_and_the_others_are() -> None:
+    driver = Driver()
+    assert driver.memory.busy((worker(0, 1, pid=7),)) == {}
+    del driver.used_gb[0]
+    driver.now = 101.0
+    await driver.memory.read_once()
+    assert driver.memory.busy(()) == {0: UNREADABLE}
+    assert driver.memory.shared_uses(()) == {0: UNREADABLE, 1: GpuUse()}
+    driver.now += gpu_availability.DRIVER_TIMEOUT_S
+    assert driver.memory.busy(()) == {0: UNREADABLE}
+    driver.used_gb[0] = 0
+    await driver.memory.read_once()
+    assert driver.memory.busy(()) == {}
+
+
+async def test_a_read_without_any_gpu_is_no_answer() -> None:
+    driver = Driver()
+    driver.memory.busy((worker(0, pid=7),))
+    driver.used_gb = {}
+    driver.now = 101.0
+    await driver.memory.read_once()
+    assert driver.memory.busy(()) == {0: NOT_READ, 1: NOT_READ}
+    driver.now += gpu_availability.DRIVER_TIMEOUT_S
+    assert driver.memory.busy(()) == {}
 
 
 async def test_it_looks_at_once_when_somebody_waits_and_wakes_on_a_change() -> None:

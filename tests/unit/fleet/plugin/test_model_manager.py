@@ -179,6 +179,8 @@ async def test_a_load_that_failed_for_want_of_memory_is_not_tried_again_with_as_
     await box.settle()
     assert box.reconciler.workers["ns_ant"].state is WorkerState.FAILED
     assert "it needs 100.0 GB" in box.link.fleet["models"]["ant"]["refusal"]["why"]
+    box.link.model_demand = {}
+    assert await box.reconciler.reconcile_once() > 0.1, "nobody waits for it: no spinning"
 
 
 def test_what_was_learnt_is_where_a_manager_begins(tmp_path: Path) -> None:

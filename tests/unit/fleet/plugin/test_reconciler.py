@@ -256,6 +256,19 @@ async def test_a_new_reconciler_finishes_a_drain_that_was_begun(tmp_path: Path) 
     assert "ns_VllmWorker_1" not in box.reconciler.workers
 
 
+async def test_a_process_that_no_signal_ends_is_waited_for_without_spinning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    monkeypatch.setattr(box.processes, "kill_group", lambda pid, started_at: (pid,))
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    assert box.states()["ns_VllmWorker_1"] == "draining"
+    box.now += 60
+    await box.settle()
+    assert await box.reconciler.reconcile_once() > 0.1
+
+
 async def test_an_exit_whose_code_nobody_saw_is_a_crash(tmp_path: Path) -> None:
     box = await Box(tmp_path).started()
     box.circus.end("ns_VllmWorker")

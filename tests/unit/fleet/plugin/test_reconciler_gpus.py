@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from dynaplan.fleet.gpus import GB, GpuProcess, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
 from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.util.errors import DeploymentError
 from tests.unit.fleet.plugin.box import Box
 
 OTHERS = GpuUse(71 * GB, (GpuProcess(4711, "python", 1001),))
@@ -22,8 +26,11 @@ class FillableBox(Box):
         gpus = tuple(replace(gpu, memory_bytes=80 * GB) for gpu in self.launch.gpus)
         self.launch = replace(self.launch, gpus=gpus)
         self.uses: dict[int, GpuUse] = {}
-        self.memory = GpuMemory(gpus, lambda: dict(self.uses), self, self.wake)
+        self.memory = GpuMemory(gpus, self.read_gpus, self, self.wake)
         self.new_reconciler()
+
+    def read_gpus(self) -> dict[int, GpuUse]:
+        return {gpu.index: self.uses.get(gpu.index, GpuUse()) for gpu in self.launch.gpus}
 
     async def settle(self, passes: int = 4) -> None:
         for _ in range(passes):
@@ -48,6 +55,20 @@ async def test_gpus_that_others_use_are_passed_over_and_not_planned_with(tmp_pat
     await box.settle()
     assert box.states()["ns_VllmWorker_1"] == "ready"
     assert (box.link.fleet["gpus_total"], box.link.fleet["waiting"]) == (4, {})
+
+
+async def test_claims_that_cannot_be_used_are_what_a_worker_is_said_to_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await FillableBox(tmp_path).started()
+
+    def claim(uuids: Iterable[str]) -> set[str]:
+        raise DeploymentError("cannot use the claims in /tmp/x: No space left on device", hint="Free some.")
+
+    monkeypatch.setattr(box.claims, "claim", claim)
+    box.link.counts = DesiredCounts(1, 2, 1, 0)
+    await box.settle()
+    assert "/tmp/x: No space left on device" in box.link.fleet["waiting"]["VllmWorker"]
 
 
 async def test_a_crashed_worker_starts_again_when_the_memory_of_its_last_process_is_free(

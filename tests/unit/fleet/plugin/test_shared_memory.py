@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
-from dynaplan.fleet.gpus import Gpu, GpuUse
+from dynaplan.fleet.gpus import UNREADABLE, Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
 from dynaplan.fleet.plugin.shared_memory import HostMemory, SharedMemory
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -57,6 +57,13 @@ def test_a_worker_that_has_gone_holds_its_memory_until_it_is_seen_free() -> None
     assert memory.held(None, "a") == {0: 20 * GIB}
     device(memory, [], 10)
     assert memory.held(None, "a") == {}
+
+
+def test_a_gpu_that_cannot_be_read_is_not_seen_free_and_gets_no_model() -> None:
+    memory = SharedMemory(host)
+    device(memory, [ALPHA], 60)
+    assert device(memory, [], 0, why=UNREADABLE) == Device(0, 80 * GIB, 10 * GIB, UNREADABLE)
+    assert memory.held(None, "a") == {0: 50 * GIB}
 
 
 def test_memory_that_never_comes_back_is_foreign_after_a_while() -> None:

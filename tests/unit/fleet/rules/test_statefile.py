@@ -310,17 +310,20 @@ def test_what_was_written_is_read_and_only_ours_to_read(store: StatefileStore) -
     assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
 
 
-def test_update_reads_changes_and_writes_under_one_lock(store: StatefileStore) -> None:
+def test_a_document_is_replaced_under_the_lock(
+    store: StatefileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.write(new_document())
+    os_replace = os.replace
 
-    def change(document: dict[str, Any] | None) -> dict[str, Any]:
-        assert document is not None
+    def replace_locked(*paths: Path) -> None:
         with open(store.path.with_suffix(".lock")) as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return with_fleet(document, (FIRST,))
+        os_replace(*paths)
 
-    assert fleet_of(store.update(change)) == (FIRST,)
-    assert store.read() == store.update(lambda document: document or {})
+    monkeypatch.setattr(os, "replace", replace_locked)
+    store.write(with_fleet(new_document(), (FIRST,)))
+    assert fleet_of(store.read() or {}) == (FIRST,)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"null"])

@@ -154,6 +154,23 @@ async def test_one_that_is_late_is_the_last_value_and_its_process_is_killed_with
         await forecaster.close()
 
 
+async def test_a_library_that_hangs_costs_all_that_is_asked_at_once_one_deadline_and_one_process(
+    fake: Path,
+) -> None:
+    with (fake / "pmdarima.py").open("a") as library:
+        library.write(f"open({str(fake / 'processes')!r}, 'a').write('x')\n")
+    settings = ForecastSettings(load_predictor="arima", load_predictor_deadline_s=0.6)
+    forecaster = LibraryForecaster(settings, 30)
+    try:
+        while (await forecaster.forecast(history(10), 1)).method != "arima":
+            pass  # its process is loading
+        told = await forecaster.forecast_all([(history(3, last), 1) for last in (21.0, 22.0, 23.0)])
+        assert [each.value for each in told] == [21.0, 22.0, 23.0]
+        assert (fake / "processes").read_text() == "x"
+    finally:
+        await forecaster.close()
+
+
 async def test_a_library_that_does_not_load_is_the_last_value_with_the_reason(fake: Path) -> None:
     (fake / "pmdarima.py").write_text("raise ImportError('numpy is too new')")
     forecaster = LibraryForecaster(ForecastSettings(load_predictor="arima", load_predictor_deadline_s=60), 30)

@@ -257,6 +257,22 @@ async def test_an_api_server_that_is_away_is_a_temporary_error_and_the_rest_is_d
     assert cluster.asked() == (1, 2)
 
 
+async def test_an_error_that_nobody_expected_is_logged_and_the_decision_is_carried_out_later(cluster, caplog):
+    planner = cluster.planner()
+
+    def fail(method: str, path: str) -> None:
+        if path.endswith("decode/scale"):
+            raise KeyError("token")
+
+    cluster.api.before = fail
+    await planner.apply(to(1, 2))
+    await asyncio.sleep(LATER_S)
+    assert "KeyError: 'token'" in caplog.text
+    cluster.api.before = lambda method, path: None
+    await cluster.settle()
+    assert cluster.asked() == (1, 2)
+
+
 async def test_a_missing_right_to_scale_leaves_the_decision_unfinished_and_is_said_once(cluster, caplog):
     planner = cluster.planner()
     cluster.api.denied = {("patch", "deployments")}

@@ -20,6 +20,7 @@ from dynaplan.planner.model import Corrections, DecisionRecord, PlannerState
 from dynaplan.planner.recorders import tensorboard
 from dynaplan.planner.recorders.decision_log import (
     JsonLinesRecorder,
+    all_recent_records,
     read_all,
     read_records,
     recent_records,
@@ -144,6 +145,18 @@ def test_records_of_an_earlier_deployment_are_left_out(tmp_path):
     began_s = datetime(2026, 1, 1, 0, 0, 15, tzinfo=UTC).timestamp()
     assert [each["observation"]["at_s"] for each in recent_records(tmp_path, 5, since_s=began_s)] == [20]
     assert recent_records(tmp_path, 5, since_s=began_s + 60) == []
+
+
+def test_records_of_several_planners_are_in_the_order_of_their_moments_whatever_the_offset(tmp_path):
+    hours = {"": "2026-10-25T02:00:15+01:00", "a": "2026-10-25T02:59:45+02:00", "b": "soon"}
+    for name, wall_time in hours.items():
+        write_lines(tmp_path / name / "run", replace(record(), wall_time=wall_time))
+        write_pointer(tmp_path / name, tmp_path / name / "run")
+    assert [each["wall_time"] for each in all_recent_records(tmp_path, 3)] == [
+        hours["b"],
+        hours["a"],
+        hours[""],
+    ]
 
 
 def test_nothing_written_is_no_records(tmp_path):

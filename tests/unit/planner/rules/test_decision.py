@@ -19,7 +19,7 @@ from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
-from dynaplan.planner.rules.decision import decide, has_data, preview_decision, state_without_change
+from dynaplan.planner.rules.decision import decide, has_data, preview_decision
 from dynaplan.planner.rules.explain import explain
 from dynaplan.planner.rules.load_policy import average_load
 from tests.unit.planner.rules import targets
@@ -164,10 +164,6 @@ def test_an_interval_in_which_workers_changed_changes_nothing_and_counts_for_the
 def test_an_interval_of_scaling_does_not_count_for_the_grace():
     state, _ = decide(SEEDS, PlannerState(decode_grace_left=2), replace(interval(1, 1), desired=PENDING))
     assert state.decode_grace_left == 2
-
-
-def test_a_decision_that_was_not_carried_out_gives_no_grace():
-    assert state_without_change(PlannerState(decode_grace_left=2)).decode_grace_left == 1
 
 
 def test_counts_set_by_hand_are_the_new_base():
