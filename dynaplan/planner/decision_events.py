@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dynaplan.fleet.event_hook import SCALED, TARGET_MISSED, HookEvent
+from dynaplan.planner.recorders.decision_log import record_time_s
 from dynaplan.planner.rules.explain import is_change, summarize
 
 
@@ -17,17 +19,17 @@ class RecordedDecisionEvents:
 
     def __init__(self, records: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self._records = records
-        self._last: str | None = None
+        self._last_s: float | None = None
 
     def poll(self) -> Iterator[HookEvent]:
         """Yield the events of the records that are newer than those of the last poll."""
-        records = [each for each in self._records() if isinstance(each.get("wall_time"), str)]
-        before = self._last
-        self._last = max([before or "", *(each["wall_time"] for each in records)])
-        if before is None:
+        records = list(self._records())
+        before_s = self._last_s
+        self._last_s = max([before_s or -math.inf, *map(record_time_s, records)])
+        if before_s is None:
             return
         for record in records:
-            if record["wall_time"] > before:
+            if record_time_s(record) > before_s:
                 yield from _events_of(record)
 
 

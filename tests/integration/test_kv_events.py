@@ -381,6 +381,18 @@ async def test_garbage_is_counted_and_the_rest_is_read(engine: Make) -> None:
     assert follower.events.metrics()["dynaplan:kv_engine_messages_unreadable_total"] == 2
 
 
+def test_a_start_that_failed_half_way_is_closed_without_waiting(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Follower(EngineContext("ns_VllmWorker", scratch_dir=str(runtime_dir))).events
+    monkeypatch.setattr(events, "_replay", "nonsense://")
+    with pytest.raises(zmq.ZMQError):
+        try:
+            events.start()
+        finally:  # the error's traceback still has the sockets
+            events.close()
+
+
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match="is not private"):

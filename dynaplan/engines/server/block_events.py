@@ -212,7 +212,7 @@ class BlockEvents:
         for reader in self._readers:
             reader.close()
         if self._context:
-            self._context.term()
+            self._context.destroy(linger=0)  # term() waits for sockets that a failed start() has left open
             self._context = None
 
     def metrics(self) -> dict[str, float]:
