@@ -222,7 +222,7 @@ async def until(response: Any, *marks: str) -> str:
 
 
 @pytest.fixture
-def commands(browser: Browser) -> list[list[str]]:
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that the page has run; none of them does anything."""
     run: list[list[str]] = []
 
@@ -230,7 +230,7 @@ def commands(browser: Browser) -> list[list[str]]:
         run.append(list(arguments))
         return "<b>done</b>"
 
-    browser.here.frontend._page._call = call
+    monkeypatch.setattr(routes, "run_command", call)
     return run
 
 

@@ -88,13 +88,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """End the command with all that it has started: SIGTERM, and SIGKILL for what does not heed it."""
     _signal_group(process.pid, signal.SIGTERM)
     try:
-        async with asyncio.timeout(COMMAND_STOP_S):
-            await process.wait()
-    except TimeoutError:
-        pass
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COMMAND_STOP_S):
+                await process.wait()
     finally:  # also when a second cancel ends the wait
         _signal_group(process.pid, signal.SIGKILL)
-    await process.wait()
+        await process.wait()
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,19 @@ async def test_every_listener_hears_of_a_signal_and_the_process_is_as_before_aft
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
+@pytest.fixture
+def hang_up() -> Iterator[Callable[[Any], None]]:
+    """Sets what SIGHUP does until the test's end: the tests may run under nohup, which ignores it."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_work_that_is_interrupted_takes_back_what_it_has_half_done(number: signal.Signals) -> None:
+def test_work_that_is_interrupted_takes_back_what_it_has_half_done(
+    number: signal.Signals, hang_up: Callable[[Any], None]
+) -> None:
+    hang_up(signal.SIG_DFL)
     taken_back: list[bool] = []
 
     async def work() -> None:
@@ -51,18 +63,15 @@ def test_work_that_is_interrupted_takes_back_what_it_has_half_done(number: signa
     assert taken_back
 
 
-def test_an_ignored_hang_up_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+def test_an_ignored_hang_up_stays_ignored(hang_up: Callable[[Any], None]) -> None:
+    hang_up(signal.SIG_IGN)
 
-        async def work() -> int:
-            os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0)
-            return 3
+    async def work() -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        return 3
 
-        assert run_interruptible(work()) == 3
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert run_interruptible(work()) == 3
 
 
 async def test_outside_the_main_thread_nothing_is_heard_and_nothing_breaks() -> None:
