@@ -5,7 +5,6 @@ The rates and times of the last minute are differences of two readings of the fr
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import time
@@ -36,6 +35,7 @@ from dynaplan.planner.metrics.exposition import (
     metrics_prefix,
 )
 from dynaplan.store.instances import public_urls
+from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import LOAD_HISTORY_PATH
 
@@ -63,7 +63,8 @@ class StatusPoller:
         self._loads = {"": ModelLoad(self.found.namespace)}
         self._decisions: dict[str, dict[str, Any]] = {}
         self._routed: Mapping[str, Mapping[str, str]] = {}
-        self._gpu_rows: dict[int, dict[str, Any]] = {}
+        self._gpu_rows = BlockingRead[dict[int, dict[str, Any]]](self._read_gpus, {})
+        self._gpus_shown: dict[int, dict[str, Any]] = {}
         self._tokens: dict[str, tuple[float, int]] = {}
         self._listed = DeploymentState()
         self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
@@ -85,14 +86,14 @@ class StatusPoller:
             await self._poll_slow_sources(answers)
         if self._gpus and now_s - self._gpus_s >= GPU_POLL_S:
             self._gpus_s = now_s
-            self._gpu_rows = await asyncio.to_thread(self._read_gpus)
+            self._gpus_shown = await self._gpu_rows.value(GPU_POLL_S)
         document = deployment_document(self.found, answers, self._routed)
         for row in document["workers"]:
             load = answers.loads.get(row["worker"])
             generated = load.generated_tokens if load else None
             row["tokens_per_s"] = self._tokens_per_s(row["worker"], now_s, generated)
         for row in document["gpus"]:
-            row |= self._gpu_rows.get(row["index"], {})
+            row |= self._gpus_shown.get(row["index"], {})
         for model, planned in document["planned_models"].items():
             planned |= self._planning(model, planned["targets"])
         return {**document, **self._planning("", document["targets"])}

@@ -141,7 +141,8 @@ class DispatchedQueue:
         self._in_hand = item, request
         self._is_free.clear()
         while self._in_hand and self._in_hand[0] is item:
-            await item.in_progress()
+            with suppress(QueueUnavailable):  # the next report comes in time, if the server does
+                await item.in_progress()
             with suppress(TimeoutError):
                 async with asyncio.timeout(
                     LATE_LANE_POLL_S

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from dynaplan.events.wire_formats import payload_reader
 from dynaplan.util.documents import shown
 
 FRAMES = 3
@@ -37,7 +36,7 @@ FULL_ATTENTION = "full_attention"
 IN_THE_ENGINE = (None, "GPU")
 """The places of blocks that the engine computes with; vLLM says GPU on a CPU too."""
 
-_DECODER = msgspec.msgpack.Decoder()
+_read = payload_reader(object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +86,7 @@ def read_engine_events(payload: bytes) -> list[EngineEvent]:
 
     Left out are blocks that another medium keeps, or another machine.
     """
-    try:
-        batch = _DECODER.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise ValueError(str(error) or type(error).__name__) from None
+    batch = _read(payload)
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
         raise ValueError(f"it is {shown(batch)}: expected a time and a list of events")
     read = (_event(each) for each in batch[1])

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dynaplan.events.port import WorkQueue
@@ -25,7 +24,12 @@ from dynaplan.events.timing import (
     QUEUE_PUT_TIMEOUT_S,
     QUEUE_RETRY_S,
 )
-from dynaplan.store.nats_connection import DAMAGED_CODES, EMPTY_STATUSES, NatsConnection
+from dynaplan.store.nats_connection import (
+    DAMAGED_CODES,
+    EMPTY_STATUSES,
+    NatsConnection,
+    remove_damaged_stream,
+)
 from dynaplan.util.errors import QueueUnavailable
 
 if TYPE_CHECKING:
@@ -214,12 +218,8 @@ class JetStreamQueue:
 
     async def _remove_damaged(self, client: Client, why: Exception) -> None:
         """Delete the stream, to be made again: the work in it is lost, and its senders do it themselves."""
-        from nats.js.errors import NotFoundError
-
-        log.warning("the stream %s is damaged, and made again: %s", self.stream, why)
         self._last_unanswered = -1
-        with suppress(NotFoundError):
-            await client.jsm().delete_stream(self.stream)
+        await remove_damaged_stream(client.jsm(), self.stream, why)
 
     async def _ensure_work_queue(self, client: Client) -> bool:
         """Make the stream; False when one is in use that keeps what is acknowledged (the original's)."""

@@ -157,8 +157,13 @@ class NatsEventPlane:
             for number in numbers:
                 await self._connection.unsubscribe(number)
 
-        for each in self._wire.patterns(pattern):
-            numbers.append(await self._connection.add_subscription(each, take))
+        try:
+            for each in self._wire.patterns(pattern):
+                numbers.append(await self._connection.add_subscription(each, take))
+        except BaseException:
+            for number in numbers:
+                self._connection.unsubscribe_soon(number)
+            raise
         inbox.on_close = stop
         self._inboxes.add(inbox)
         return inbox

@@ -18,7 +18,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -31,14 +30,13 @@ from dynaplan.events.timing import (
     EVENT_RETRY_MIN_S,
 )
 from dynaplan.events.wire_formats import MESSAGE_ID, TOPICS, Envelope, WireFormat, message_id
-from dynaplan.store.nats_connection import DAMAGED_CODES
+from dynaplan.store.nats_connection import DAMAGED_CODES, remove_damaged_stream
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
-    from nats.js import JetStreamManager
     from nats.js.api import StreamConfig, StreamInfo
 
     from dynaplan.store.nats_connection import NatsConnection
@@ -188,7 +186,7 @@ async def ensure_stream(connection: NatsConnection, name: str, subject: str, age
         except APIError as error:
             if error.err_code not in DAMAGED_CODES:
                 raise
-            await _remove(manager, name, error)
+            await remove_damaged_stream(manager, name, error)
             return await manager.add_stream(_stream_config(name, [subject], age_s))
         subjects = list(found.config.subjects or ())
         if subject in subjects and found.config.max_age == age_s:
@@ -203,20 +201,6 @@ async def find_stream(connection: NatsConnection, name: str, pattern: str, age_s
         return await ensure_stream(connection, name, pattern, age_s)
     async with connection.call() as client:
         return await client.jsm().stream_info(name)
-
-
-async def remove_stream(connection: NatsConnection, name: str, why: object) -> None:
-    """Delete a stream that is damaged, to be made again."""
-    async with connection.call() as client:
-        await _remove(client.jsm(), name, why)
-
-
-async def _remove(manager: JetStreamManager, name: str, why: object) -> None:
-    from nats.js.errors import NotFoundError
-
-    log.warning("the stream %s is damaged, and made again: %s", name, why)
-    with suppress(NotFoundError):
-        await manager.delete_stream(name)
 
 
 def _stream_config(name: str, subjects: list[str], age_s: float) -> StreamConfig:
@@ -352,7 +336,8 @@ class StreamSender(NatsSender):
 
     async def _ensure(self, subject: str) -> None:
         if self._is_damaged:
-            await remove_stream(self._connection, self._stream, self._fault)
+            async with self._connection.call() as client:
+                await remove_damaged_stream(client.jsm(), self._stream, self._fault)
             self._is_damaged = False
         await ensure_stream(self._connection, self._stream, subject, self._age_s)
         self._subjects.add(subject)

@@ -42,17 +42,6 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Envelope)
-
-
-def encode_envelope(envelope: Envelope) -> bytes:
-    """Encode the envelope as Dynamo does: a msgpack map of its fields."""
-    return _ENCODER.encode(envelope)
-
-
-def decode_envelope(data: bytes) -> Envelope:
-    """Read an envelope; raises ValueError, and nothing else."""
-    return _read(_DECODER, data)
 
 
 def encode_payload(value: object) -> bytes:
@@ -74,6 +63,9 @@ def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise ValueError(str(error) or type(error).__name__) from None
+
+
+read_envelope = payload_reader(Envelope)
 
 
 class WireFormat(Protocol):
@@ -135,23 +127,19 @@ class DynamoFormat:
 
     def message(self, envelope: Envelope) -> bytes:
         """Return the whole envelope in msgpack: payload, number, publisher and time."""
-        return encode_envelope(envelope)
+        return encode_payload(envelope)
 
     def event(self, subject: str, data: bytes, message_id: str) -> Event:
         """Read an envelope and our name of its event; raises ValueError for another form."""
-        envelope = decode_envelope(data)
+        envelope = read_envelope(data)
         parts = subject.split(".")
+        name = _EVENTS.get(parts[-1], parts[-1])
         return Event(
-            f"{parts[1]}.{parts[3]}.{event_name(parts[-1])}" if len(parts) > PARTS else subject,
+            f"{parts[1]}.{parts[3]}.{name}" if len(parts) > PARTS else subject,
             envelope.payload,
             envelope.publisher_id,
             envelope.sequence,
         )
-
-
-def event_name(topic: str) -> str:
-    """Return our name of an event that Dynamo calls ``topic``."""
-    return _EVENTS.get(topic, topic)
 
 
 def message_id(publisher: int, sequence: int) -> str:

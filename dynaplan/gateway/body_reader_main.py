@@ -19,7 +19,15 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, Call, bad_request, parse_call
+from dynaplan.gateway.openai_api import (
+    API_PATHS,
+    ApiError,
+    ApiPath,
+    Call,
+    bad_request,
+    nested_too_deep,
+    parse_call,
+)
 from dynaplan.process.helper_main import become_helper
 
 PROMPT_CHARACTERS = 1024 * 1024
@@ -45,8 +53,8 @@ def make_answer(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
         return _refusal(error)
     except MemoryError:
         return _refusal(ApiError(413, "The body takes too much memory to read", code="body_too_complex"))
-    except RecursionError:  # the reader of JSON follows deeper nesting than its writer
-        return _refusal(bad_request("The body is nested too deep.", code="invalid_json"))
+    except RecursionError:
+        return _refusal(nested_too_deep())
 
 
 def light_document(document: Mapping[str, Any], prompts: Collection[str] = _PROMPTS) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from typing import cast
 import httptools
 
 from dynaplan.gateway import timing
-from dynaplan.gateway.http_messages import ENCODINGS, Request, RequestBody, Response, read_request
+from dynaplan.gateway.http_messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
 from dynaplan.gateway.openai_api import internal_error
 from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.util.http_routes import REQUEST_ID
@@ -43,7 +43,7 @@ from dynaplan.worker.http_server import (
     raw_error,
     unread_bytes,
 )
-from dynaplan.worker.request_ids import new_request_id
+from dynaplan.worker.request_ids import new_request_id, request_id
 
 log = logging.getLogger("dynaplan.http")
 
@@ -254,12 +254,15 @@ class ClientConnection(asyncio.Protocol):
         _check_size(self._headers)
         length, encoding = _read_framing(self._headers, version)
         self._body = RequestBody(length, encoding, self.transport)
-        request = read_request(
+        headers, target = Headers(self._headers), self._target.decode("ascii", "surrogateescape")
+        request = Request(
             self._parser.get_method().decode(),
-            self._target,
-            self._headers,
+            target,
+            path_of(target),
+            headers,
             self._body,
             self,
+            request_id(headers.get(REQUEST_ID)),
             is_http_10=version == "1.0",
             is_kept=self._parser.should_keep_alive(),
         )

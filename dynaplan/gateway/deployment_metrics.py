@@ -27,7 +27,9 @@ from dynaplan.gateway import timing
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.process.node_directory import node_dir
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.errors import DynaplanError
+from dynaplan.util.prometheus_text import escaped
 
 if TYPE_CHECKING:
     from dynaplan.worker.worker_runtime import WorkerRuntime
@@ -53,6 +55,7 @@ class DeploymentMetrics:
         self._statefile = StatefileStore(Path(path)) if path else None
         self._gpus: tuple[Gpu, ...] = ()
         self._read_gpus: Callable[[], list[FleetSample]] = list
+        self._gpu_samples = BlockingRead[list[FleetSample]](lambda: self._read_gpus(), [])
 
     async def read(self, render_own: Callable[[], bytes]) -> bytes:
         """Return the whole text; ``render_own`` returns the part of the frontends on this port."""
@@ -74,7 +77,7 @@ class DeploymentMetrics:
         if gpus != self._gpus:
             self._gpus = gpus
             self._read_gpus = _gpu_reader(gpus) if gpus else list
-        samples += await asyncio.to_thread(self._read_gpus)
+        samples += await self._gpu_samples.value(timing.METRICS_TIMEOUT_S)
         texts = [("", render_own().decode())]
         try:
             async with asyncio.timeout(timing.METRICS_TIMEOUT_S):
@@ -167,7 +170,7 @@ def render_samples(namespace: str, samples: list[FleetSample]) -> str:
         for other, _, labels, value in samples:
             if other == name:
                 written = {"dynamo_namespace": namespace, **labels}
-                pairs = ",".join(f'{key}="{escape(text)}"' for key, text in written.items())
+                pairs = ",".join(f'{key}="{escaped(text)}"' for key, text in written.items())
                 lines.append(f"{name}{{{pairs}}} {value:.17g}\n")
     return "".join(lines)
 
@@ -196,7 +199,7 @@ def merge(texts: Iterable[tuple[str, str]]) -> str:
     """
     families: dict[str, _MetricFamily] = {}
     for worker, text in texts:
-        label = f'{WORKER}="{escape(worker)}"' if worker else ""
+        label = f'{WORKER}="{escaped(worker)}"' if worker else ""
         headed, name = set[str](), ""
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
@@ -221,8 +224,3 @@ def _add_label(line: str, label: str) -> str:
         name, _, value = line.partition(" ")
         return f"{name}{{{label}}} {value}"
     return f"{name}{{{label}{'' if rest.startswith('}') else ','}{rest}"
-
-
-def escape(text: str) -> str:
-    """Return a label's value as it stands between its quotes."""
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -14,9 +14,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dynaplan.util.http_routes import REQUEST_ID
-from dynaplan.worker.request_ids import request_id
-
 MAX_UNREAD_BYTES = 128 * 1024
 """Bytes of a body that wait for their reader at most, but for those of one more read."""
 
@@ -119,31 +116,6 @@ class Request(Struct, frozen=True):
     def redirected(self, path: str, headers: Headers) -> Request:
         """Return the same request for another path, with other headers."""
         return replace(self, path=path, headers=headers)
-
-
-def read_request(
-    method: str,
-    target: bytes,
-    pairs: Sequence[tuple[bytes, bytes]],
-    body: RequestBody,
-    connection: Answering,
-    *,
-    is_http_10: bool,
-    is_kept: bool,
-) -> Request:
-    """Make the request of what the parser found."""
-    headers, text = Headers(pairs), target.decode("ascii", "surrogateescape")
-    return Request(
-        method,
-        text,
-        path_of(text),
-        headers,
-        body,
-        connection,
-        request_id(headers.get(REQUEST_ID)),
-        is_http_10,
-        is_kept,
-    )
 
 
 def path_of(target: str) -> str:

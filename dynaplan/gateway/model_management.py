@@ -3,8 +3,8 @@
 | path | of | answer |
 |---|---|---|
 | ``GET /models``, ``/v1/models`` | llama.cpp, llama-swap | entries of models with ``status.value`` |
-| ``POST /models/load``, ``/models/unload`` | llama.cpp | ``{"success": true}`` at once; the status tells the
-rest | | ``GET /models/sse`` | llama.cpp | an event for each change: ``{"model", "event", "data"}`` |
+| ``POST /models/load``, ``/models/unload`` | llama.cpp | ``{"success": true}`` at once, not when it is done |
+| ``GET /models/sse`` | llama.cpp | an event for each change: ``{"model", "event", "data"}`` |
 | ``GET /running`` | llama-swap | the models that have a worker |
 | ``GET /unload``, ``POST /api/models/unload[/MODEL]`` | llama-swap | text ``OK`` |
 """
@@ -58,23 +58,22 @@ def model_entry(status: ModelStatus, aliases: Iterable[str], created_unix_s: int
     }
 
 
-def running_document(models: Iterable[tuple[ModelStatus, float, str]]) -> dict[str, Any]:
-    """Return llama-swap's ``/running``: for each model with its ttl in seconds and its command, if it has a
-    worker.
+def running_document(models: Iterable[tuple[ModelStatus, float]]) -> dict[str, Any]:
+    """Return llama-swap's ``/running``: each model that has a worker, with its ttl in seconds.
 
-    The address of a worker (``proxy``) is not told: it takes requests of frontends only.
+    The address of a worker (``proxy``) is not told: it takes requests of frontends only; nor is its command.
     """
     running = [
         {
             "model": status.name,
             "state": LLAMA_SWAP_STATE[status.state],
-            "cmd": command,
+            "cmd": "",
             "proxy": "",
             "ttl": round(ttl_s),
             "name": "",
             "description": "",
         }
-        for status, ttl_s, command in models
+        for status, ttl_s in models
         if status.state in LLAMA_SWAP_STATE
     ]
     return {"running": running}
@@ -86,5 +85,4 @@ def change_events(before: Iterable[ModelStatus], after: Iterable[ModelStatus]) -
     found = {each.name: status_document(each) for each in after}
     changed = [name for name, status in found.items() if known.get(name) != status]
     events = [{"model": name, "event": STATUS_CHANGE, "data": {"status": found[name]}} for name in changed]
-    events += [{"model": name, "event": "model_remove", "data": {}} for name in known if name not in found]
     return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)

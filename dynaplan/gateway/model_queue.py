@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -44,9 +44,6 @@ Comment = Callable[[str], Awaitable[None]]
 
 LOAD_ONLY_CALL = Call(COMPLETIONS, b"", {}, "", False, "", 0)
 """The request of somebody who wants the model loaded, and nothing computed."""
-
-STATUS_WORDS: Mapping[str, str] = {"ready": "loaded", "loading": "loading", "asleep": "sleeping"}
-"""The states of a model in llama.cpp's words; any other is ``unloaded``."""
 
 
 class ModelQueue(FleetStatus):
@@ -72,11 +69,6 @@ class ModelQueue(FleetStatus):
     @property
     def settings(self) -> OnDemandSettings:
         return self._settings
-
-    @property
-    def status(self) -> str:
-        """The model's state in llama.cpp's words."""
-        return STATUS_WORDS.get(self.report.state if self.report else "", "unloaded")
 
     def follow_fleet(self, fleet: str) -> None:
         """Take over what the fleet plugin publishes of the model."""

@@ -13,21 +13,18 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
-from urllib.parse import unquote
 
 from msgspec.structs import replace
 
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.gateway import model_management, ollama_api
-from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.http_messages import Answering, Request, RequestBody, Response
-from dynaplan.gateway.models import FrontendModel, FrontendModels
+from dynaplan.gateway.models import FrontendModel
 from dynaplan.gateway.ollama_api import OllamaError, OllamaModel, Translation
-from dynaplan.gateway.openai_api import ApiError, bad_request
-from dynaplan.gateway.request_bodies import BodyBudget
-from dynaplan.models.model import ModelState, ModelStatus
+from dynaplan.gateway.openai_api import ApiError, nested_too_deep, parse_object
+from dynaplan.gateway.request_path import RequestPath
 from dynaplan.store.port import KeyValueStore
 
 EVENTS_POLL_S = 0.2
@@ -43,23 +40,17 @@ class ModelRoutes:
     """Answers the paths about models. ``completions`` answers OpenAI's paths."""
 
     def __init__(
-        self,
-        models: FrontendModels,
-        admission: Admission,
-        bodies: BodyBudget,
-        store: KeyValueStore,
-        namespace: str,
-        completions: Completions,
+        self, path: RequestPath, store: KeyValueStore, namespace: str, completions: Completions
     ) -> None:
-        self._models = models
-        self._admission = admission
-        self._bodies = bodies
+        self._models = models = path.models
+        self._path = path
         self._store = store
         self._namespace = namespace
         self._completions = completions
         self._created_s = int(time.time())
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/"): self._say_running,
+            ("HEAD", "/"): self._say_running,
             ("GET", "/api/version"): self._version,
             ("GET", "/api/tags"): with_ollama_errors(self._tags),
             ("GET", "/api/ps"): with_ollama_errors(self._ps),
@@ -98,7 +89,7 @@ class ModelRoutes:
     async def _list(self, request: Request) -> Response:
         self._check_key(request)
         data = [
-            model_management.model_entry(_status(each), each.aliases, self._created_s)
+            model_management.model_entry(each.status, each.aliases, self._created_s)
             for each in self._models.all
             if not each.is_unlisted
         ]
@@ -106,7 +97,7 @@ class ModelRoutes:
 
     async def _running(self, request: Request) -> Response:
         self._check_key(request)
-        models = ((_status(each), _ttl_s(each), "") for each in self._models.all)
+        models = ((each.status, _ttl_s(each)) for each in self._models.all)
         return Response.json(model_management.running_document(models))
 
     async def _load(self, request: Request) -> Response:
@@ -122,13 +113,13 @@ class ModelRoutes:
     async def _unload_all(self, request: Request) -> Response:
         self._check_key(request)
         for model in self._models.all:
-            if _status(model).is_loaded and not _is_pinned(model):
+            if model.status.is_loaded and not _is_pinned(model):
                 await self._put_away(model)
         return Response.text("OK")
 
     async def _unload_one(self, request: Request) -> Response:
         self._check_key(request)
-        await self._put_away(self._models.find(unquote(request.path.removeprefix(_UNLOAD))))
+        await self._put_away(self._models.find(request.path.removeprefix(_UNLOAD)))
         return Response.text("OK")
 
     async def _upstream(self, request: Request) -> Response | None:
@@ -147,11 +138,11 @@ class ModelRoutes:
         self._check_key(request)
         connection = request.connection
         connection.start_stream(request, _STREAM)
-        before = [_status(each) for each in self._models.all]
+        before = [each.status for each in self._models.all]
         await connection.write(model_management.change_events([], before))
         while True:
             await asyncio.sleep(EVENTS_POLL_S)
-            after = [_status(each) for each in self._models.all]
+            after = [each.status for each in self._models.all]
             if events := model_management.change_events(before, after):
                 await connection.write(events)
             before = after
@@ -170,7 +161,8 @@ class ModelRoutes:
 
     async def _ps(self, request: Request) -> Response:
         self._check_key(request)
-        loaded = [each for each in self._models.all if each.status in ("loaded", "loading")]
+        words = model_management.LLAMA_CPP_STATUS
+        loaded = [each for each in self._models.all if words[each.status.state] in ("loaded", "loading")]
         return Response.json(
             ollama_api.ps_document(_described(name, each) for each in loaded for name in _own(each))
         )
@@ -193,11 +185,16 @@ class ModelRoutes:
     def _ollama(self, translate: Callable[[Mapping[str, Any], Any], Translation]) -> Handler:
         async def answer(request: Request) -> Response | None:
             document = await self._document(request)
-            return await self._answer_ollama(request, translate(document, self._models.names()))
+            try:
+                asked = translate(document, self._models.names())
+                body = json.dumps(asked.body).encode()
+            except RecursionError:
+                raise nested_too_deep() from None
+            return await self._answer_ollama(request, asked, body)
 
         return with_ollama_errors(answer)
 
-    async def _answer_ollama(self, request: Request, asked: Translation) -> Response | None:
+    async def _answer_ollama(self, request: Request, asked: Translation, body: bytes) -> Response | None:
         model, arrived_s = self._models.find(asked.model), time.monotonic()
         try:
             if model.queue and not asked.is_unload:  # so that the time of the load is known
@@ -207,9 +204,10 @@ class ModelRoutes:
             connection = OllamaConnection(
                 request.connection, asked, arrived_s, is_old=request.path == "/api/embeddings"
             )
-            body = WholeBody(json.dumps(asked.body).encode())
             response = await self._completions(
-                replace(request, path=asked.path, body=body, connection=cast(Answering, connection))
+                replace(
+                    request, path=asked.path, body=WholeBody(body), connection=cast(Answering, connection)
+                )
             )
             return connection.translated(response) if response else None
         finally:
@@ -219,19 +217,16 @@ class ModelRoutes:
     # --------------------------------------------------------------------------------------------
 
     def _check_key(self, request: Request) -> None:
-        self._admission.check_key(request.headers.get("authorization"))
+        self._path.admission.check_key(request.headers.get("authorization"))
 
     async def _document(self, request: Request) -> dict[str, Any]:
         self._check_key(request)
-        with self._bodies.body() as share:
-            body = await Client(request).read_body(share, max_bytes=MAX_BODY_BYTES, timeout_s=BODY_TIMEOUT_S)
-        try:
-            document = json.loads(body or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise bad_request(f"The body is not JSON: {error}", code="invalid_json") from None
-        if not isinstance(document, dict):
-            raise bad_request("The body must be a JSON object")
-        return document
+        settings = self._path.settings
+        with self._path.bodies.body() as share:
+            body = await Client(request).read_body(
+                share, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+            )
+        return parse_object(body or b"{}")
 
     async def _put_away(self, model: FrontendModel) -> None:
         """Write the order to unload the model. What its owner has pinned is not a client's to move."""
@@ -249,16 +244,6 @@ class ModelRoutes:
 
 _UNLOAD = "/api/models/unload/"
 _UPSTREAM = "/upstream/"
-
-MAX_BODY_BYTES = 16 * 1024 * 1024
-BODY_TIMEOUT_S = 60.0
-
-
-def _status(model: FrontendModel) -> ModelStatus:
-    report = model.queue.report if model.queue else None
-    if report is None:
-        return ModelStatus(model.name, ModelState.READY if model.router.instances else ModelState.UNLOADED)
-    return ModelStatus(model.name, ModelState(report.state), reason=report.why)
 
 
 def _is_pinned(model: FrontendModel) -> bool:
@@ -309,12 +294,7 @@ class WholeBody(RequestBody):
     def __init__(self, data: bytes) -> None:
         super().__init__(len(data), "", cast(asyncio.Transport, None))
         self.is_complete = True
-        self._data = data
-
-    async def read(self) -> bytes:
-        """Return all of it, and then nothing."""
-        data, self._data = self._data, b""
-        return data
+        self._pieces.append(data)
 
 
 class OllamaConnection:
@@ -335,9 +315,7 @@ class OllamaConnection:
         except ValueError:
             return response
         if response.status != 200:
-            error = document.get("error") if isinstance(document, dict) else None
-            message = error.get("message") if isinstance(error, dict) else str(error or document)
-            return Response.json(ollama_api.error_document(str(message)), response.status)
+            return Response.json(ollama_api.error_document(_message(document)), response.status)
         now_s = time.monotonic()
         if self._is_embedding:
             found = self._answer.on_embeddings(document, now_s)
@@ -376,8 +354,14 @@ class OllamaConnection:
                 lines += self._answer.on_end(now_s)
                 continue
             event = json.loads(line.removeprefix(b"data: "))
-            if "error" in event:
-                lines += self._answer.on_failure(str(event["error"].get("message", event["error"])))
+            if event.get("error") or event.get("object") == "error":
+                lines += self._answer.on_failure(_message(event))
             else:
                 lines += self._answer.on_event(event, now_s)
         return lines
+
+
+def _message(document: Any) -> str:
+    """Return the sentence of an engine's error: OpenAI's form, vLLM's of old, or another."""
+    error = (document.get("error") or document) if isinstance(document, dict) else document
+    return str((error.get("message") or error) if isinstance(error, dict) else error)

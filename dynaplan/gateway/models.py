@@ -16,13 +16,15 @@ from msgspec import structs
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
+from dynaplan.gateway.model_management import LLAMA_CPP_STATUS
 from dynaplan.gateway.model_queue import ModelQueue
-from dynaplan.gateway.openai_api import ApiError, Call
+from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.models.files.imported_model import RequestFilters
+from dynaplan.models.model import ModelState, ModelStatus
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import nearest
@@ -42,7 +44,6 @@ class FrontendModel:
     settings: FrontendSettings
     router: WorkerRouter
     prefill: RemotePrefill
-    inputs: FrontendRouterInputs
     queue: ModelQueue | None = None
     aliases: tuple[str, ...] = ()
     filters: RequestFilters = NO_FILTERS
@@ -64,21 +65,30 @@ class FrontendModel:
         return (names | {self.name, *self.aliases}) - {""}
 
     @property
-    def status(self) -> str:
-        """The state in llama.cpp's words: ``loaded``, ``loading``, ``sleeping`` or ``unloaded``."""
-        return self.queue.status if self.queue else "loaded" if self.router.instances else "unloaded"
+    def status(self) -> ModelStatus:
+        """Its state, and why, as the fleet plugin reports it; without a queue by whether it has a worker."""
+        if self.queue is None:
+            state = ModelState.READY if self.router.instances else ModelState.UNLOADED
+            return ModelStatus(self.name, state)
+        report = self.queue.report
+        known = (each for each in ModelState if report and report.state == each.value)
+        return ModelStatus(self.name, next(known, ModelState.UNLOADED), reason=report.why if report else "")
 
     def addressed(self, call: Call) -> Call:
         """Return the call as the workers get it: under the name that they know, with its parameters.
 
-        A large body stays as it is, and a form.
+        A large body stays as it is, and a form. Raises ApiError (400) for a body that is nested too deep.
         """
         name = self.upstream_name or self.name
         is_other = self.queue is not None and call.model != name
         if call.endpoint.is_form or not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
             return call
         document = {**self.filters.apply(call.document), "model": name}
-        return structs.replace(call, model=self.name, body=json.dumps(document).encode(), document=document)
+        try:
+            body = json.dumps(document).encode()
+        except RecursionError:
+            raise nested_too_deep() from None
+        return structs.replace(call, model=self.name, body=body, document=document)
 
 
 class FrontendModels:
@@ -136,19 +146,19 @@ class FrontendModels:
         """Return every name that a client may use."""
         return {name for each in self.all for name in each.names}
 
-    def documents(self, created_s: int) -> list[dict[str, Any]]:
+    def documents(self, created_s: int, *, with_unlisted: bool = False) -> list[dict[str, Any]]:
         """Return the entries of ``/v1/models``, by name."""
+        shown = [each for each in self.all if with_unlisted or not each.is_unlisted]
         return [
             {
                 "id": name,
                 "object": "model",
                 "created": created_s,
                 "owned_by": "dynaplan",
-                **({"status": {"value": each.status}} if each.queue else {}),
+                **({"status": {"value": LLAMA_CPP_STATUS[each.status.state]}} if each.queue else {}),
             }
             for name, each in sorted(
-                ((name, each) for each in self.all if not each.is_unlisted for name in each.names),
-                key=lambda found: found[0],
+                ((name, each) for each in shown for name in each.names), key=lambda found: found[0]
             )
         ]
 
@@ -194,7 +204,6 @@ def on_demand_model(
         settings,
         router,
         prefill,
-        inputs,
         queue,
         tuple(own.aliases or ()),
         filters_of(own),

@@ -27,6 +27,8 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
+from dynaplan.util.documents import shown
+
 API_VERSION = "0.12.6"
 """The version of Ollama whose API is answered; clients look whether it is new enough for them."""
 
@@ -142,20 +144,14 @@ def _is_streamed(document: Document) -> bool:
     return document.get("stream") is not False
 
 
-SAMPLING = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "seed": "seed",
-    "stop": "stop",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repeat_penalty": "repeat_penalty",
-}
-"""Options of a request and the fields of OpenAI's, or of engines beside them. What is decided when a model is
-loaded (``num_ctx``, ``num_gpu``, ``num_thread`` and others) is the owner's, and left out."""
+SAMPLING = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop"),
+        *("presence_penalty", "frequency_penalty", "repeat_penalty"),
+    }
+)
+"""Options of a request that have the same names in OpenAI's, or in engines beside it. What is decided when a
+model is loaded (``num_ctx``, ``num_gpu``, ``num_thread`` and others) is the owner's, and left out."""
 
 
 def _common(document: Document, model: str) -> dict[str, Any]:
@@ -165,7 +161,7 @@ def _common(document: Document, model: str) -> dict[str, Any]:
     options = document.get("options") or {}
     if not isinstance(options, Mapping):
         raise OllamaError("options is no object")
-    body |= {SAMPLING[key]: value for key, value in options.items() if key in SAMPLING and value is not None}
+    body |= {key: value for key, value in options.items() if key in SAMPLING and value is not None}
     most = options.get("num_predict")
     if isinstance(most, int) and most > 0:
         body["max_tokens"] = most
@@ -191,7 +187,7 @@ def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping):
             raise OllamaError("a message is no object")
         own: dict[str, Any] = {"role": message.get("role", "user"), "content": _content(message)}
-        if calls := message.get("tool_calls"):
+        if calls := _list(message, "tool_calls"):
             own["tool_calls"] = [_call(call, f"call_{number}_{index}") for index, call in enumerate(calls)]
             open_ids = [(each["function"]["name"], each["id"]) for each in own["tool_calls"]]
         if own["role"] == "tool":
@@ -224,13 +220,20 @@ def _call(call: Any, call_id: str) -> dict[str, Any]:
 
 
 def _content(message: Document) -> Any:
-    text, images = message.get("content") or "", message.get("images") or []
+    text, images = message.get("content") or "", _list(message, "images")
     if not images:
         return text
     if not all(isinstance(each, str) for each in images):
         raise OllamaError(NO_IMAGE)
     parts = [{"type": "image_url", "image_url": {"url": _data_url(each)}} for each in images]
     return [*([{"type": "text", "text": text}] if text else []), *parts]
+
+
+def _list(message: Document, name: str) -> list[Any]:
+    found = message.get(name) or []
+    if not isinstance(found, list):
+        raise OllamaError(f"{name} is no list")
+    return found
 
 
 _IMAGE_KINDS = {"iVBOR": "png", "/9j/": "jpeg", "R0lGO": "gif", "UklGR": "webp"}
@@ -246,6 +249,8 @@ def _data_url(image: str) -> str:
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MAX_CHARACTERS = 64
+"""The longest text that is read as a duration: the time for it grows with the square of its length."""
 
 
 def keep_alive_s(value: Any) -> float | None:
@@ -255,19 +260,31 @@ def keep_alive_s(value: Any) -> float | None:
     """
     if value is None or value == "":
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return inf if value < 0 else float(value)
-    text = value.strip() if isinstance(value, str) else ""
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return inf if value < 0 else float(value)
+        if isinstance(value, str) and len(value) <= _MAX_CHARACTERS:
+            return _duration_s(value.strip())
+    except OverflowError:
+        pass
+    raise _no_duration(value)
+
+
+def _duration_s(text: str) -> float | None:
     if re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
         return keep_alive_s(float(text))
     unsigned = text.lstrip("+-")
     parts = _DURATION.findall(unsigned)
     if not parts or "".join(number + unit for number, unit in parts) != unsigned:
-        raise OllamaError(
-            f"keep_alive is {value!r}, which is no number of seconds and no duration such as 5m"
-        )
+        raise _no_duration(text)
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     return inf if text.startswith("-") and seconds else seconds
+
+
+def _no_duration(value: Any) -> OllamaError:
+    return OllamaError(
+        f"keep_alive is {shown(value)}, which is no number of seconds and no duration such as 5m"
+    )
 
 
 def _keep_alive(document: Document) -> float | None:
@@ -439,46 +456,39 @@ def embeddings_of_one(answer: Document) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OllamaModel:
-    """A model in Ollama's form. Unknown fields are empty or 0."""
+    """A model as far as it is known. Unknown fields are 0."""
 
     name: str
     size_bytes: int = 0
     vram_bytes: int = 0
     context_tokens: int = 0
-    file_format: str = ""
-    family: str = ""
-    parameter_size: str = ""
-    quantization: str = ""
-    digest: str = ""
-    modified_unix_s: float = 0.0
     expires_unix_s: float = inf
-    capabilities: tuple[str, ...] = ("completion",)
-
-    def details(self) -> dict[str, Any]:
-        return {
-            "parent_model": "",
-            "format": self.file_format,
-            "family": self.family,
-            "families": [self.family] if self.family else [],
-            "parameter_size": self.parameter_size,
-            "quantization_level": self.quantization,
-        }
 
     def _entry(self) -> dict[str, Any]:
         name = self.name if ":" in self.name else f"{self.name}{LATEST}"
-        return {"name": name, "model": name, "size": self.size_bytes, "digest": self.digest}
+        return {"name": name, "model": name, "size": self.size_bytes, "digest": ""}
+
+
+_DETAILS: Document = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+"""What Ollama knows of a model's file, and nobody here does."""
 
 
 def tags_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
     """Return the answer of ``/api/tags``: all models, loaded or not."""
-    entries = [
-        {**each._entry(), "modified_at": timestamp(each.modified_unix_s), "details": each.details()}
-        for each in models
-    ]
+    entries = [{**each._entry(), "modified_at": timestamp(0.0), "details": _DETAILS} for each in models]
     return {"models": entries}
 
 
 NEVER = "9999-12-31T23:59:59Z"
+NEVER_UNIX_S = 253_402_300_799.0
+"""The same moment, the last that a date can tell."""
 
 
 def ps_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
@@ -486,8 +496,8 @@ def ps_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
     entries = [
         {
             **each._entry(),
-            "details": each.details(),
-            "expires_at": NEVER if each.expires_unix_s == inf else timestamp(each.expires_unix_s),
+            "details": _DETAILS,
+            "expires_at": NEVER if each.expires_unix_s >= NEVER_UNIX_S else timestamp(each.expires_unix_s),
             "size_vram": each.vram_bytes,
             "context_length": each.context_tokens,
         }
@@ -498,16 +508,15 @@ def ps_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
 
 def show_document(model: OllamaModel) -> dict[str, Any]:
     """Return the answer of ``/api/show``."""
-    family = model.family or "unknown"
-    info: dict[str, Any] = {"general.architecture": family}
+    info: dict[str, Any] = {"general.architecture": "unknown"}
     if model.context_tokens:
-        info[f"{family}.context_length"] = model.context_tokens
+        info["unknown.context_length"] = model.context_tokens
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
-        "details": model.details(),
+        "details": _DETAILS,
         "model_info": info,
-        "capabilities": list(model.capabilities),
-        "modified_at": timestamp(model.modified_unix_s),
+        "capabilities": ["completion"],
+        "modified_at": timestamp(0.0),
     }

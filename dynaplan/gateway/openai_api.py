@@ -83,6 +83,14 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
+def nested_too_deep() -> ApiError:
+    """Make an error 400: Python gives up, with RecursionError, on the depth of the body.
+
+    The parser follows deeper nesting than the writers that send a body on.
+    """
+    return bad_request("The body is nested too deep.", code="invalid_json")
+
+
 def no_worker(message: str, retry_after_s: int = 1) -> ApiError:
     """Make an error 503: no worker can answer now, but one may in that number of seconds."""
     return ApiError(
@@ -269,14 +277,14 @@ class Call(msgspec.Struct, frozen=True):
 
 def parse_call(endpoint: ApiPath, body: bytes) -> Call:
     """Read and check a request's body; raises ApiError (400) with the fault."""
-    document = _parse(body)
+    document = parse_object(body)
     _check_types(document)
     try:
         prompts, prompt_tokens, found = (
             _read_passthrough(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
         )
     except RecursionError:
-        raise bad_request("The body is nested too deep.", code="invalid_json") from None
+        raise nested_too_deep() from None
     if found.tensors:
         raise bad_request(f"{found.tensors!r} are not taken from clients", code="invalid_field")
     return Call(
@@ -394,7 +402,8 @@ def check_context(call: Call, context_tokens: int) -> None:
         )
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Read a body that is to be a JSON object; raises ApiError (400)."""
     try:
         try:
             document = msgspec.json.decode(body)

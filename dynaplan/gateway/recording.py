@@ -51,7 +51,7 @@ class TrafficRecording:
     """
 
     def __init__(self, path: Path, now_s: Callable[[], float]) -> None:
-        self._path = path.expanduser()
+        self._path = Path(os.path.expanduser(path))
         self._clock_zero_unix_s = time.time() - now_s()
         self._secret = secrets.randbits(64)
         self._waiting: list[TracedRequest] = []

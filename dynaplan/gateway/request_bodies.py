@@ -142,23 +142,6 @@ MAX_INLINE_PARSE_BYTES = 256 * 1024
 """Larger bodies, in bytes, are parsed in the process. The worst of this size take about 15 ms."""
 
 
-class CallParser:
-    """Parses bodies of at most ``max_bytes``; the process starts with the first large one."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._process = ParserProcess(max_bytes)
-
-    async def read(self, endpoint: ApiPath, body: bytes) -> Call:
-        """Return the checked request; raises ApiError if it is invalid."""
-        if len(body) <= MAX_INLINE_PARSE_BYTES:
-            return parse_call(endpoint, body)
-        return await self._process.read(endpoint, body)
-
-    async def close(self) -> None:
-        """End the process that parses large bodies; requests that wait for it are answered 503."""
-        await self._process.close()
-
-
 PARSER_MODULE = "dynaplan.gateway.body_reader_main"
 """The module that the process runs."""
 
@@ -171,10 +154,11 @@ MEMORY_PER_BYTE = 48
 """
 
 
-class ParserProcess:
-    """Parses bodies of at most ``max_bytes``, one at a time; started when needed, ended when idle.
+class CallParser:
+    """Parses bodies of at most ``max_bytes``: large ones in the process, one at a time.
 
-    On a timeout the process is killed; the next body starts another one.
+    That is started when needed and ended when idle. On a timeout it is killed; the next large body starts
+    another one.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -187,7 +171,9 @@ class ParserProcess:
         self._lock = asyncio.Lock()
 
     async def read(self, endpoint: ApiPath, body: bytes) -> Call:
-        """Return the checked request, its document without the prompt; raises ApiError if it is invalid."""
+        """Return the checked request, that of a large body without the prompt; raises ApiError if invalid."""
+        if len(body) <= MAX_INLINE_PARSE_BYTES:
+            return parse_call(endpoint, body)
         async with self._lock:
             try:
                 answer, prompt = await self._helper.ask({"path": endpoint.path}, body)
@@ -207,6 +193,7 @@ class ParserProcess:
         return _call_from_answer(endpoint, body, answer, prompt)
 
     async def close(self) -> None:
+        """End the process; requests that wait for it are answered 503."""
         await self._helper.close()
 
 

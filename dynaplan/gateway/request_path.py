@@ -60,11 +60,11 @@ from dynaplan.gateway.openai_api import (
     ApiError,
     ApiPath,
     Call,
-    bad_request,
     check_fields,
     check_tools,
     internal_error,
     needs_local_prefill,
+    nested_too_deep,
     no_such_path,
     no_worker,
     out_of_descriptors,
@@ -245,9 +245,8 @@ class RequestPath:
         except ConnectionError:  # case 8
             pass
         except RecursionError:
-            # The parser follows deeper nesting than the writer that sends the prompt on.
             error_type = "validation"
-            raise bad_request("The body is nested too deep.", code="invalid_json") from None
+            raise nested_too_deep() from None
         except Exception as error:
             error_type = "internal"
             log.exception("a request failed")

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from functools import partial
-from urllib.parse import unquote
 
 from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
@@ -115,13 +114,12 @@ class FrontendRoutes:
     async def _list_models(self, request: Request) -> Response:
         admission = self._path.admission
         admission.check_key(request.headers.get("authorization"))
-        chosen = unquote(request.path.removeprefix(MODELS).removeprefix("/"))
-        if chosen:
-            self._path.models.find(chosen)
-        models = self._path.models.documents(self._created_s)
-        if chosen:
-            return Response.json(next(each for each in models if each["id"] == chosen))
-        return Response.json({"object": "list", "data": models})
+        chosen, models = request.path.removeprefix(MODELS).removeprefix("/"), self._path.models
+        if not chosen:
+            return Response.json({"object": "list", "data": models.documents(self._created_s)})
+        models.find(chosen)
+        known = models.documents(self._created_s, with_unlisted=True)
+        return Response.json(next(each for each in known if each["id"] == chosen))
 
     async def _check_health(self, request: Request) -> Response:
         models, workers = self._path.models, len(self._path.models.instances)

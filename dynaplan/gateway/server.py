@@ -112,11 +112,12 @@ class FrontendServer:
         self._sleeping = SleepingWorkers(
             runtime.store, runtime.namespace, self._background, runtime.clock.now_s
         )
-        self._inputs = FrontendRouterInputs(runtime, settings)
+        routing = on_demand_settings(settings) if settings.models else settings
+        self._inputs = FrontendRouterInputs(runtime, routing)
         self._router = WorkerRouter(
             runtime.discovery,
             settings.decode_component,
-            settings,
+            routing,
             self._inputs,
             fleet=self.fleet,
             sleeping=self._sleeping,
@@ -143,7 +144,7 @@ class FrontendServer:
     def _new_models(self) -> FrontendModels:
         """Return the models that are loaded on request; without any the one of all workers."""
         settings, inputs = self._settings, self._inputs
-        only = FrontendModel("", settings, self._router, self.prefill, inputs)
+        only = FrontendModel("", settings, self._router, self.prefill)
         on_demand, discovery = on_demand_settings(settings), self._runtime.discovery
         return FrontendModels(
             [
@@ -172,10 +173,8 @@ class FrontendServer:
         )
 
     def _new_model_routes(self) -> ModelRoutes:
-        path, runtime = self._path, self._runtime
-        return ModelRoutes(
-            self._models, path.admission, path.bodies, runtime.store, runtime.namespace, self._routes.handle
-        )
+        runtime = self._runtime
+        return ModelRoutes(self._path, runtime.store, runtime.namespace, self._routes.handle)
 
     def _new_path(self) -> RequestPath:
         settings = self._settings
@@ -269,11 +268,11 @@ class FrontendServer:
         if self._acceptor:
             await self._acceptor.stop()
         await self._server.close(timing.SHUTDOWN_TIMEOUT_S)
+        self._metrics.write()  # at once: a forced stop may cut what follows
         if self._recording:
             await self._recording.write()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
-        self._metrics.write()
         await self._deployment_metrics.close()
         await self._inputs.close()
         await self._upstream.close()

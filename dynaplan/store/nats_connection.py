@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
+    from nats.js import JetStreamManager
 
 log = logging.getLogger(__name__)
 
@@ -138,12 +139,20 @@ class NatsConnection:
 
     async def add_subscription(self, subject: str, handler: Callable[[Msg], Awaitable[None]]) -> int:
         """Subscribe with a handler of whole NATS messages; return the number by which to ``unsubscribe``."""
-        async with self.call() as client:
-            number = next(self._numbers)
-            self._subscriptions[number] = await client.subscribe(subject, cb=handler)
-            self._handlers[number] = subject, handler
-            await self._round_trip(client)
-            return number
+        number = next(self._numbers)
+        try:
+            async with self.call() as client:
+                self._subscriptions[number] = await client.subscribe(subject, cb=handler)
+                self._handlers[number] = subject, handler
+                await self._round_trip(client)
+        except BaseException:  # nobody has the number
+            self.unsubscribe_soon(number)
+            raise
+        return number
+
+    def unsubscribe_soon(self, number: int) -> None:
+        """End a subscription in the background: who is cancelled may be cancelled again while it waits."""
+        self._tasks.spawn(self.unsubscribe(number))
 
     async def unsubscribe(self, number: int) -> None:
         """End a subscription, also while the server is away."""
@@ -305,6 +314,15 @@ async def _cancellation_kept() -> AsyncIterator[Callable[[], None]]:
 
     yield raise_if_cancelled
     raise_if_cancelled()
+
+
+async def remove_damaged_stream(manager: JetStreamManager, name: str, why: object) -> None:
+    """Delete a stream that is damaged, to be made again: what was in it is lost."""
+    from nats.js.errors import NotFoundError
+
+    log.warning("the stream %s is damaged, and made again: %s", name, why)
+    with suppress(NotFoundError):
+        await manager.delete_stream(name)
 
 
 def connect_options(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
     A name that ends in ``_total`` is a counter. Samples of an engine's histogram, ``_sum`` and ``_count``,
     are a summary without quantiles. A name may have a label of its own (``labelled``).
     """
-    written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    written = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
     families: dict[str, list[str]] = {}
     for sample, value in values.items():
         name, _, own = sample.partition("{")
@@ -30,7 +30,7 @@ def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
 
 def labelled(values: Mapping[str, float], label: str, value: str) -> dict[str, float]:
     """Return the same samples with one more label."""
-    return {f'{name}{{{label}="{_escaped(value)}"}}': number for name, number in values.items()}
+    return {f'{name}{{{label}="{escaped(value)}"}}': number for name, number in values.items()}
 
 
 def _family(sample: str) -> str:
@@ -46,7 +46,8 @@ def _head(family: str) -> str:
     return f"# HELP {name} {help_of(name)}\n# TYPE {name} {kind}\n"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a label's value as it stands between its quotes."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

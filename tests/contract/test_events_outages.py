@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
@@ -297,6 +298,25 @@ async def test_in_the_originals_form_what_is_no_envelope_is_named_once_and_skipp
     await messenger.close()
     await reader.stop()
     await kept.stop()
+
+
+async def test_a_subscription_of_two_patterns_of_which_one_fails_leaves_none(
+    planes: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = await planes(wire=DynamoFormat())
+    connection = plane._connection
+    add_subscription = connection.add_subscription
+
+    async def add_one(subject: str, handler: Callable[[Msg], Any]) -> int:
+        if connection._handlers:
+            raise QueueUnavailable("it is frozen")
+        number: int = await add_subscription(subject, handler)
+        return number
+
+    monkeypatch.setattr(connection, "add_subscription", add_one)
+    with pytest.raises(QueueUnavailable):
+        await plane.subscribe(str(SUBJECT))
+    await eventually(lambda: not connection._handlers)
 
 
 async def test_after_the_attempts_that_are_allowed_a_server_is_given_up(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -435,6 +436,33 @@ async def test_a_frozen_nats_is_an_error_in_time_and_afterwards_all_goes_on(
     await messenger.publish("news", b"")
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
     await messenger.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_subscription_that_has_failed_hears_nothing_from_a_server_that_is_back(
+    nats: Server, is_cancelled: bool
+) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    heard: list[str] = []
+    nats.freeze()
+    failing = asyncio.create_task(messenger.subscribe("news", lambda *_: heard.append("failed")))
+    if is_cancelled:
+        await lasting(0.1)
+        failing.cancel()
+    with pytest.raises((QueueUnavailable, asyncio.CancelledError)):
+        await failing
+    nats.thaw()
+
+    async def is_heard_again() -> bool:
+        with suppress(QueueUnavailable):
+            await messenger.subscribe("news", lambda *_: heard.append("subscribed"))
+            await messenger.publish("news", b"")
+            await lasting(0.1)
+        return "subscribed" in heard
+
+    await eventually(is_heard_again)
+    await messenger.close()
+    assert "failed" not in heard
 
 
 async def test_a_server_frozen_for_long_is_connected_to_again(nats: Server) -> None:

@@ -549,6 +549,24 @@ async def test_the_metrics_tell_tokens_requests_and_times() -> None:
         assert await here.sample(f"dynamo_frontend_model_context_length{{{labels}}}") == 8192
 
 
+async def test_the_last_metrics_are_written_before_a_forced_stop_may_cut_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stage() as here:
+        written: list[bool] = []
+        with monkeypatch.context() as changed:
+            changed.setattr(here.frontend._metrics, "write", lambda: written.append(True))
+            changed.setattr(
+                here.frontend._background, "finish", lambda within_s: asyncio.sleep(within_s * 1e3)
+            )
+            closing = asyncio.create_task(here.frontend.close())
+            try:
+                await eventually(lambda: written)
+            finally:
+                closing.cancel()
+                await asyncio.gather(closing, return_exceptions=True)
+
+
 async def test_a_remote_prefill_reaches_the_decode_worker_as_its_hand_off() -> None:
     async with stage(remote_prefill=True) as here:
         worker = await here.worker()

@@ -72,6 +72,15 @@ async def test_a_client_that_leaves_waits_no_more() -> None:
         await wait_for(here, 0)
 
 
+async def test_nothing_is_followed_for_routers_by_prefix_where_models_are_loaded_on_request() -> None:
+    models = (ServedModel("ant", "VllmWorker"),)
+    async with stage(models=models, router="kv", router_replica_sync=True) as here:
+        inputs = here.frontend._inputs
+        assert (inputs.prefixes, inputs.reported, inputs.tokenizers, inputs.replica_sync) == (None,) * 4
+        await here.worker()
+        assert (await here.post(model="ant"))[0] == 200
+
+
 async def test_an_alias_is_asked_for_by_the_models_own_name() -> None:
     async with serving() as here:
         worker = await here.worker()

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import ollama
 import pytest
@@ -18,13 +19,13 @@ from tests.fakes.polling import eventually
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Stage]:
+async def serving(**options: Any) -> AsyncIterator[Stage]:
     """A frontend of the models ``ant``, which is ``emmet`` as well, and ``bee``."""
     models = (
         ServedModel("ant", "VllmWorker", OnDemandSettings(aliases=["emmet"])),
         ServedModel("bee", "Bee"),
     )
-    async with stage(models=models) as here:
+    async with stage(models=models, **options) as here:
         here.runtime.instance_id = await here.store.grant(60)
         yield here
 
@@ -45,14 +46,17 @@ async def report(here: Stage, state: str) -> None:
     await here.store.put(fleet_key("ns"), json.dumps(document))
 
     async def is_known() -> bool:
-        return dict(await states(here))["ant"] == {"loading": "loading", "ready": "loaded"}.get(state, state)
+        return (await states(here))["ant"] == WORDS.get(state, "unloaded")
 
     await eventually(is_known)
 
 
-async def states(here: Stage) -> list[tuple[str, str]]:
-    _, text = await here.get("/models")
-    return [(each["id"], each["status"]["value"]) for each in json.loads(text)["data"]]
+WORDS = {"loading": "loading", "ready": "loaded", "draining": "loaded", "asleep": "sleeping"}
+
+
+async def states(here: Stage, path: str = "/models") -> dict[str, str]:
+    _, text = await here.get(path)
+    return {each["id"]: each["status"]["value"] for each in json.loads(text)["data"]}
 
 
 async def orders(here: Stage) -> ModelOrders:
@@ -67,6 +71,29 @@ async def test_models_are_loaded_and_put_away_by_llama_cpps_paths() -> None:
         assert await here.post("/models/unload", model="ant") == (200, '{"success": true}')
         assert (await orders(here)).of("ant").unload_unix_s > 0
         assert (await here.post("/models/load", model="cow"))[0] == 404
+
+
+async def test_an_unlisted_model_is_shown_to_who_knows_its_name() -> None:
+    models = (ServedModel("ant", "VllmWorker"), ServedModel("mole", "Mole", OnDemandSettings(unlisted=True)))
+    async with stage(models=models) as here:
+        listed = json.loads((await here.get("/v1/models"))[1])["data"]
+        assert [each["id"] for each in listed] == ["ant"]
+        status, text = await here.get("/v1/models/mole")
+        assert (status, json.loads(text).get("id")) == (200, "mole")
+
+
+@pytest.mark.parametrize("state", [*WORDS, "failed", "one of a later version"])
+async def test_both_lists_of_models_tell_the_same_of_a_model(state: str) -> None:
+    async with serving() as here:
+        await report(here, state)
+        assert (await states(here, "/v1/models"))["ant"] == WORDS.get(state, "unloaded")
+
+
+async def test_a_model_that_the_fleet_has_not_reported_is_unloaded() -> None:
+    async with serving() as here:
+        await here.worker()
+        for path in ("/models", "/v1/models"):
+            assert set((await states(here, path)).values()) == {"unloaded"}
 
 
 async def test_llama_swaps_paths_show_and_end_what_runs() -> None:
@@ -122,12 +149,62 @@ async def test_ollamas_own_client_chats_with_a_model_that_is_loaded_for_it() -> 
         assert names == ["ant:latest", "emmet:latest", "bee:latest"]
 
 
+async def test_who_probes_for_ollama_finds_it() -> None:
+    async with serving() as here:
+        assert await here.get("/") == (200, "Ollama is running")
+        async with here.client.head(here.url + "/") as response:
+            assert (response.status, await response.text()) == (200, "")
+
+
 async def test_ollamas_client_gets_errors_in_its_own_form() -> None:
     async with serving() as here, ollama_client(here) as client:
         with pytest.raises(ollama.ResponseError, match="does not exist"):
             await client.chat("cow", [{"role": "user", "content": "hi"}])
         with pytest.raises(ollama.ResponseError, match="declared below Models"):
             await client.create("new", from_="ant")
+
+
+async def test_a_body_for_ollama_has_the_limits_of_every_other() -> None:
+    async with serving(max_body_bytes=1000, body_timeout=0.1) as here:
+        status, text = await here.post("/api/chat", model="ant", messages=["x" * 1000])
+        assert (status, "larger than 1000 bytes" in json.loads(text)["error"]) == (413, True)
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
+        writer.write(b"POST /api/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        async with asyncio.timeout(10):
+            assert b" 408 " in await reader.readline()
+        writer.close()
+
+
+@pytest.mark.parametrize("text", ['{"model": "ant", "keep_alive": NaN}', "[]", '{"model": "ant"'])
+async def test_a_body_for_ollama_is_json_as_every_other(text: str) -> None:
+    async with serving() as here:
+        for data in (text.encode(), text.replace("NaN", "5").encode("utf-16")):
+            async with here.client.post(here.url + "/api/chat", data=data) as response:
+                assert response.status == 400
+                assert "The body" in (await response.json())["error"]
+
+
+CALL = '{"function": {"name": "f", "arguments": {"a": DEEP}}}'
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"messages": [{"role": "user", "content": "hi"}], "tools": DEEP',
+        f'"messages": [{{"role": "assistant", "content": "", "tool_calls": [{CALL}]}}]',
+    ],
+)
+async def test_a_body_of_any_depth_is_passed_on_or_refused(path: str, fields: str) -> None:
+    async with serving() as here:
+        await here.worker()
+        statuses = set()
+        for depth in range(940, 1000):
+            text = f'{{"model": "emmet", "stream": false, {fields}}}'
+            text = text.replace("DEEP", "[" * depth + "]" * depth)
+            async with here.client.post(here.url + path, data=text) as response:
+                statuses.add(response.status)
+        assert statuses == {200, 400}
 
 
 async def test_who_has_no_key_sees_and_moves_nothing() -> None:

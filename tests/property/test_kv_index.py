@@ -1,4 +1,4 @@
-"""After any events, deaths, gaps and replacements the index says what a set of blocks per worker says."""
+"""After any events, deaths and gaps the index says what a set of blocks per worker says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORKERS = st.integers(0, 3)
 BLOCKS = st.lists(st.integers(0, 30), max_size=8)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["stored", "removed", "replace"]), WORKERS, BLOCKS),
+        st.tuples(st.sampled_from(["stored", "removed"]), WORKERS, BLOCKS),
         st.tuples(st.sampled_from(["cleared", "left"]), WORKERS, st.just([])),
         st.tuples(st.just("sweep"), st.integers(1, 5), st.just([])),
     ),
@@ -41,9 +41,6 @@ def test_the_index_equals_a_set_for_each_worker(
             case "removed":
                 index.remove(worker, blocks)
                 held.difference_update(blocks)
-            case "replace":
-                index.replace(worker, blocks, 0)
-                model[worker] = set(blocks)
             case "cleared":
                 index.clear(worker)
                 held.clear()

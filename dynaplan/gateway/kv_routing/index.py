@@ -103,12 +103,6 @@ class KvIndex:
         self._given_up |= self._bits.pop(worker, 0)
         self._last_events.pop(worker, None)
 
-    def replace(self, worker: int, hashes: Iterable[int], event_id: int) -> None:
-        """Take over all blocks that the worker holds after its event with that number."""
-        self.clear(worker)
-        self.add(worker, hashes)
-        self.continue_after(worker, event_id)
-
     def continue_after(self, worker: int, event_id: int) -> None:
         """Note that the worker's blocks are those after its event with that number; -1: before the first."""
         self._bit(worker)

@@ -20,7 +20,7 @@ from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway import timing
 from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.util.backoff import Backoff
-from dynaplan.util.errors import QueueUnavailable
+from dynaplan.util.errors import PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,11 @@ MAX_SHARE = 2**40
 """A number of requests or KV blocks above which a message is taken for a fault."""
 
 MAX_PROMPTS = 1000
-"""Prompts in one message at most; of further ones only the bookings are published."""
+MAX_PROMPT_BYTES = 256 * 1024
+"""Prompts, and bytes of their hashes, in one message at most; of further ones only bookings are published.
+
+A NATS server takes messages of 1 MiB unless it is told otherwise, and one prompt may have 64 KiB.
+"""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class ReplicaSync:
         self._peers: dict[int, _Peer] = {}
         self._registered: frozenset[int] = frozenset()
         self._sent: list[SentPrompt] = []
+        self._sent_bytes = 0
         self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
 
@@ -130,8 +135,10 @@ class ReplicaSync:
 
     def record_prompt(self, hashes: Sequence[int], instance_id: int) -> None:
         """Publish that a prompt with these blocks was sent to that worker."""
-        if len(self._sent) < MAX_PROMPTS:
+        size_bytes = self._sent_bytes + 8 * len(hashes)
+        if len(self._sent) < MAX_PROMPTS and size_bytes <= MAX_PROMPT_BYTES:
             self._sent.append(SentPrompt(instance_id, array("Q", hashes).tobytes()))
+            self._sent_bytes = size_bytes
         self._changed.set()
 
     def update_registrations(self, instance_ids: Iterable[int]) -> None:
@@ -174,9 +181,12 @@ class ReplicaSync:
             self._drop_silent()
             self._changed.clear()
             if frontend := self._replica.instance_id:
-                sent, self._sent = tuple(self._sent), []
+                sent, self._sent, self._sent_bytes = tuple(self._sent), [], 0
                 message = ActiveSequences(frontend, tuple(shares(self._replica.books)), sent)
-                await events.publish_serialized(TOPIC, message)
+                try:
+                    await events.publish_serialized(TOPIC, message)
+                except PermanentError as error:
+                    log.warning("bookings are not shared with the other frontends: %s", error)
             await asyncio.sleep(timing.REPLICA_DEBOUNCE_S)
 
     def _receive(self, message: ActiveSequences) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ def model_directory(model: str, environment: Mapping[str, str]) -> Path | None:
     A name is searched for where Hugging Face's library keeps what it has downloaded; None when there is none.
     """
     try:
-        for directory in (Path(model).expanduser(), *_snapshots(model, environment)):
+        for directory in (Path(os.path.expanduser(model)), *_snapshots(model, environment)):
             if (directory / TOKENIZER).is_file():
                 return directory
     except (OSError, ValueError, RuntimeError):
@@ -45,7 +46,7 @@ def model_directory(model: str, environment: Mapping[str, str]) -> Path | None:
 
 def _snapshots(model: str, environment: Mapping[str, str]) -> list[Path]:
     home = environment.get("HF_HOME") or f"{environment.get('HOME') or '~'}/.cache/huggingface"
-    cache = Path(environment.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    cache = Path(os.path.expanduser(environment.get("HF_HUB_CACHE") or f"{home}/hub"))
     place = cache / f"models--{model.replace('/', '--')}"
     reference = place / "refs" / "main"
     return [place / "snapshots" / reference.read_text().strip()] if reference.is_file() else []
@@ -64,7 +65,7 @@ def read_chat_files(directory: Path, template: str = "") -> ChatFiles:
 def _templates(directory: Path, config: Mapping[str, Any], template: str) -> dict[str, str]:
     if template:
         is_text = "\n" in template or "{" in template
-        return {DEFAULT: template if is_text else Path(template).expanduser().read_text()}
+        return {DEFAULT: template if is_text else Path(os.path.expanduser(template)).read_text()}
     found = config.get("chat_template")
     if (directory / TEMPLATE).is_file():
         found = (directory / TEMPLATE).read_text()

@@ -185,13 +185,18 @@ class RemotePrefill:
 
     async def connect(self) -> None:
         """Open the queue, trying again for as long as the NATS server is away."""
+        is_subscribed = False  # once: the messenger itself subscribes again after an outage
+        level = logging.WARNING
         while self._queue is None:
             try:
                 messenger = await self._connect()
-                await messenger.subscribe(self._reply_to, self._receive)
+                if not is_subscribed:
+                    await messenger.subscribe(self._reply_to, self._receive)
+                    is_subscribed = True
                 self._queue = await messenger.queue(self._stream)
             except TemporaryError as error:
-                log.debug("no prefill queue yet: %s", error)
+                log.log(level, "no remote prefill until the prefill queue answers: %s", error)
+                level = logging.DEBUG
                 await asyncio.sleep(error.delay_s)
 
     def configure(self, keys: Mapping[str, str]) -> None:
@@ -245,7 +250,7 @@ class RemotePrefill:
                 log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._metrics.count_prefill(call.model, "local")
             return None
-        answer = await self._compute(call, blocks, trace())
+        answer = await self._compute(call, blocks, trace(), is_needed=is_needed)
         if answer is None or (answer.error and answer.is_retryable):
             log.debug(
                 "local prefill of %d tokens: %s", call.prompt_tokens, answer.error if answer else "no answer"
@@ -290,9 +295,12 @@ class RemotePrefill:
         )
 
     async def _compute(
-        self, call: Call, blocks: PromptBlocks, trace: Mapping[str, str]
+        self, call: Call, blocks: PromptBlocks, trace: Mapping[str, str], *, is_needed: bool
     ) -> PrefillAnswer | None:
-        """Put the prompt on the queue; return the prefill worker's answer, None when none arrives in time."""
+        """Put the prompt on the queue; return the prefill worker's answer, None when none arrives in time.
+
+        What is too large for the queue is answered here.
+        """
         request_id = uuid.uuid4().hex
         request = self._with_deadline(
             RemotePrefillRequest(
@@ -305,7 +313,11 @@ class RemotePrefill:
         )
         payload = request.to_json() if call.is_whole else request.to_json_around(call.body)
         if len(payload) > MAX_PAYLOAD_BYTES:
-            return None
+            error = (
+                f"it has {len(payload)} bytes, and the prefill queue takes {MAX_PAYLOAD_BYTES}; "
+                "shorten the prompt"
+            )
+            return PrefillAnswer(request_id, error=error, is_retryable=not is_needed, status=413)
         pending = self._pending[request_id] = _Pending(self._loop.create_future(), payload)
         timer = self._loop.call_later(self._wait_s, _give_up, pending.answer)
         try:
@@ -322,6 +334,7 @@ class RemotePrefill:
             timer.cancel()
             if pending.check:
                 pending.check.cancel()
+            _give_up(pending.answer)
             del self._pending[request_id]
             if pending.routed:
                 self._prefill_router.close(pending.routed)
@@ -438,8 +451,12 @@ class RemotePrefill:
         log.info("%s %s: its prompt is queued for the others", routed.instance.worker, why)
         if pending.sequence:
             await self._withdraw(pending.sequence)
+        if pending.answer.done():
+            return
         if not await self._enqueue(pending):
             _give_up(pending.answer)
+        elif pending.answer.done():  # meanwhile: by an answer, or as the client has left
+            await self._withdraw(pending.sequence)
 
     def _release_if_alone(self) -> None:
         if self._pending and not self._discovery.instances(self._component):

@@ -126,10 +126,6 @@ class KvAware:
         return self.overlap_weight * to_compute + candidate.active_blocks + prompt_blocks
 
 
-MODES = ("round-robin", "random", "least-loaded", "kv-load", KV_MODE)
-"""The names of the routing modes in the configuration; ``kv-load`` is Dynamo's for the least loaded."""
-
-
 def make_routing_logic(
     mode: str, draw: Callable[[], float], overlap_weight: float, temperature: float
 ) -> RoutingLogic:

@@ -182,6 +182,22 @@ async def test_an_outage_of_the_lane_is_waited_out(setup: Setup) -> None:
     assert await all_names(worker) == ["late"]
 
 
+async def test_the_prompt_in_hand_is_given_to_nobody_after_an_outage_of_a_moment(setup: Setup) -> None:
+    worker = await setup.worker()
+    await setup.put("late", -1.0)
+    await setup.put("in time", 60.0)
+    assert await next_name(worker) == "in time"
+    await asyncio.sleep(0.1)
+    assert worker._in_hand
+    setup.messenger.is_available = False
+    await asyncio.sleep(1.1 * LATE_LANE_POLL_S)
+    setup.messenger.is_available = True
+    await asyncio.sleep(5 * LATE_LANE_POLL_S)
+    lane = await setup.messenger.queue(STREAM, LATE_LANE)
+    assert await lane.get(0.0) is None
+    assert await all_names(worker) == ["late"]
+
+
 async def test_those_that_go_on_coming_late_do_not_keep_a_worker_idle(setup: Setup) -> None:
     worker = await setup.worker()
 

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.gateway.deployment_metrics import desired_samples, fleet_samples, merge
+from dynaplan.gateway import timing
+from dynaplan.gateway.deployment_metrics import (
+    DeploymentMetrics,
+    FleetSample,
+    desired_samples,
+    fleet_samples,
+    merge,
+)
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
 from tests.unit.fleet.rules.test_statefile import FIRST, new_document
 
 
@@ -58,3 +73,31 @@ def test_a_sample_that_says_its_worker_keeps_it_and_a_nameless_text_gets_none() 
 
 def test_a_name_is_escaped_and_an_empty_text_adds_nothing() -> None:
     assert merge([('a"b', "up 1\n"), ("silent", "")]) == 'up{worker="a\\"b"} 1\n'
+
+
+async def test_the_others_metrics_are_told_while_the_driver_of_the_gpus_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "METRICS_CACHE_S", 0.0)
+    answers, reads = threading.Event(), 0
+
+    def read() -> list[FleetSample]:
+        nonlocal reads
+        reads += 1
+        answers.wait()
+        return [("dynaplan_gpu_watts", "Power", {}, 7.0)]
+
+    runtime = SimpleNamespace(namespace="ns", store=MemoryStore(SystemClock()), client_tls=None)
+    metrics = DeploymentMetrics(cast(Any, runtime))
+    metrics._read_gpus = read
+    try:
+        monkeypatch.setattr(timing, "METRICS_TIMEOUT_S", 0.05)
+        async with asyncio.timeout(20):
+            assert [await metrics.read(lambda: b"own 1\n") for _ in range(2)] == [b"own 1\n"] * 2
+        assert reads == 1
+        monkeypatch.setattr(timing, "METRICS_TIMEOUT_S", 60.0)
+        answers.set()
+        assert b"dynaplan_gpu_watts" in await metrics.read(lambda: b"own 1\n")
+    finally:
+        answers.set()
+        await metrics.close()

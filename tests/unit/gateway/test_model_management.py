@@ -34,7 +34,7 @@ def test_a_model_is_listed_with_its_status_and_aliases() -> None:
 
 
 def test_running_models_are_those_with_a_worker_in_llama_swaps_words() -> None:
-    states = [(ModelStatus(state.value, state), 60.0, "server") for state in ModelState]
+    states = [(ModelStatus(state.value, state), 60.0) for state in ModelState]
     running = running_document(states)["running"]
     assert {each["model"]: each["state"] for each in running} == {
         "loading": "starting",
@@ -45,8 +45,8 @@ def test_running_models_are_those_with_a_worker_in_llama_swaps_words() -> None:
     assert running[0].keys() == {"model", "state", "cmd", "proxy", "ttl", "name", "description"}
 
 
-def test_a_change_of_a_model_is_an_event_and_so_is_its_removal() -> None:
-    before = [ModelStatus("a"), ModelStatus("b"), ModelStatus("c")]
+def test_a_change_of_a_model_is_an_event() -> None:
+    before = [ModelStatus("a"), ModelStatus("b")]
     after = [ModelStatus("a", ModelState.LOADING), ModelStatus("b")]
     events = [
         json.loads(each.removeprefix(b"data: "))
@@ -55,6 +55,5 @@ def test_a_change_of_a_model_is_an_event_and_so_is_its_removal() -> None:
     ]
     assert events == [
         {"model": "a", "event": "status_change", "data": {"status": {"value": "loading"}}},
-        {"model": "c", "event": "model_remove", "data": {}},
     ]
     assert change_events(after, after) == b""

@@ -36,7 +36,9 @@ def test_events_that_follow_each_other_are_told_from_lost_ones() -> None:
 def test_all_blocks_of_a_worker_can_be_replaced() -> None:
     index = KvIndex()
     index.add(1, [10, 11])
-    index.replace(1, [20], 41)
+    index.clear(1)
+    index.add(1, [20])
+    index.continue_after(1, 41)
     assert index.overlaps([10]) == {}
     assert index.overlaps([20]) == {1: 1}
     assert index.is_next_event(1, 42)

@@ -12,6 +12,7 @@ from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.replica_sync import (
     MAX_PEERS,
+    MAX_PROMPT_BYTES,
     TOPIC,
     ActiveSequences,
     ReplicaSync,
@@ -20,6 +21,7 @@ from dynaplan.gateway.kv_routing.replica_sync import (
 )
 from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
 from dynaplan.util.errors import QueueUnavailable
+from tests.fakes import memory_events
 from tests.fakes.memory_events import MemoryEventPlane
 from tests.fakes.polling import eventually
 
@@ -189,6 +191,37 @@ async def test_without_an_event_plane_a_frontend_goes_by_its_own_bookings_until_
     await one.sync.close()
     await other.sync.close()
     await plane.close()
+
+
+async def test_of_the_prompts_of_an_outage_as_many_are_told_as_a_message_may_carry() -> None:
+    plane = MemoryEventPlane()
+    one, other = Frontend(1, plane), Frontend(2, plane)
+    one.is_plane_there = False
+    one.sync.start()
+    other.sync.start()
+    for _ in range(200):
+        one.sync.record_prompt([5] * 8192, WORKER)
+    one.is_plane_there = True
+    one.book(4)
+    await eventually(lambda: other.seen == (1, 4, 4))
+    assert 0 < sum(8 * len(hashes) for hashes, _ in other.heard) <= MAX_PROMPT_BYTES
+    one.sync.record_prompt([6], WORKER)
+    await eventually(lambda: other.heard[-1] == ([6], WORKER))
+    await one.sync.close()
+    await other.sync.close()
+    await plane.close()
+
+
+async def test_a_message_that_the_server_refuses_is_lost_and_the_next_one_is_sent(
+    two: tuple[Frontend, Frontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    with monkeypatch.context() as changed:
+        changed.setattr(memory_events, "MOST_BYTES", 1)
+        one.book(4)
+        await asyncio.sleep(0.05)
+        assert other.seen == (0, 0, 0)
+    await eventually(lambda: other.seen == (1, 4, 4))
 
 
 def test_a_worker_without_requests_has_no_share() -> None:

@@ -26,6 +26,7 @@ from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import ASLEEP, WAKE, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
 from tests.fakes.memory_messenger import MemoryMessenger
 from tests.fakes.polling import PATIENCE_S, eventually
@@ -227,6 +228,40 @@ async def test_a_request_larger_than_a_message_is_prefilled_locally() -> None:
         assert await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0) is None
         assert await here.queue.depth() == 0
         assert here.placed == ["fallback"]
+
+
+async def test_a_request_larger_than_a_message_is_refused_where_only_a_prefill_worker_could_compute_it() -> (
+    None
+):
+    async with scene() as here:
+        with pytest.raises(ApiError, match=r"shorten the prompt") as refused:
+            await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0, is_needed=True)
+        assert refused.value.status == 413
+
+
+class LateQueues(MemoryMessenger):
+    """A server whose JetStream is not ready before the third attempt, as after its start; messages pass."""
+
+    attempts = 0
+
+    async def queue(self, stream: str, taker: str = "") -> WorkQueue:
+        self.attempts += 1
+        if self.attempts < 3:
+            raise QueueUnavailable("it has no JetStream yet", delay_s=0.001)
+        return await super().queue(stream, taker)
+
+
+async def test_while_the_queue_is_late_the_log_says_so_once_and_answers_are_subscribed_to_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    messenger = LateQueues(SystemClock())
+    async with scene() as here:
+        settings = FrontendSettings(disaggregation=ON, prefill_component="PrefillWorker")
+        prefill = RemotePrefill(Runtime(here.discovery, messenger), settings, Counter([]), BackgroundTasks())
+        await prefill.connect()
+        await prefill.close()
+    assert len(messenger._server.receivers) == 1
+    assert [each.levelname for each in caplog.records if "JetStream" in each.message] == ["WARNING"]
 
 
 async def test_without_a_prefill_worker_nothing_is_queued() -> None:
@@ -474,6 +509,33 @@ async def test_prompts_directed_to_a_worker_that_dies_go_back_to_the_others(is_t
         assert await near_queue.depth() == 0
         await here.answer(request, hand_off={"remote_port": 1})
         assert fields(await hand_off) == {"remote_port": 1}
+
+
+@pytest.mark.parametrize("slow", ["remove", "put"])
+async def test_a_client_that_leaves_while_its_prompt_goes_back_to_the_others_leaves_no_work(
+    monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    monkeypatch.setattr(timing, "WORKER_QUEUE_CLEAR_DELAY_S", 0.0)
+    has_begun, goes_on = asyncio.Event(), asyncio.Event()
+    async with near() as (here, near_queue):
+        queue = here.prefill._queue
+        call_server = getattr(queue, slow)
+
+        async def call_slowly(argument: object) -> object:
+            has_begun.set()
+            await goes_on.wait()
+            return await call_server(argument)
+
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        await eventually(lambda: _has_depth(near_queue, 1))
+        monkeypatch.setattr(queue, slow, call_slowly)
+        await here.store.delete(WITH_QUEUE.key)
+        await has_begun.wait()
+        hand_off.cancel()
+        await asyncio.gather(hand_off, return_exceptions=True)
+        goes_on.set()
+        await here.prefill._background.finish()
+        assert await here.queue.depth() == 0
 
 
 @pytest.mark.parametrize("is_taken", [False, True])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.gateway.routing.routing_logic import (
-    MODES,
     Candidate,
     KvAware,
     LeastLoaded,
@@ -94,5 +94,5 @@ def test_a_draw_that_rounding_leaves_over_takes_the_last() -> None:
 
 
 def test_every_mode_of_the_configuration_chooses() -> None:
-    for mode in MODES:
+    for mode in ROUTERS:
         assert make_routing_logic(mode, lambda: 0.5, 1.0, 0.0).choose(IDLE) in IDLE

@@ -1,0 +1,43 @@
+"""A read that may hang, as that of a broken GPU's driver does, without hanging who asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class BlockingRead(Generic[T]):
+    """Calls ``read`` in a thread, one call at a time.
+
+    Not in asyncio's threads: a read that hangs would keep one of these few, and the process at its end.
+    """
+
+    def __init__(self, read: Callable[[], T], otherwise: T) -> None:
+        self._read = read
+        self._last = otherwise
+        self._ended: asyncio.Future[None] | None = None
+
+    async def value(self, timeout_s: float) -> T:
+        """Return what is read now; what was read last, or ``otherwise``, if that takes longer or fails."""
+        if self._ended is None or self._ended.done():
+            loop = asyncio.get_running_loop()
+            self._ended = loop.create_future()
+            threading.Thread(target=self._run, args=(loop, self._ended), daemon=True).start()
+        await asyncio.wait({self._ended}, timeout=timeout_s)
+        return self._last
+
+    def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+        try:
+            self._last = self._read()
+        except Exception:
+            log.exception("a read failed")
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(ended.set_result, None)
