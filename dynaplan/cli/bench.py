@@ -388,7 +388,7 @@ async def _read_free_gpus(found: RunningDeployment) -> int | None:
     from dynaplan.store import connections
 
     try:
-        async with connections.opened_store() as store, asyncio.timeout(STATUS_STORE_TIMEOUT_S):
+        async with connections.open_store() as store, asyncio.timeout(STATUS_STORE_TIMEOUT_S):
             return await free_gpus(store, found.namespace)
     except (TemporaryError, TimeoutError):
         return None

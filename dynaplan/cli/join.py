@@ -117,7 +117,7 @@ def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
 async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     """Return the registrations; UserError when the store is silent, or a component refuses the token."""
     try:
-        async with connections.opened_store() as store, asyncio.timeout(JOIN_STORE_TIMEOUT_S):
+        async with connections.open_store() as store, asyncio.timeout(JOIN_STORE_TIMEOUT_S):
             items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
     except (TemporaryError, PermanentError, TimeoutError) as error:
         raise DeploymentError(

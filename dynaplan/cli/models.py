@@ -204,5 +204,5 @@ async def _read(
 async def _with_store(namespace: str, use: Any) -> Any:
     from dynaplan.store import connections
 
-    async with connections.opened_store() as store:
+    async with connections.open_store() as store:
         return await use(store, namespace)

@@ -372,7 +372,7 @@ class ReloadRun:
         from dynaplan.store import connections
 
         with reload_lock(self._deployment):
-            async with connections.opened_store() as store:
+            async with connections.open_store() as store:
                 await self._run(store, live, services, after_written)
 
     async def _run(

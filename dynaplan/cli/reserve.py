@@ -144,7 +144,7 @@ async def _reserve(
         return now.with_gpus(dict.fromkeys(chosen, made))
 
     check_alive(found)
-    async with connections.opened_store() as store:
+    async with connections.open_store() as store:
         await change_entries(store, found.namespace, RESERVATIONS, ReservedGpus.from_text, change)
 
 
@@ -236,7 +236,7 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
     def without(now: ReservedGpus) -> ReservedGpus:
         return now.without(gpus or frozenset(now.by_gpu))
 
-    async with connections.opened_store() as store:
+    async with connections.open_store() as store:
         before, _ = await change_entries(
             store, found.namespace, RESERVATIONS, ReservedGpus.from_text, without
         )
@@ -251,5 +251,5 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
 async def _end_holds(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
     from dynaplan.store import connections
 
-    async with connections.opened_store() as store:
+    async with connections.open_store() as store:
         return await write_counts(store, found.namespace, without_holds(chosen))

@@ -77,7 +77,7 @@ def chosen_workers(chosen: str | None, workers: Sequence[Worker]) -> list[Worker
 async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_s: float | None) -> None:
     from dynaplan.store import connections
 
-    async with connections.opened_store() as store:
+    async with connections.open_store() as store:
         await replace_workers(store, found, workers, timeout_s, len(workers))
 
 
@@ -234,9 +234,10 @@ class WorkerRestart:
             await self._write_count(found, 0)
 
     async def _wait_for_successor(self, before: Container[tuple[str, int]], longest_s: float) -> None:
-        """Return when a worker that was not there ``before`` is ready, or none is asked for any more.
+        """Wait until a worker whose process was not there ``before`` is ready, or none is asked for any more.
 
-        Not when the whole role is ready: others of it may wait for GPUs, or leave.
+        Others of the role are not waited for: they may wait for GPUs, or leave. Raises PermanentError when
+        the new one fails, TemporaryError after ``longest_s`` seconds.
         """
         from dynaplan.fleet.scale_progress import check_alive
 

@@ -134,7 +134,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
     from dynaplan.store import connections
 
     settings, has_gpus = planner_settings(found), bool(gpus_of(found))
-    async with connections.opened_store() as store:
+    async with connections.open_store() as store:
         fleet = await published_fleet(store, found.namespace)
         left_out = await left_out_gpus(store, found.namespace)
 

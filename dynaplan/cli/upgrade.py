@@ -196,7 +196,7 @@ class Upgrade:
         """Replace all workers that are not of this version; return how many."""
         from dynaplan.store import connections
 
-        async with connections.opened_store() as store:
+        async with connections.open_store() as store:
             return await replace_workers(store, self._found, self._not_tried(), self._timeout_s)
 
     def _not_tried(self) -> Iterator[Worker]:

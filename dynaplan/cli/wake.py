@@ -39,7 +39,7 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
     from dynaplan.store import connections
 
     begun_s = time.monotonic()
-    async with connections.opened_store() as store:
+    async with connections.open_store() as store:
         asleep = {
             name: each
             for name, each in (await _sleeping_workers(store, namespace)).items()

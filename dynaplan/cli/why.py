@@ -107,7 +107,7 @@ async def published(namespace: str) -> dict[str, Any]:
     from dynaplan.util.errors import StoreUnavailable
 
     try:
-        async with connections.opened_store() as store, asyncio.timeout(REMOVALS_TIMEOUT_S):
+        async with connections.open_store() as store, asyncio.timeout(REMOVALS_TIMEOUT_S):
             item = await store.get(fleet_key(namespace))
         return parse_object(item.value) if item else {}
     except (StoreUnavailable, TimeoutError, ValueError):

@@ -86,7 +86,7 @@ def _variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def _refuse_secret(name: str, value: str) -> None:
-    """Raise ConfigError for a variable with a secret in its value, such as the login of an address."""
+    """Raise ConfigError if the value of a variable contains a secret, such as a password in a URL."""
     is_config = value and name == DEPLOYMENT_CONFIG_VARIABLE
     document = read_sections(value, name) if is_config else value
     if mask_secrets(document) == document:

@@ -137,7 +137,7 @@ def _check_whole(model: str, path: Path) -> None:
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """Return the files of a model in order, there or not: of one that is split all its parts."""
+    """Return the paths of a model's files in order, existing or not: all parts of a split one."""
     part = GGUF_PART.fullmatch(path.name)
     if part is None:
         return [path]

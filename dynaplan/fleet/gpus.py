@@ -86,7 +86,7 @@ GB = 2**30
 """A gigabyte of GPU memory in bytes, as the makers count it in the names of their GPUs."""
 
 UNREADABLE = "its memory cannot be read (see `nvidia-smi`)"
-"""Why a GPU that was not read although others were is not handed out."""
+"""The reason why such a GPU is not handed out."""
 
 SHOWN_PROCESSES = 3
 """The number of processes of one GPU that are named."""
@@ -98,7 +98,7 @@ def is_busy(gpu: Gpu, use: GpuUse) -> bool:
 
 
 def is_unreadable(gpu: Gpu, uses: Mapping[int, GpuUse]) -> bool:
-    """Tell whether the GPU was not read although others were, and it has memory of its own."""
+    """Tell whether a GPU with memory of its own is missing from the readings although others are there."""
     return bool(uses and gpu.memory_bytes) and gpu.index not in uses
 
 

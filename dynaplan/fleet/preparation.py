@@ -139,7 +139,7 @@ def prepare(
 
     The supervisor, if there is one, stands for the arbiter and keeps the locks.
     """
-    ports = _check_environment(options.circus_tcp)
+    ports = _checked_circus_ports(options.circus_tcp)
     statefile = _statefile_of(graph, options)
     arbiter = process_table.identity_of(link.supervisor_pid if link else os.getpid())
     notes = _take_namespace(statefile, arbiter, stack, link)
@@ -377,10 +377,10 @@ def log_to(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def _check_environment(is_tcp: bool) -> tuple[int, int] | None:
-    """Raise ConfigError for wrong certificates and ports; return circus' two TCP ports, when asked for.
+def _checked_circus_ports(is_tcp: bool) -> tuple[int, int] | None:
+    """Return circus' two TCP ports, when asked for; ConfigError for wrong ones, and for wrong certificates.
 
-    TCP is open to every user of the machine.
+    Every user of the machine can connect to them.
     """
     certificates.check(os.environ)
     endpoint, events = "DYN_CIRCUS_ENDPOINT_PORT", "DYN_CIRCUS_PUBSUB_PORT"

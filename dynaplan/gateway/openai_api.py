@@ -84,10 +84,7 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def nested_too_deep() -> ApiError:
-    """Make an error 400: Python gives up, with RecursionError, on the depth of the body.
-
-    The parser follows deeper nesting than the writers that send a body on.
-    """
+    """Make an error 400 of a RecursionError: the parser of JSON accepts deeper nesting than its writers."""
     return bad_request("The body is nested too deep.", code="invalid_json")
 
 

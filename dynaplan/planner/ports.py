@@ -140,7 +140,7 @@ class Forecaster(Closable, Protocol):
         ...
 
     async def forecast_all(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
-        """Forecast each of these histories so many steps ahead; together they have one deadline."""
+        """Forecast each history its number of steps ahead, all under one deadline."""
         ...
 
 

@@ -21,7 +21,7 @@ from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.util.errors import ConfigError, UserError
 
-FIXED_OPTIONS = ("adjustment-interval", "metric-pulling-interval")
+COMMON_OPTIONS = ("adjustment-interval", "metric-pulling-interval")
 """Options that cannot change: averages and counts over them cannot be taken apart again."""
 
 MAX_FAULT_CHARACTERS = 400
@@ -113,7 +113,7 @@ class Replayer:
 def _override(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
     settings = recorded.overridden(options)
     before, after = recorded.to_options(), settings.to_options()
-    for name in FIXED_OPTIONS:
+    for name in COMMON_OPTIONS:
         if before[name] != after[name]:
             raise ConfigError(
                 f"Planner.{name}: {after[name]}, but what is replayed was recorded with {before[name]}",

@@ -47,10 +47,10 @@ def on_signals(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Run as ``asyncio.run`` does, and have SIGTERM and SIGHUP interrupt it as Ctrl-C does, too.
+    """Run as ``asyncio.run`` does, but SIGTERM and SIGHUP interrupt it, too, as Ctrl-C does.
 
-    For work that takes back what it has half done when it is interrupted. A signal that is ignored, as under
-    nohup, stays so.
+    For work that undoes what is half done when it is interrupted. A signal that is ignored, as under nohup,
+    stays so.
     """
     from asyncio import CancelledError, current_task, get_running_loop, run
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def opened_store() -> AsyncIterator[Store]:
-    """The store of ``connect_store``, closed at the block's end."""
+async def open_store() -> AsyncIterator[Store]:
+    """Give the block the store of ``connect_store``, and close it at its end."""
     store = connect_store()
     try:
         yield store

@@ -39,7 +39,7 @@ DAMAGED_CODES = frozenset({10012, 10077, 10104})
 EMPTY_STATUSES = frozenset({"404", "408"})
 """The statuses that end a pull from a consumer that has no more messages."""
 
-FIXED_OPTIONS: dict[str, Any] = {
+COMMON_OPTIONS: dict[str, Any] = {
     "connect_timeout": 1,
     "reconnect_time_wait": NATS_RECONNECT_WAIT_S,
     "ping_interval": NATS_PING_INTERVAL_S,
@@ -47,7 +47,7 @@ FIXED_OPTIONS: dict[str, Any] = {
     # Without a connection a publish fails; it does not wait in a buffer.
     "pending_size": 0,
 }
-"""What every connection has of nats-py's options."""
+"""Options of nats-py that all connections have."""
 
 
 class NatsConnection:
@@ -100,7 +100,10 @@ class NatsConnection:
                     self._tasks.spawn(self._reconnect())
 
         try:
-            async with asyncio.timeout(NATS_CONNECT_TIMEOUT_S), _cancellation_kept() as raise_if_cancelled:
+            async with (
+                asyncio.timeout(NATS_CONNECT_TIMEOUT_S),
+                _lost_cancellation_raised() as raise_if_cancelled,
+            ):
 
                 async def on_error(error: Exception) -> None:
                     await self._on_error(error)
@@ -108,7 +111,7 @@ class NatsConnection:
                         raise_if_cancelled()  # else nats-py tries again, for ever
 
                 await client.connect(
-                    **(FIXED_OPTIONS | self._options),
+                    **(COMMON_OPTIONS | self._options),
                     error_cb=on_error,
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,
@@ -227,7 +230,7 @@ class NatsConnection:
         if self._client is None or not self.is_connected:
             raise QueueUnavailable(f"NATS is not connected: {self._last_error or 'closed'}")
         try:
-            async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S), _cancellation_kept():
+            async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S), _lost_cancellation_raised():
                 yield self._client
         except (errors.MaxPayloadError, errors.BadSubjectError) as error:
             raise PermanentError(f"NATS refuses this message: {error}") from error
@@ -298,11 +301,11 @@ class NatsConnection:
 
 
 @asynccontextmanager
-async def _cancellation_kept() -> AsyncIterator[Callable[[], None]]:
-    """Raise CancelledError at the block's end, or in the function given, where the task was cancelled in it.
+async def _lost_cancellation_raised() -> AsyncIterator[Callable[[], None]]:
+    """Raise CancelledError at the block's end if the task was cancelled in it; the function given does, too.
 
-    nats-py waits by ``asyncio.wait_for``, which in Python 3.11 returns or raises what comes together with a
-    cancellation, and forgets that the task is to end.
+    nats-py waits by ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that coincides with a
+    result or an error.
     """
     task = asyncio.current_task()
     assert task

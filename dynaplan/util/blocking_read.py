@@ -17,16 +17,17 @@ T = TypeVar("T")
 class BlockingRead(Generic[T]):
     """Calls ``read`` in a thread, one call at a time.
 
-    Not in asyncio's threads: a read that hangs would keep one of these few, and the process at its end.
+    Not in asyncio's pool of threads: a read that hangs would occupy one of these few, and the process could
+    not end.
     """
 
-    def __init__(self, read: Callable[[], T], otherwise: T) -> None:
+    def __init__(self, read: Callable[[], T], default: T) -> None:
         self._read = read
-        self._last = otherwise
+        self._last = default
         self._ended: asyncio.Future[None] | None = None
 
     async def value(self, timeout_s: float) -> T:
-        """Return what is read now; what was read last, or ``otherwise``, if that takes longer or fails."""
+        """Return what is read now; if that takes longer or fails what was read last, or else ``default``."""
         if self._ended is None or self._ended.done():
             loop = asyncio.get_running_loop()
             self._ended = loop.create_future()

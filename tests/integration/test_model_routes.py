@@ -199,7 +199,7 @@ async def test_a_body_of_any_depth_is_passed_on_or_refused(path: str, fields: st
     async with serving() as here:
         await here.worker()
         statuses = set()
-        for depth in range(940, 1000):
+        for depth in range(700, 1000):  # the limit counts the frames of whatever runs the tests, too
             text = f'{{"model": "emmet", "stream": false, {fields}}}'
             text = text.replace("DEEP", "[" * depth + "]" * depth)
             async with here.client.post(here.url + path, data=text) as response:

@@ -24,7 +24,7 @@ BAD_REQUEST_STATUSES = frozenset({400, 413, 422})
 
 
 class UnexpectedStatus(TemporaryError):
-    """The server answered, and not with 200."""
+    """The server answered with another status than 200."""
 
 
 class ServerClient:

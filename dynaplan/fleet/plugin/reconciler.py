@@ -442,18 +442,19 @@ class Reconciler:
         now_s = self._clock.now_s()
         due_s = [now_s + (PENDING_RESYNC_S if self._pending.reasons else RESYNC_S)]
         due_s.append(self._models.next_at_s)
-        may_last_s = []
+        lingering_s = []
         for worker in self._workers.values():
             if worker.state is WorkerState.BACKOFF:
                 due_s.append(worker.retry_at_s)
             elif worker.state is WorkerState.FAILED:
-                may_last_s.append(worker.retry_at_s)
+                lingering_s.append(worker.retry_at_s)
             elif worker.state is WorkerState.DRAINING:
-                may_last_s.append(self._termination.kill_deadline_s(worker))
+                lingering_s.append(self._termination.kill_deadline_s(worker))
             elif worker.state is WorkerState.STOPPED:
                 due_s.append(now_s)
-        # A failed model that nobody asks for, or a process that cannot be killed, stays beyond its moment.
-        due_s += (each_s for each_s in may_last_s if each_s > now_s)
+        # A failed model that nobody asks for and a process that cannot be killed stay overdue: only their
+        # future moments count, or this would wake all the time.
+        due_s += (each_s for each_s in lingering_s if each_s > now_s)
         return max(0.001, min(due_s) - now_s)
 
 
