@@ -153,7 +153,8 @@ class ModelQueue(FleetStatus):
         refusal = self.report.refusal if self.report else None
         if refusal and self._to_unix_s(arrived_s) <= refusal.until_unix_s:
             raise refused(refusal.status, f"{self._model.name}: {refusal.why}", refusal.retry_after_s)
-        if asyncio.get_running_loop().time() - arrived_s >= self._settings.load_timeout_s:
+        # As a sum: the router's deadline is one, and must not be over before this says so.
+        if asyncio.get_running_loop().time() >= arrived_s + self._settings.load_timeout_s:
             raise refused(
                 503,
                 f"{self._model.name} was not loaded within {self._settings.load_timeout_s:g} s. Try again.",

@@ -16,7 +16,7 @@ from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, Refusal, demand_in
 from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.gateway import timing
-from dynaplan.gateway.model_queue import ModelQueue
+from dynaplan.gateway.model_queue import LoadProgress, ModelQueue
 from dynaplan.gateway.openai_api import Call
 from dynaplan.store.instances import SLEEP
 from tests.fakes.frontend_runtime import Stage, stage
@@ -238,6 +238,21 @@ async def test_a_demand_that_the_store_has_lost_is_written_again(monkeypatch: py
 
 
 async def test_past_its_load_timeout_a_request_is_answered_503() -> None:
+    async with serving(load_timeout_s=0.05) as here:
+        status, text = await here.post(model="ant")
+        assert (status, "within 0.05 s" in text) == (503, True)
+
+
+async def test_a_request_whose_time_ends_during_a_check_is_told_of_the_load_timeout_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check = LoadProgress.check
+
+    async def ends_late(progress: LoadProgress) -> None:
+        await check(progress)
+        await asyncio.sleep(0.06)
+
+    monkeypatch.setattr(LoadProgress, "check", ends_late)
     async with serving(load_timeout_s=0.05) as here:
         status, text = await here.post(model="ant")
         assert (status, "within 0.05 s" in text) == (503, True)

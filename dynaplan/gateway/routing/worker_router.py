@@ -138,9 +138,9 @@ class WorkerRouter:
             booking = self._book_now(blocks)
             if booking:
                 return booking
+            now_s = self._loop.time()  # before the check, which is to say first that the time is over
             if check:
                 await check()
-            now_s = self._loop.time()
             self._wake_one(is_late=now_s >= deadline_s)
             if now_s >= deadline_s or not self._is_expected(now_s, deadline_s):
                 raise self.no_worker_error(f"No {self._component} is there to answer. Try again.")

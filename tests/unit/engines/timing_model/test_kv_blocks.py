@@ -65,6 +65,17 @@ def test_a_published_block_that_nobody_uses_is_free_until_its_place_is_taken() -
     assert (blocks.free, blocks.matching([7])) == (0, 0)
 
 
+def test_a_published_block_is_in_use_until_its_last_user_gives_it_back() -> None:
+    blocks = KvBlocks(2)
+    blocks.take(1)
+    blocks.publish(7)
+    blocks.share([7])
+    blocks.release(0, [7])
+    assert blocks.used == 1
+    blocks.release(0, [7])
+    assert blocks.used == 0
+
+
 def test_a_block_whose_hash_is_known_stays_private() -> None:
     blocks = KvBlocks(2)
     blocks.take(2)
