@@ -171,8 +171,9 @@ async def test_on_a_full_disk_serving_goes_on_scaling_up_waits_and_then_happens(
     deploy: Callable[..., Deployment], state_disk: Path
 ) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
-    # The first decision is written a moment after the workers are ready.
-    await eventually(lambda: "num_decode_workers" in deployment.statefile().get("planner_keys", {}))
+    # The first decision and the store's identity are written a moment after the workers are ready.
+    awaited = {"num_decode_workers", "store_id"}
+    await eventually(lambda: awaited <= deployment.statefile().get("planner_keys", {}).keys())
     before = deployment.statefile_path.read_text()
     url, children = deployment.url, len(deployment.children())
     ballast = fill(state_disk)
