@@ -336,6 +336,7 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
     earlier = _present(found.namespace, worker.component)
     failures = [each for each in earlier if each.state in FAILURES]
     number = sum(each.state in COUNTS and each not in failures for each in earlier)
+    broken = {each.name for each in failures} - {worker.name}
     await request_replacement(found, worker)
     if timeout_s is None:
         timeout_s = MIN_WAIT_S + expected_times(found, {worker.role: 1}).leave_s + GPU_RELEASE_S
@@ -350,6 +351,7 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
             return new[0].name
         failures = [each for each in failures if each in present]  # until the plugin has taken them up
         failed = [each for each in present if each.state in FAILURES and each not in failures]
+        failed = [each for each in failed if each.name not in broken]  # these may fail again and again
         if failed:
             raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
         if time.monotonic() > deadline_s:

@@ -287,7 +287,8 @@ async def test_one_that_had_failed_is_restarted_and_its_old_failure_is_no_new_on
 
 async def test_a_frontend_is_restarted_though_another_one_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(THERE, state=WorkerState.BACKOFF, reason="exit code 1")
-    process = Process(monkeypatch, (replace(HERE, pid=9), broken))
+    again = replace(broken, pid=11, retry_at_s=9.0)
+    process = Process(monkeypatch, (HERE, again), (replace(HERE, pid=9), again))
     process.steps[0] = (HERE, broken)
     assert await process.restarted() == HERE.name
 
