@@ -4,6 +4,8 @@
 
 - ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ...}`` and the
   beginning of the prompt, as UTF-8 or as 64-bit token ids. ``document`` is the body without its prompt.
+- With the names of models that are ``known``, for a request of Ollama's API: the fields of its
+  ``Translation``, and its body in OpenAI's terms.
 - ``{"status": 400, "error": {...}}`` for a request that is refused, in OpenAI's form.
 
 It has one job, a bounded memory, and a lower priority than the frontend.
@@ -19,10 +21,10 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from dynaplan.gateway.ollama_api import translate
 from dynaplan.gateway.openai_api import (
     API_PATHS,
     ApiError,
-    ApiPath,
     Call,
     bad_request,
     nested_too_deep,
@@ -45,10 +47,14 @@ NICENESS = 5
 _PROMPTS = ("messages", "prompt")
 
 
-def make_answer(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the answer for one body: the object, and the beginning of its prompt."""
+def make_answer(question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the answer for one body: the object, and the beginning of its prompt or the translated body."""
+    path: str = question["path"]
     try:
-        return _describe(parse_call(endpoint, body))
+        if "known" in question:
+            asked, translated = translate(path, body, question["known"])
+            return vars(asked), translated
+        return _describe(parse_call(API_PATHS[path], body))
     except ApiError as error:
         return _refusal(error)
     except MemoryError:
@@ -92,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
     os.nice(NICENESS)
     gc.disable()  # a document has no cycles, and looking for them in millions of lists takes seconds
     for question, body in channel:
-        channel.answer(*make_answer(API_PATHS[question["path"]], body))
+        channel.answer(*make_answer(question, body))
 
 
 if __name__ == "__main__":

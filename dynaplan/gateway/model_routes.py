@@ -22,8 +22,9 @@ from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.http_messages import Answering, Request, RequestBody, Response
 from dynaplan.gateway.models import FrontendModel
-from dynaplan.gateway.ollama_api import OllamaError, OllamaModel, Translation
-from dynaplan.gateway.openai_api import ApiError, nested_too_deep, parse_object
+from dynaplan.gateway.ollama_api import OllamaModel, Translation
+from dynaplan.gateway.openai_api import ApiError, bad_request, parse_object
+from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, BodyShare
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.store.port import KeyValueStore
 
@@ -55,10 +56,7 @@ class ModelRoutes:
             ("GET", "/api/tags"): with_ollama_errors(self._tags),
             ("GET", "/api/ps"): with_ollama_errors(self._ps),
             ("POST", "/api/show"): with_ollama_errors(self._show),
-            ("POST", "/api/chat"): self._ollama(ollama_api.chat_request),
-            ("POST", "/api/generate"): self._ollama(ollama_api.generate_request),
-            ("POST", "/api/embed"): self._ollama(ollama_api.embed_request),
-            ("POST", "/api/embeddings"): self._ollama(ollama_api.embed_request),
+            **{("POST", each): with_ollama_errors(self._ollama) for each in ollama_api.TRANSLATORS},
         }
         if models.are_on_demand:
             self._handlers |= {
@@ -182,17 +180,11 @@ class ModelRoutes:
         listed = [each for each in self._models.all if not each.is_unlisted]
         return [_described(name, each) for each in listed for name in sorted(each.names)]
 
-    def _ollama(self, translate: Callable[[Mapping[str, Any], Any], Translation]) -> Handler:
-        async def answer(request: Request) -> Response | None:
-            document = await self._document(request)
-            try:
-                asked = translate(document, self._models.names())
-                body = json.dumps(asked.body).encode()
-            except RecursionError:
-                raise nested_too_deep() from None
-            return await self._answer_ollama(request, asked, body)
-
-        return with_ollama_errors(answer)
+    async def _ollama(self, request: Request) -> Response | None:
+        with self._path.bodies.body() as share:
+            body = await self._body(request, share)
+            asked, body = await self._path.reader.translate(request.path, body, self._models.names())
+        return await self._answer_ollama(request, asked, body)
 
     async def _answer_ollama(self, request: Request, asked: Translation, body: bytes) -> Response | None:
         model, arrived_s = self._models.find(asked.model), time.monotonic()
@@ -220,13 +212,19 @@ class ModelRoutes:
         self._path.admission.check_key(request.headers.get("authorization"))
 
     async def _document(self, request: Request) -> dict[str, Any]:
+        """Return a body that only names a model."""
+        with self._path.bodies.body() as share:
+            body = await self._body(request, share)
+        if len(body) > MAX_INLINE_PARSE_BYTES:
+            raise bad_request(f"The body takes {len(body)} bytes; {request.path} takes the name of a model")
+        return parse_object(body or b"{}")
+
+    async def _body(self, request: Request, share: BodyShare) -> bytes:
         self._check_key(request)
         settings = self._path.settings
-        with self._path.bodies.body() as share:
-            body = await Client(request).read_body(
-                share, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
-            )
-        return parse_object(body or b"{}")
+        return await Client(request).read_body(
+            share, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+        )
 
     async def _put_away(self, model: FrontendModel) -> None:
         """Write the order to unload the model. What its owner has pinned is not a client's to move."""
@@ -278,8 +276,6 @@ def with_ollama_errors(handler: Handler) -> Handler:
     async def answer(request: Request) -> Response | None:
         try:
             return await handler(request)
-        except OllamaError as error:
-            return Response.json(ollama_api.error_document(str(error)), 400)
         except ApiError as error:
             headers = {"Content-Type": "application/json", **error.headers}
             document = json.dumps(ollama_api.error_document(str(error)))

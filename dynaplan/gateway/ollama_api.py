@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
+from dynaplan.gateway.openai_api import ApiError, bad_request, nested_too_deep, parse_object
 from dynaplan.util.documents import shown
 
 API_VERSION = "0.12.6"
@@ -47,10 +48,6 @@ LATEST = ":latest"
 NO_IMAGE = "an image has to be a base64 text"
 
 Document = Mapping[str, Any]
-
-
-class OllamaError(Exception):
-    """A request that cannot be translated; the message is for the client, with the status 400."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +85,11 @@ def known_name(name: str, known: Collection[str]) -> str:
 
 
 def chat_request(document: Document, known: Collection[str] = ()) -> Translation:
-    """Translate the body of ``/api/chat``; raises OllamaError."""
+    """Translate the body of ``/api/chat``; raises ApiError (400)."""
     model, keep_alive_s = _model(document, known), _keep_alive(document)
     messages = document.get("messages") or []
     if not isinstance(messages, list):
-        raise OllamaError("messages is no list")
+        raise bad_request("messages is no list")
     if not messages:
         return Translation(model, "", is_streamed=False, keep_alive_s=keep_alive_s)
     body = {**_common(document, model), "messages": _messages(messages)}
@@ -102,11 +99,11 @@ def chat_request(document: Document, known: Collection[str] = ()) -> Translation
 
 
 def generate_request(document: Document, known: Collection[str] = ()) -> Translation:
-    """Translate the body of ``/api/generate``; raises OllamaError."""
+    """Translate the body of ``/api/generate``; raises ApiError (400)."""
     model, keep_alive_s = _model(document, known), _keep_alive(document)
     prompt, streamed = document.get("prompt") or "", _is_streamed(document)
     if not isinstance(prompt, str):
-        raise OllamaError("prompt is no text")
+        raise bad_request("prompt is no text")
     if not prompt:
         return Translation(model, "", is_streamed=False, is_chat=False, keep_alive_s=keep_alive_s)
     common = _common(document, model)
@@ -122,7 +119,7 @@ def generate_request(document: Document, known: Collection[str] = ()) -> Transla
 
 
 def embed_request(document: Document, known: Collection[str] = ()) -> Translation:
-    """Translate the body of ``/api/embed``, or of the older ``/api/embeddings``; raises OllamaError."""
+    """Translate the body of ``/api/embed``, or of the older ``/api/embeddings``; raises ApiError (400)."""
     model = _model(document, known)
     texts = document.get("input", document.get("prompt"))
     if not texts:
@@ -133,10 +130,31 @@ def embed_request(document: Document, known: Collection[str] = ()) -> Translatio
     return Translation(model, "/v1/embeddings", body, False, False, _keep_alive(document))
 
 
+TRANSLATORS: Mapping[str, Callable[[Document, Collection[str]], Translation]] = {
+    "/api/chat": chat_request,
+    "/api/generate": generate_request,
+    "/api/embed": embed_request,
+    "/api/embeddings": embed_request,
+}
+"""The paths of requests that an engine answers, and what translates them."""
+
+
+def translate(path: str, body: bytes, known: Collection[str]) -> tuple[Translation, bytes]:
+    """Translate a request for one of ``TRANSLATORS``; return its body apart, as bytes.
+
+    Raises ApiError (400) for one that is no JSON object or cannot be translated.
+    """
+    try:
+        asked = TRANSLATORS[path](parse_object(body or b"{}"), known)
+        return replace(asked, body={}), json.dumps(asked.body).encode()
+    except RecursionError:
+        raise nested_too_deep() from None
+
+
 def _model(document: Document, known: Collection[str]) -> str:
     name = document.get("model") or document.get("name")
     if not isinstance(name, str) or not name:
-        raise OllamaError("model is required")
+        raise bad_request("model is required")
     return known_name(name, known)
 
 
@@ -160,7 +178,7 @@ def _common(document: Document, model: str) -> dict[str, Any]:
         body["stream_options"] = {"include_usage": True}
     options = document.get("options") or {}
     if not isinstance(options, Mapping):
-        raise OllamaError("options is no object")
+        raise bad_request("options is no object")
     body |= {key: value for key, value in options.items() if key in SAMPLING and value is not None}
     most = options.get("num_predict")
     if isinstance(most, int) and most > 0:
@@ -185,7 +203,7 @@ def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     open_ids: list[tuple[str, str]] = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise OllamaError("a message is no object")
+            raise bad_request("a message is no object")
         own: dict[str, Any] = {"role": message.get("role", "user"), "content": _content(message)}
         if calls := _list(message, "tool_calls"):
             own["tool_calls"] = [_call(call, f"call_{number}_{index}") for index, call in enumerate(calls)]
@@ -209,7 +227,7 @@ def _answered_call(message: Document, open_ids: list[tuple[str, str]]) -> str:
 def _call(call: Any, call_id: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
-        raise OllamaError("a tool call has no function")
+        raise bad_request("a tool call has no function")
     arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {
@@ -224,7 +242,7 @@ def _content(message: Document) -> Any:
     if not images:
         return text
     if not all(isinstance(each, str) for each in images):
-        raise OllamaError(NO_IMAGE)
+        raise bad_request(NO_IMAGE)
     parts = [{"type": "image_url", "image_url": {"url": _data_url(each)}} for each in images]
     return [*([{"type": "text", "text": text}] if text else []), *parts]
 
@@ -232,7 +250,7 @@ def _content(message: Document) -> Any:
 def _list(message: Document, name: str) -> list[Any]:
     found = message.get(name) or []
     if not isinstance(found, list):
-        raise OllamaError(f"{name} is no list")
+        raise bad_request(f"{name} is no list")
     return found
 
 
@@ -256,7 +274,7 @@ _MAX_CHARACTERS = 64
 def keep_alive_s(value: Any) -> float | None:
     """Return the seconds of a ``keep_alive``: a number of them, or Go's ``1h30m``; below 0 is for ever.
 
-    None without one. Raises OllamaError for something else.
+    None without one. Raises ApiError (400) for something else.
     """
     if value is None or value == "":
         return None
@@ -281,8 +299,8 @@ def _duration_s(text: str) -> float | None:
     return inf if text.startswith("-") and seconds else seconds
 
 
-def _no_duration(value: Any) -> OllamaError:
-    return OllamaError(
+def _no_duration(value: Any) -> ApiError:
+    return bad_request(
         f"keep_alive is {shown(value)}, which is no number of seconds and no duration such as 5m"
     )
 

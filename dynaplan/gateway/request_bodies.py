@@ -1,9 +1,10 @@
-"""Request bodies: received within a memory budget, and parsed in a separate process when they are large.
+"""Request bodies: received within a memory budget, and read in a separate process when they are large.
 
 ``BodyBudget`` bounds the memory of all bodies together, ``receive_body`` takes one from a client within its
-limits, and ``CallParser`` makes a checked ``Call`` of it: at once when it is small, in a process of its own
-when it is large (``body_reader_main``). ``json.loads`` holds the GIL for the whole document, so that a thread
-would stall the streams of others too: 10 MB of token ids take 0.3 s, 10 MB of empty lists several seconds.
+limits, and ``BodyReader`` makes a checked ``Call`` of it, or translates it from Ollama's API: at once when it
+is small, in a process of its own when it is large (``body_reader_main``). ``json.loads`` holds the GIL for
+the whole document, so that a thread would stall the streams of others too: 10 MB of token ids take 0.3 s,
+10 MB of empty lists several seconds.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
+from collections.abc import Collection
 from typing import Any
 
-from dynaplan.gateway import timing
+from dynaplan.gateway import ollama_api, timing
 from dynaplan.gateway.http_messages import InvalidBody, Request
+from dynaplan.gateway.ollama_api import Translation
 from dynaplan.gateway.openai_api import ApiError, ApiPath, Call, bad_request, parse_call
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, HelperTimeout
 
@@ -154,8 +157,8 @@ MEMORY_PER_BYTE = 48
 """
 
 
-class CallParser:
-    """Parses bodies of at most ``max_bytes``: large ones in the process, one at a time.
+class BodyReader:
+    """Reads bodies of at most ``max_bytes``: large ones in the process, one at a time.
 
     That is started when needed and ended when idle. On a timeout it is killed; the next large body starts
     another one.
@@ -174,9 +177,21 @@ class CallParser:
         """Return the checked request, that of a large body without the prompt; raises ApiError if invalid."""
         if len(body) <= MAX_INLINE_PARSE_BYTES:
             return parse_call(endpoint, body)
+        answer, prompt = await self._ask({"path": endpoint.path}, body)
+        return _call_from_answer(endpoint, body, answer, prompt)
+
+    async def translate(self, path: str, body: bytes, known: Collection[str]) -> tuple[Translation, bytes]:
+        """Translate a request of Ollama's API, as ``ollama_api.translate`` does."""
+        if len(body) <= MAX_INLINE_PARSE_BYTES:
+            return ollama_api.translate(path, body, known)
+        answer, translated = await self._ask({"path": path, "known": list(known)}, body)
+        return Translation(**answer), translated
+
+    async def _ask(self, question: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Return the answer of the process; raises ApiError."""
         async with self._lock:
             try:
-                answer, prompt = await self._helper.ask({"path": endpoint.path}, body)
+                answer, payload = await self._helper.ask(question, body)
             except HelperTimeout:
                 raise bad_request(
                     f"The body could not be read within {timing.BODY_READER_TIMEOUT_S:g} s",
@@ -190,7 +205,7 @@ class CallParser:
                 raise
         if error := answer.get("error"):
             raise ApiError(answer["status"], error.pop("message"), kind=error.pop("type"), **error)
-        return _call_from_answer(endpoint, body, answer, prompt)
+        return answer, payload
 
     async def close(self) -> None:
         """End the process; requests that wait for it are answered 503."""

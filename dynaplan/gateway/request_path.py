@@ -73,7 +73,7 @@ from dynaplan.gateway.openai_api import (
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
 from dynaplan.gateway.prefill.remote_prefill import HandOff
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
-from dynaplan.gateway.request_bodies import BodyBudget, BodyShare, CallParser
+from dynaplan.gateway.request_bodies import BodyBudget, BodyReader, BodyShare
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
@@ -190,12 +190,12 @@ class RequestPath:
         self.pages = UnreadPages()
         self.in_flight = 0
         self.bodies = BodyBudget(settings.max_bodies_bytes)
-        self._reader = CallParser(settings.max_body_bytes)
+        self.reader = BodyReader(settings.max_body_bytes)
         self._apis: dict[str, EngineApi] = {}
 
     async def close(self) -> None:
         """End the process that reads large bodies."""
-        await self._reader.close()
+        await self.reader.close()
 
     async def answer(self, client: Client, endpoint: ApiPath) -> None:
         """Answer the request; raises ApiError as long as nothing has been sent."""
@@ -220,7 +220,7 @@ class RequestPath:
             if endpoint.is_form:
                 call = read_form(endpoint, client.content_type, body)
             else:
-                call = await self._reader.read(endpoint, body)
+                call = await self.reader.read(endpoint, body)
             model = self.models.find(call.model)
             call = model.addressed(call)
             name = call.model

@@ -134,6 +134,37 @@ async def test_a_large_body_with_a_fault_gets_the_same_answer_as_a_small_one(
         assert json.loads((await large(here, **changes))[1])["error"]["code"] == code
 
 
+GENERATE = "/api/generate"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [({}, 200), ({"model": "other"}, 404), ({"prompt": 5}, 400), ({"keep_alive": "soon"}, 400)],
+)
+async def test_a_large_body_for_ollama_is_translated_as_a_small_one_is_by_the_process(
+    changes: dict[str, Any], status: int
+) -> None:
+    asked = {"model": MODEL, "prompt": "hello", "options": {"num_predict": 3}, "stream": False, **changes}
+    async with stage() as here:
+        worker = await here.worker()
+        small, large = await here.post(GENERATE, **asked), await here.post(GENERATE, **asked, padding=PADDING)
+        assert reader_of_this_process().is_running()
+    assert (small[0], large[0]) == (status, status)
+    if status == 200:
+        assert worker.bodies[0] == worker.bodies[1]
+    else:
+        assert small[1] == large[1]
+
+
+async def test_a_body_that_is_to_name_a_model_is_not_read_when_it_is_large() -> None:
+    async with stage() as here:
+        await here.worker()
+        status, text = await here.post("/api/show", model=MODEL, padding=PADDING)
+        assert (await here.post("/api/show", model=MODEL))[0] == 200
+    assert status == 400
+    assert "takes the name of a model" in text
+
+
 async def test_a_large_prompt_goes_to_the_queue_as_it_was_sent() -> None:
     async with stage(remote_prefill=True, max_local_prefill_length=0) as here:
         await here.worker()
@@ -149,17 +180,18 @@ async def test_a_large_prompt_goes_to_the_queue_as_it_was_sent() -> None:
         assert (await request)[0] == 200
 
 
-async def cost_s(here: Stage, body_bytes: bytes) -> float:
+async def cost_s(here: Stage, path: str, body_bytes: bytes) -> float:
     """The processor time of this thread, which runs the frontend, for one body."""
     gc.collect()
     begun_s = time.thread_time()
-    async with here.client.post(here.url + COMPLETIONS, data=io.BytesIO(body_bytes)) as response:
+    async with here.client.post(here.url + path, data=io.BytesIO(body_bytes)) as response:
         assert response.status == 400, await response.text()
     return time.thread_time() - begun_s
 
 
 @pytest.mark.slow
-async def test_reading_a_large_body_costs_the_event_loop_no_more_however_it_is_made() -> None:
+@pytest.mark.parametrize("path", [COMPLETIONS, GENERATE])
+async def test_reading_a_large_body_costs_the_event_loop_no_more_however_it_is_made(path: str) -> None:
     """Processor time is compared, which does not depend on what else the machine does."""
     size = 3_000_000
     fill: dict[str, Callable[[int], bytes]] = {
@@ -172,7 +204,7 @@ async def test_reading_a_large_body_costs_the_event_loop_no_more_however_it_is_m
         costs_s = {}
         for name, filled in fill.items():
             text = b'{"model":"%b","prompt":%b}' % (MODEL.encode(), filled(size))
-            costs_s[name] = min([await cost_s(here, text) for _ in range(2)])
+            costs_s[name] = min([await cost_s(here, path, text) for _ in range(2)])
     assert max(costs_s.values()) < 3 * costs_s["text"] + 0.05, costs_s
 
 

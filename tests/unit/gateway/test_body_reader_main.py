@@ -19,13 +19,13 @@ from dynaplan.gateway.body_reader_main import (
     light_document,
     make_answer,
 )
-from dynaplan.gateway.openai_api import API_PATHS, ApiError
+from dynaplan.gateway.openai_api import ApiError
 
 
 def asked(document: object, path: str = "/v1/completions") -> tuple[dict[str, Any], bytes]:
     """The answer to one body."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return make_answer(API_PATHS[path], body)
+    return make_answer({"path": path}, body)
 
 
 def test_a_text_is_answered_with_its_length_and_its_beginning() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dynaplan.gateway.ollama_api import (
     OllamaAnswer,
-    OllamaError,
     OllamaModel,
     Translation,
     chat_request,
@@ -24,6 +23,7 @@ from dynaplan.gateway.ollama_api import (
     show_document,
     tags_document,
 )
+from dynaplan.gateway.openai_api import ApiError
 from tests.attack.fuzzing import mutated, total
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -166,12 +166,12 @@ def test_a_load_and_an_unload_are_answered_in_one_line() -> None:
     ],
 )
 def test_what_cannot_be_translated_is_an_error(document: dict[str, Any]) -> None:
-    with pytest.raises(OllamaError):
+    with pytest.raises(ApiError):
         chat_request(document)
 
 
 def test_a_prompt_that_is_no_text_is_an_error() -> None:
-    with pytest.raises(OllamaError, match="prompt is no text"):
+    with pytest.raises(ApiError, match="prompt is no text"):
         generate_request({"model": "m", "prompt": 5})
 
 
@@ -213,7 +213,7 @@ def test_a_field_of_any_type_is_translated_or_refused(
     name = data.draw(st.sampled_from(sorted(real)))
     try:
         asked = translate({**real, name: mutated(real[name], data.draw)})
-    except OllamaError as refused:
+    except ApiError as refused:
         assert len(str(refused)) < 300
     else:
         assert json.dumps(asked.body)
@@ -222,7 +222,7 @@ def test_a_field_of_any_type_is_translated_or_refused(
 @pytest.mark.parametrize("name", ["images", "tool_calls"])
 @pytest.mark.parametrize("value", [5, "iVBORw0KGgo=", {"a": "b"}])
 def test_a_list_in_a_message_is_a_list(name: str, value: Any) -> None:
-    with pytest.raises(OllamaError, match=f"{name} is no list"):
+    with pytest.raises(ApiError, match=f"{name} is no list"):
         chat(messages=[{"role": "user", "content": "hi", name: value}])
 
 
@@ -259,7 +259,7 @@ def test_a_keep_alive_is_a_number_or_a_duration(value: Any, seconds: float | Non
 
 @pytest.mark.parametrize("value", ["5 m", "m", "5x", True, [], "5m!", 10**400, "1h" * 33, "9" * 10**5 + "x"])
 def test_another_keep_alive_is_an_error(value: Any) -> None:
-    with pytest.raises(OllamaError, match="keep_alive is") as refused:
+    with pytest.raises(ApiError, match="keep_alive is") as refused:
         keep_alive_s(value)
     assert len(str(refused.value)) < 200
 
