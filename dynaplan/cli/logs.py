@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -21,17 +23,24 @@ from dynaplan.cli.timing import LOG_POLL_S
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
 def command(workers: Sequence[str], namespace: str | None, lines: int, follow: bool) -> None:
     """Print the end of these logs, or of all; etcd, NATS, circus and the fleet plugin have one too."""
-    from dynaplan.fleet.deployments import tail
-
     found = connect(namespace)
     paths = [_path(found.log_dir, name) for name in workers] or sorted(found.log_dir.glob("*.log"))
-    for path in paths:
-        if len(paths) > 1:
-            click.echo(f"==> {path.stem} <==")
-        for line in tail(path, lines):
-            click.echo(line)
-    if follow:
-        _follow(paths)
+    logs: dict[Path, _Log] = {}
+    try:
+        _open(logs, paths)
+        for path, log in logs.items():
+            if len(paths) > 1:
+                click.echo(f"==> {path.stem} <==")
+            last = log.last_lines(lines)
+            if log.rest and not follow:
+                last.append(log.rest)
+            for line in last[-lines:] if lines else ():
+                click.echo(line)
+        if follow:
+            _follow(logs, None if workers else found.log_dir)
+    finally:
+        for log in logs.values():
+            log.close()
 
 
 def _path(log_dir: Path, name: str) -> Path:
@@ -44,36 +53,58 @@ def _path(log_dir: Path, name: str) -> Path:
     raise ConfigError(f"logs {name}: no such log in {log_dir}", hint=nearest(name, known))
 
 
-def _follow(paths: Sequence[Path]) -> None:
-    followed = {path: _Followed(path) for path in paths}
+def _follow(logs: dict[Path, _Log], log_dir: Path | None) -> NoReturn:
+    """Print what comes to these logs, and to those that are new in ``log_dir``."""
     while True:
-        for path, log in followed.items():
+        _open(logs, sorted(log_dir.glob("*.log")) if log_dir else ())
+        for path, log in logs.items():
             for line in log.new_lines():
-                click.echo(f"{path.stem}: {line}" if len(followed) > 1 else line)
+                click.echo(f"{path.stem}: {line}" if len(logs) > 1 else line)
         time.sleep(LOG_POLL_S)
 
 
-class _Followed:
-    """Follows one file from its present end on, and its successor after a rotation."""
+def _open(logs: dict[Path, _Log], paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path not in logs:
+            with suppress(FileNotFoundError):  # it has been turned over or deleted since it was found
+                logs[path] = _Log(path)
+
+
+class _Log:
+    """One log file from its beginning on, and its successor after a rotation.
+
+    ``rest`` is the beginning of a line that was not complete at the last reading.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open(errors="replace")
-        self._file.seek(0, os.SEEK_END)
-        self._rest = ""
+        self.rest = ""
 
-    def new_lines(self) -> Iterator[str]:
-        """Yield the lines that were completed since the last call."""
-        yield from self._read()
+    def close(self) -> None:
+        self._file.close()
+
+    def last_lines(self, number: int) -> list[str]:
+        """Go to the end of the file, and return that number of complete lines before it."""
+        self._file.seek(max(0, self._file.seek(0, os.SEEK_END) - 400 * number - 4096))
+        lines = self._read()
+        return lines[-number:] if number else []
+
+    def new_lines(self) -> list[str]:
+        """Return the lines that were completed since the last call."""
+        lines = self._read()
         try:
             is_rotated = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
+            successor = self._path.open(errors="replace") if is_rotated else None
         except FileNotFoundError:
-            return
-        if is_rotated:
+            return lines
+        if successor:
+            lines += self._read()
             self._file.close()
-            self._file = self._path.open(errors="replace")
-            yield from self._read()
+            self._file = successor
+            lines += self._read()
+        return lines
 
-    def _read(self) -> Iterator[str]:
-        *lines, self._rest = (self._rest + self._file.read()).split("\n")
-        yield from lines
+    def _read(self) -> list[str]:
+        *lines, self.rest = (self.rest + self._file.read()).split("\n")
+        return lines

@@ -20,11 +20,16 @@ async def start_process(*command: str, **options: Any) -> Process:
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
+        starting.add_done_callback(_kill_started)  # also where the wait for its end is cancelled in turn
         with suppress(OSError):  # it could not be started
-            process = await starting
-            kill_with_group(process)
+            process = await asyncio.shield(starting)
             await process.wait()
         raise
+
+
+def _kill_started(starting: asyncio.Future[Process]) -> None:
+    if not starting.cancelled() and not starting.exception():
+        kill_with_group(starting.result())
 
 
 def kill_with_group(process: Process) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+import time
 
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.file_store import FileStore
@@ -19,10 +20,11 @@ from dynaplan.util.errors import StoreUnavailable
 
 
 async def hold(store: FileStore, key: str, ttl_s: str) -> None:
-    """Put the key under a lease, say so, and stay without renewing it."""
+    """Put the key under a lease, tell both and when it was asked for, and stay without renewing it."""
+    asked_s = time.monotonic()
     lease = await store.grant(int(ttl_s))
     await store.put(key, "held", lease)
-    print(lease, flush=True)
+    print(lease, asked_s, flush=True)
     await asyncio.Event().wait()
 
 

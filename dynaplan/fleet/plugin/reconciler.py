@@ -121,7 +121,7 @@ class Reconciler:
         self._removals: deque[Removal] = deque(maxlen=MAX_REMOVALS)
         self._to_replace: set[str] = set()
         self._startup_s: dict[str, float] = {}
-        self._decision_id: int | None = None
+        self._decision_id = -1
         self._is_writable = True
         self._is_carried_out_elsewhere = launch.is_carried_out_elsewhere
 
@@ -250,9 +250,10 @@ class Reconciler:
     def _reconcile_and_claim(self, fleet: tuple[Worker, ...], renewed: Collection[str]) -> Reconciled:
         """Reconcile, and claim the GPUs; a GPU that another deployment is faster to claim is left to it."""
         launch, counts, gpus = self._launch, self._counts, self._gpus
-        decision_id = counts.decision_id if counts else self._decision_id
-        is_new = self._decision_id is not None and decision_id != self._decision_id
-        self._decision_id = decision_id
+        is_new = False
+        if counts and counts.decision_id >= 0:  # none before the plugin's own first one, and after a loss
+            is_new = self._decision_id not in (-1, counts.decision_id)
+            self._decision_id = counts.decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
         reserved = self._reserved()
         gpus.reserve(reserved)

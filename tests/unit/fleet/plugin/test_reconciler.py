@@ -185,6 +185,26 @@ async def test_a_new_decision_tries_failed_workers_again(tmp_path: Path) -> None
     assert box.states()["ns_VllmWorker"] == "ready"
 
 
+@pytest.mark.parametrize(
+    "earlier", [(), (7, -1)], ids=["which the plugin writes first", "which a store has lost meanwhile"]
+)
+async def test_a_decision_that_is_no_new_one_does_not_try_failed_workers_again(
+    tmp_path: Path, earlier: tuple[int, ...]
+) -> None:
+    box = Box(tmp_path)
+    box.link.counts = DesiredCounts(1, 1)
+    await box.settle()
+    box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), 78)
+    await box.settle()
+    for decision_id in (*earlier, 7):
+        box.link.counts = DesiredCounts(1, 1, decision_id, 0)
+        await box.settle()
+        assert box.states()["ns_VllmWorker"] == "failed"
+    box.link.counts = DesiredCounts(1, 1, 8, 0)
+    await box.settle()
+    assert box.states()["ns_VllmWorker"] == "ready"
+
+
 async def test_while_the_disk_is_full_nothing_new_starts_but_crashed_workers_do(tmp_path: Path) -> None:
     box = await Box(tmp_path).started()
     box.statefile.is_disk_full = True
