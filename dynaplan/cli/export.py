@@ -200,6 +200,8 @@ def systemd(is_system: bool, user: str | None, output: Path | None, arguments: S
 def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the options as ``serve`` parses them; raises what it would raise, and for what is no unit's."""
     from dynaplan.cli.serve import command as serve
+    from dynaplan.config.overrides import split_overrides
+    from dynaplan.util.masking import looks_secret, mask_secrets
 
     try:
         params = serve.make_context("serve", list(arguments)).params
@@ -213,6 +215,14 @@ def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
             "--api-key would stand in the unit, which everybody can read",
             hint="Leave it out, and write DYNAPLAN_API_KEY=... into the EnvironmentFile of the unit.",
         )
+    for override in split_overrides(arguments)[0]:
+        name, _, value = override.partition("=")
+        is_number = value.strip().isdecimal()  # as that of long-prefill-token-threshold
+        if (looks_secret(name) and not is_number) or mask_secrets(value) != value:
+            raise ConfigError(
+                f"{name} holds a secret, which would stand in the unit, and everybody can read that",
+                hint="Leave it out, and write it into the file of -f, which only you can read.",
+            )
     return params
 
 

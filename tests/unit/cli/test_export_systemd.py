@@ -94,6 +94,9 @@ def test_a_variable_with_a_secret_in_its_value_is_refused(
     [
         (("--api-key", "k"), "--api-key would stand in the unit"),
         (("--api-key=k",), "--api-key would stand in the unit"),
+        (("--Common.hf-token=pw-1",), "--Common.hf-token holds a secret"),
+        (("--Common.hf-token", "pw-1"), "--Common.hf-token holds a secret"),
+        (("--Common.proxy=http://me:pw-1@host",), "--Common.proxy holds a secret"),
         (("--detach",), "--detach is nothing for a unit"),
         (("--dry-run",), "--dry-run is nothing for a unit"),
         (("--user", "x"), "--user x is for --system"),
@@ -104,6 +107,14 @@ def test_what_cannot_be_in_a_unit_is_refused(arguments: tuple[str, ...], said: s
     error = run("graphs.agg:Frontend", *arguments).exception
     assert isinstance(error, ConfigError)
     assert said in str(error)
+    assert "pw-1" not in str(error)
+
+
+def test_a_number_of_tokens_is_no_secret() -> None:
+    option = "--VllmWorker.long-prefill-token-threshold=2048"
+    result = run("graphs.agg:Frontend", option)
+    assert result.exception is None
+    assert option in result.output
 
 
 def test_an_option_that_serve_does_not_know_is_refused_as_there() -> None:
