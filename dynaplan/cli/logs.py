@@ -25,15 +25,15 @@ def command(workers: Sequence[str], namespace: str | None, lines: int, follow: b
     """Print the end of these logs, or of all; etcd, NATS, circus and the fleet plugin have one too."""
     found = connect(namespace)
     paths = [_path(found.log_dir, name) for name in workers] or sorted(found.log_dir.glob("*.log"))
-    logs: dict[Path, _Log] = {}
+    logs: dict[Path, _LogTail] = {}
     try:
         _open(logs, paths)
         for path, log in logs.items():
             if len(paths) > 1:
                 click.echo(f"==> {path.stem} <==")
             last = log.last_lines(lines)
-            if log.rest and not follow:
-                last.append(log.rest)
+            if log.partial_line and not follow:
+                last.append(log.partial_line)
             for line in last[-lines:] if lines else ():
                 click.echo(line)
         if follow:
@@ -53,7 +53,7 @@ def _path(log_dir: Path, name: str) -> Path:
     raise ConfigError(f"logs {name}: no such log in {log_dir}", hint=nearest(name, known))
 
 
-def _follow(logs: dict[Path, _Log], log_dir: Path | None) -> NoReturn:
+def _follow(logs: dict[Path, _LogTail], log_dir: Path | None) -> NoReturn:
     """Print what comes to these logs, and to those that are new in ``log_dir``."""
     while True:
         _open(logs, sorted(log_dir.glob("*.log")) if log_dir else ())
@@ -63,32 +63,39 @@ def _follow(logs: dict[Path, _Log], log_dir: Path | None) -> NoReturn:
         time.sleep(LOG_POLL_S)
 
 
-def _open(logs: dict[Path, _Log], paths: Iterable[Path]) -> None:
+def _open(logs: dict[Path, _LogTail], paths: Iterable[Path]) -> None:
     for path in paths:
         if path not in logs:
             with suppress(FileNotFoundError):  # it has been turned over or deleted since it was found
-                logs[path] = _Log(path)
+                logs[path] = _LogTail(path)
 
 
-class _Log:
-    """One log file from its beginning on, and its successor after a rotation.
+class _LogTail:
+    """The lines of one log file, and of its successor after a rotation.
 
-    ``rest`` is the beginning of a line that was not complete at the last reading.
+    ``partial_line`` is the beginning of a line that was not complete at the last reading.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open(errors="replace")
-        self.rest = ""
+        self.partial_line = ""
 
     def close(self) -> None:
         self._file.close()
 
     def last_lines(self, number: int) -> list[str]:
-        """Go to the end of the file, and return that number of complete lines before it."""
-        self._file.seek(max(0, self._file.seek(0, os.SEEK_END) - 400 * number - 4096))
-        lines = self._read()
-        return lines[-number:] if number else []
+        """Go to the end of the file, and return that number of complete lines before it, or all."""
+        size_bytes = self._file.seek(0, os.SEEK_END)
+        window_bytes = 4096 + 400 * number
+        while True:
+            start_bytes = max(0, size_bytes - window_bytes)
+            self._file.seek(start_bytes)
+            self.partial_line = ""
+            lines = self._read()
+            if start_bytes == 0 or len(lines) > number:  # one more: the first may lack its beginning
+                return lines[-number:] if number else []
+            window_bytes *= 4
 
     def new_lines(self) -> list[str]:
         """Return the lines that were completed since the last call."""
@@ -106,5 +113,5 @@ class _Log:
         return lines
 
     def _read(self) -> list[str]:
-        *lines, self.rest = (self.rest + self._file.read()).split("\n")
+        *lines, self.partial_line = (self.partial_line + self._file.read()).split("\n")
         return lines

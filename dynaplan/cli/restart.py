@@ -117,7 +117,7 @@ async def replace_worker(
         return await restart_process(found, worker, timeout_s), gpu_wait_s
     restart = WorkerRestart(store, found.namespace, worker, timeout_s)
     new = await restart.run(gpu_wait_s)
-    return new, GPU_FREE_TIMEOUT_S if restart.started_beside else 0.0
+    return new, GPU_FREE_TIMEOUT_S if restart.starts_new_first else 0.0
 
 
 async def _put_away(
@@ -136,7 +136,7 @@ async def _put_away(
 class WorkerRestart:
     """One worker's restart. ``timeout_s`` is the time of each step, None for as long as it may well take.
 
-    ``started_beside`` is whether the new worker was ready before the old one left.
+    ``starts_new_first`` is whether the new worker is started before the old one leaves; ``run`` decides it.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class WorkerRestart:
         self._timeout_s = timeout_s
         self._hold: Hold | None = None
         self._decision_id = -1
-        self.started_beside = False
+        self.starts_new_first = False
 
     async def run(self, gpu_wait_s: float = 0.0) -> str:
         """Return the name of the new worker; its GPU may take ``gpu_wait_s`` seconds to be free.
@@ -161,8 +161,8 @@ class WorkerRestart:
         found = find_deployment(self._namespace)
         check_alive(found)
         before = {each.process for each in found.workers}
-        self.started_beside = self._fits_budget(found) and await self._has_room(gpu_wait_s)
-        await (self._start_then_drain(found) if self.started_beside else self._drain_then_start(found))
+        self.starts_new_first = self._fits_budget(found) and await self._has_room(gpu_wait_s)
+        await (self._start_then_drain(found) if self.starts_new_first else self._drain_then_start(found))
         new = self._new_workers(find_deployment(self._namespace), before)
         return next((each.name for each in new), "nobody, as fewer are asked for")
 
@@ -234,8 +234,9 @@ class WorkerRestart:
             await self._write_count(found, 0)
 
     async def _wait_for_successor(self, before: Container[tuple[str, int]], longest_s: float) -> None:
-        """Wait until a worker whose process was not there ``before`` is ready, or none is asked for any more.
+        """Wait until a worker whose process was not there ``before`` is ready.
 
+        Or until those that have stayed are as many as are asked for, when that has become fewer.
         Others of the role are not waited for: they may wait for GPUs, or leave. Raises PermanentError when
         the new one fails, TemporaryError after ``longest_s`` seconds.
         """

@@ -86,7 +86,7 @@ GB = 2**30
 """A gigabyte of GPU memory in bytes, as the makers count it in the names of their GPUs."""
 
 UNREADABLE = "its memory cannot be read (see `nvidia-smi`)"
-"""The reason why such a GPU is not handed out."""
+"""The reason why no worker gets a GPU that ``is_unreadable``."""
 
 SHOWN_PROCESSES = 3
 """The number of processes of one GPU that are named."""

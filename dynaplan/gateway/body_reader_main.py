@@ -1,12 +1,13 @@
 """The process that reads large bodies, a helper (``dynaplan.process.helper``).
 
-``{"path": ...}`` and a body is answered with one of these:
+A question is ``{"path": ...}`` and a body. It is answered with one of these:
 
-- ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ...}`` and the
-  beginning of the prompt, as UTF-8 or as 64-bit token ids. ``document`` is the body without its prompt.
-- With the names of models that are ``known``, for a request of Ollama's API: the fields of its
-  ``Translation``, and its body in OpenAI's terms.
-- ``{"status": 400, "error": {...}}`` for a request that is refused, in OpenAI's form.
+- ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ..., ...}``, the
+  fields of its ``Call``, and the beginning of the prompt, as UTF-8 or as 64-bit token ids. ``document`` is
+  the body without its prompt.
+- The fields of a ``Translation``, and its body in OpenAI's terms, if the question has the names of models
+  that are ``known``: then the path is one of Ollama's.
+- ``{"status": 400 or 413, "error": {...}}`` for a request that is refused, in OpenAI's form.
 
 It has one job, a bounded memory, and a lower priority than the frontend.
 """
@@ -44,7 +45,7 @@ LEFT_OUT = "(left out)"
 
 NICENESS = 5
 
-_PROMPTS = ("messages", "prompt")
+_PROMPT_FIELDS = ("messages", "prompt")
 
 
 def make_answer(question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -63,9 +64,11 @@ def make_answer(question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any
         return _refusal(nested_too_deep())
 
 
-def light_document(document: Mapping[str, Any], prompts: Collection[str] = _PROMPTS) -> dict[str, Any]:
+def light_document(
+    document: Mapping[str, Any], prompt_fields: Collection[str] = _PROMPT_FIELDS
+) -> dict[str, Any]:
     """Return the document with ``LEFT_OUT`` for its prompt; ApiError (400) when the rest is large."""
-    light = {name: LEFT_OUT if name in prompts else value for name, value in document.items()}
+    light = {name: LEFT_OUT if name in prompt_fields else value for name, value in document.items()}
     if len(json.dumps(light)) > DOCUMENT_BYTES:
         raise bad_request(f"The fields beside the prompt take more than {DOCUMENT_BYTES} bytes")
     return light
@@ -84,7 +87,7 @@ def _describe(call: Call) -> tuple[dict[str, Any], bytes]:
         "model": call.model,
         "is_stream": call.is_stream,
         "prompt_tokens": call.prompt_tokens,
-        "document": light_document(call.document, call.endpoint.inputs or _PROMPTS),
+        "document": light_document(call.document, call.endpoint.inputs or _PROMPT_FIELDS),
         "is_text": isinstance(call.prompt, str),
         "prompts": call.prompts,
         "address": call.address,

@@ -143,11 +143,8 @@ class ModelQueue(FleetStatus):
             del self._waiting[number]
             self.changed()
 
-    def check_refused(self, arrived_s: float) -> None:
-        """Raise ApiError when requests that came then are refused, or have waited for too long.
-
-        The time is of the loop's clock.
-        """
+    def raise_if_refused(self, arrived_s: float) -> None:
+        """Raise ApiError if a request that arrived then, on the loop's clock, is refused or has timed out."""
         if self._is_removed:
             raise refused(404, f"{self._model.name} is not in the configuration any more", 0.0)
         refusal = self.report.refusal if self.report else None
@@ -189,7 +186,7 @@ class LoadProgress:
 
     async def check(self) -> None:
         """Raise ApiError when the request is refused; send a comment when one is due."""
-        self._queue.check_refused(self._arrived_s)
+        self._queue.raise_if_refused(self._arrived_s)
         now_s = asyncio.get_running_loop().time()
         if self._comment and now_s >= self._next_s:
             self._next_s = now_s + timing.COMMENTS_S

@@ -167,7 +167,7 @@ class ModelRoutes:
 
     async def _show(self, request: Request) -> Response:
         document = await self._document(request)
-        name = ollama_api.known_name(
+        name = ollama_api.resolve_model_name(
             str(document.get("model") or document.get("name") or ""), self._models.names()
         )
         return Response.json(ollama_api.show_document(_described(name, self._models.find(name))))
@@ -192,7 +192,7 @@ class ModelRoutes:
             if model.queue and not asked.is_unload:  # so that the time of the load is known
                 (await model.queue.book(model.router, None, None)).close()
             if not asked.path:
-                return Response.json(ollama_api.only_loaded(asked, time.time()))
+                return Response.json(ollama_api.only_loaded(asked, request.path, time.time()))
             connection = OllamaConnection(
                 request.connection, asked, arrived_s, is_old=request.path == "/api/embeddings"
             )

@@ -54,7 +54,8 @@ Document = Mapping[str, Any]
 class Translation:
     """A request in OpenAI's terms.
 
-    ``path`` is empty for one that only loads or unloads the model. ``keep_alive_s`` is None where the request
+    ``path`` is empty for one that only loads or unloads the model. ``is_chat`` is whether the answer has
+    messages, not texts. ``keep_alive_s`` is None where the request
     names none, 0 for at once, infinity for ever.
     """
 
@@ -78,8 +79,8 @@ def error_document(message: str) -> dict[str, str]:
     return {"error": message}
 
 
-def known_name(name: str, known: Collection[str]) -> str:
-    """Return the name of a model without Ollama's tag ``:latest``, where it is known by that."""
+def resolve_model_name(name: str, known: Collection[str]) -> str:
+    """Return the name without Ollama's tag ``:latest`` where only that one is known."""
     plain = name.removesuffix(LATEST)
     return plain if name not in known and plain in known else name
 
@@ -140,9 +141,10 @@ TRANSLATORS: Mapping[str, Callable[[Document, Collection[str]], Translation]] = 
 
 
 def translate(path: str, body: bytes, known: Collection[str]) -> tuple[Translation, bytes]:
-    """Translate a request for one of ``TRANSLATORS``; return its body apart, as bytes.
+    """Translate a request for one of the paths of ``TRANSLATORS``.
 
-    Raises ApiError (400) for one that is no JSON object or cannot be translated.
+    Returns the translation with an empty body, and its body encoded. Raises ApiError (400) for one that is no
+    JSON object or cannot be translated.
     """
     try:
         asked = TRANSLATORS[path](parse_object(body or b"{}"), known)
@@ -155,7 +157,7 @@ def _model(document: Document, known: Collection[str]) -> str:
     name = document.get("model") or document.get("name")
     if not isinstance(name, str) or not name:
         raise bad_request("model is required")
-    return known_name(name, known)
+    return resolve_model_name(name, known)
 
 
 def _is_streamed(document: Document) -> bool:
@@ -321,8 +323,10 @@ def line(document: Document) -> bytes:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-def only_loaded(asked: Translation, at_unix_s: float) -> dict[str, Any]:
-    """Return the answer to a request that only loads or unloads the model."""
+def only_loaded(asked: Translation, path: str, at_unix_s: float) -> dict[str, Any]:
+    """Return the answer to a request for that path that only loads or unloads the model."""
+    if path in ("/api/embed", "/api/embeddings"):
+        return {"model": asked.model, "embeddings": []} if path == "/api/embed" else {"embedding": []}
     empty = {"message": {"role": "assistant", "content": ""}} if asked.is_chat else {"response": ""}
     reason = "unload" if asked.is_unload else "load"
     return {

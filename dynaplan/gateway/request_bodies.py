@@ -158,10 +158,10 @@ MEMORY_PER_BYTE = 48
 
 
 class BodyReader:
-    """Reads bodies of at most ``max_bytes``: large ones in the process, one at a time.
+    """Reads bodies: large ones in a process of its own, one at a time.
 
-    That is started when needed and ended when idle. On a timeout it is killed; the next large body starts
-    another one.
+    That is started when needed and ended when idle. After a timeout, or when its client leaves, it is killed;
+    the next large body starts another one. Its memory is limited for bodies of ``max_bytes``.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -174,7 +174,10 @@ class BodyReader:
         self._lock = asyncio.Lock()
 
     async def read(self, endpoint: ApiPath, body: bytes) -> Call:
-        """Return the checked request, that of a large body without the prompt; raises ApiError if invalid."""
+        """Return the checked request; raises ApiError if it is invalid.
+
+        For a large body ``document`` lacks the prompt, and ``prompt`` is its beginning.
+        """
         if len(body) <= MAX_INLINE_PARSE_BYTES:
             return parse_call(endpoint, body)
         answer, prompt = await self._ask({"path": endpoint.path}, body)

@@ -139,8 +139,8 @@ class Forecaster(Closable, Protocol):
         """
         ...
 
-    async def forecast_all(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
-        """Forecast each history its number of steps ahead, all under one deadline."""
+    async def forecast_all(self, requests: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
+        """Forecast each history its number of steps ahead, in their order and under one deadline."""
         ...
 
 

@@ -49,6 +49,7 @@ def on_signals(listener: Callable[[str], None]) -> Iterator[None]:
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Run as ``asyncio.run`` does, but SIGTERM and SIGHUP interrupt it, too, as Ctrl-C does.
 
+    Raises KeyboardInterrupt when the work was interrupted.
     For work that undoes what is half done when it is interrupted. A signal that is ignored, as under nohup,
     stays so.
     """

@@ -33,8 +33,9 @@ def _kill_started(starting: asyncio.Future[Process]) -> None:
 
 
 def kill_with_group(process: Process) -> None:
-    """Kill it and the group that it leads, unless it has a ``returncode``: another may have its pid then.
+    """Kill the process, and its group if it leads one.
 
+    Not when it has a ``returncode``: its pid may be another's by then.
     Not by ``Process.kill``: that reaps a process that has just ended, and asyncio, which waits for it, then
     warns of an unknown child.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_store() -> AsyncIterator[Store]:
-    """Give the block the store of ``connect_store``, and close it at its end."""
+    """Connect to the store as ``connect_store`` does, and close it at the end of the block."""
     store = connect_store()
     try:
         yield store

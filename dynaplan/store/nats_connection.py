@@ -102,7 +102,7 @@ class NatsConnection:
         try:
             async with (
                 asyncio.timeout(NATS_CONNECT_TIMEOUT_S),
-                _lost_cancellation_raised() as raise_if_cancelled,
+                _reraise_lost_cancellation() as raise_if_cancelled,
             ):
 
                 async def on_error(error: Exception) -> None:
@@ -230,7 +230,7 @@ class NatsConnection:
         if self._client is None or not self.is_connected:
             raise QueueUnavailable(f"NATS is not connected: {self._last_error or 'closed'}")
         try:
-            async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S), _lost_cancellation_raised():
+            async with asyncio.timeout(2 * NATS_REQUEST_TIMEOUT_S), _reraise_lost_cancellation():
                 yield self._client
         except (errors.MaxPayloadError, errors.BadSubjectError) as error:
             raise PermanentError(f"NATS refuses this message: {error}") from error
@@ -301,11 +301,11 @@ class NatsConnection:
 
 
 @asynccontextmanager
-async def _lost_cancellation_raised() -> AsyncIterator[Callable[[], None]]:
-    """Raise CancelledError at the block's end if the task was cancelled in it; the function given does, too.
+async def _reraise_lost_cancellation() -> AsyncIterator[Callable[[], None]]:
+    """If the task was cancelled in the block, raise CancelledError at its end, or in place of its error.
 
     nats-py waits by ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that coincides with a
-    result or an error.
+    result or an error. The function that the block is given raises the same at once.
     """
     task = asyncio.current_task()
     assert task
@@ -315,8 +315,10 @@ async def _lost_cancellation_raised() -> AsyncIterator[Callable[[], None]]:
         if asyncio.current_task() is task and task.cancelling() > cancellations:
             raise asyncio.CancelledError
 
-    yield raise_if_cancelled
-    raise_if_cancelled()
+    try:
+        yield raise_if_cancelled
+    finally:
+        raise_if_cancelled()
 
 
 async def remove_damaged_stream(manager: JetStreamManager, name: str, why: object) -> None:

@@ -27,7 +27,11 @@ class BlockingRead(Generic[T]):
         self._ended: asyncio.Future[None] | None = None
 
     async def value(self, timeout_s: float) -> T:
-        """Return what is read now; if that takes longer or fails what was read last, or else ``default``."""
+        """Wait for the read that goes on, or for a new one, and return its value.
+
+        If it fails, or takes longer than ``timeout_s``: the value of the last one that did not, at first
+        ``default``.
+        """
         if self._ended is None or self._ended.done():
             loop = asyncio.get_running_loop()
             self._ended = loop.create_future()

@@ -63,7 +63,7 @@ INTERRUPT_TIMEOUT_S = 5.0
 
 
 async def run_command(arguments: Sequence[str]) -> str:
-    """Run a command of dynaplan in a process of its own; return all that it wrote.
+    """Run a command of dynaplan in a process of its own; return its output and errors, however it ended.
 
     Cancelled, it interrupts the command as Ctrl-C does, and kills it when it has not ended in time.
     """
@@ -91,11 +91,12 @@ PART_BYTES = 64 * 1024
 """The number of bytes that are read at once, and of the end that is shown at first."""
 
 
-def log_part(log_dir: Path, name: str, after: int) -> tuple[str, int]:
-    """Return what was written after that byte, at most one part, and the byte to read on from.
+def log_part(log_dir: Path, name: str, offset: int) -> tuple[str, int]:
+    """Return what stands from that byte on, at most ``PART_BYTES``, and the byte to read on from.
 
-    A negative number is "the end of it". A log that is shorter than that began anew: it is read from its
-    beginning. Raises FileNotFoundError when there is no log of that name.
+    A negative offset is that of the first line in the last ``PART_BYTES``. A log that is shorter than the
+    offset began anew: it is read from its beginning. Raises FileNotFoundError when there is no log of that
+    name.
     """
     if not NAME.fullmatch(name):
         raise FileNotFoundError(name)
@@ -105,10 +106,10 @@ def log_part(log_dir: Path, name: str, after: int) -> tuple[str, int]:
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(name)
         size = found.st_size
-        start = max(0, size - PART_BYTES) if after < 0 else after if after <= size else 0
+        start = max(0, size - PART_BYTES) if offset < 0 else offset if offset <= size else 0
         file.seek(start)
         part = file.read(PART_BYTES)
-    if after < 0 < start:
+    if offset < 0 < start:
         cut = part.find(b"\n") + 1
         start, part = start + cut, part[cut:]
     whole = _whole_characters(part)

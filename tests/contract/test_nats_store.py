@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nats as nats_py
 import pytest
+from nats import errors
 from nats.aio.client import Client
 from nats.js.kv import KeyValue as Bucket
 
@@ -359,7 +361,10 @@ async def test_a_close_that_is_cancelled_has_ended_the_connection(
     assert not connection.is_connected
 
 
-async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_its_task(nats: Server) -> None:
+@pytest.mark.parametrize("error", [None, errors.TimeoutError()], ids=["answer", "error"])
+async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_its_task(
+    nats: Server, error: Exception | None
+) -> None:
     """nats-py waits by ``wait_for``, which loses such a cancellation in Python 3.11."""
     connection = await NatsConnection.from_environment(nats.environment)
     loop = asyncio.get_running_loop()
@@ -367,7 +372,8 @@ async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_its_task(nats: 
     async def ask() -> None:
         async with connection.call():
             answer: asyncio.Future[None] = loop.create_future()
-            loop.call_soon(answer.set_result, None)
+            end = partial(answer.set_exception, error) if error else partial(answer.set_result, None)
+            loop.call_soon(end)
             loop.call_soon(asking.cancel)
             await asyncio.wait_for(answer, 5)
 

@@ -76,6 +76,13 @@ async def test_models_are_listed_and_shown_under_the_tag_that_clients_expect() -
     assert answer.done
 
 
+async def test_a_request_for_no_embeddings_has_none() -> None:
+    async with asked() as (here, client):
+        assert (await client.embed(MODEL, [])).embeddings == []
+        assert (await client.embeddings(MODEL, "")).embedding == []
+        assert here.workers[0].bodies == []
+
+
 async def test_a_request_without_a_prompt_is_a_load() -> None:
     async with asked() as (here, client):
         answer = await client.generate(MODEL, "", keep_alive=-1)

@@ -250,9 +250,9 @@ class Reconciler:
     def _reconcile_and_claim(self, fleet: tuple[Worker, ...], renewed: Collection[str]) -> Reconciled:
         """Reconcile, and claim the GPUs; a GPU that another deployment is faster to claim is left to it."""
         launch, counts, gpus = self._launch, self._counts, self._gpus
-        is_new = False
-        if counts and counts.decision_id >= 0:  # none before the plugin's own first one, and after a loss
-            is_new = self._decision_id not in (-1, counts.decision_id)
+        has_changed = False
+        if counts and counts.decision_id >= 0:  # there is none before the plugin's own first, or after a loss
+            has_changed = self._decision_id not in (-1, counts.decision_id)  # the first one seen is no change
             self._decision_id = counts.decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
         reserved = self._reserved()
@@ -264,7 +264,7 @@ class Reconciler:
             now_s = self._clock.now_s()
             after = reconcile(
                 *(launch.graph, fleet, desired, launch.gpus, unusable, now_s),
-                retry_failed=is_new,
+                retry_failed=has_changed,
                 leave_first=self._link.leave_first,
                 reserved=reserved,
                 renewed=renewed,

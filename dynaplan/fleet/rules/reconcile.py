@@ -98,7 +98,7 @@ def reconcile(
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
     vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, OPERATOR_RESTART)
-    due = _due(fleet, models, now_s, retry_failed)
+    due = _due_for_retry(fleet, models, now_s, retry_failed)
     leaving = _leaving(fleet, wanted, due, leave_first, vacating, models.leaving)
     leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
@@ -226,8 +226,11 @@ def _leaving(
     return leaving
 
 
-def _due(fleet: Fleet, models: DesiredModels, now_s: float, retry_failed: bool) -> list[Worker]:
-    """The failed workers that are tried again: one of a model that is loaded on request when it is placed."""
+def _due_for_retry(fleet: Fleet, models: DesiredModels, now_s: float, retry_failed: bool) -> list[Worker]:
+    """The failed workers that are tried again, by ``retry_failed`` or when their time has come.
+
+    One of a model that is loaded on request: when it is placed.
+    """
     failed = [worker for worker in fleet if worker.state is WorkerState.FAILED]
     return [
         worker

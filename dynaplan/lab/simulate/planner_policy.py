@@ -148,10 +148,10 @@ class PlannerPolicy:
         self._service.scale(desired)
         return True
 
-    async def _forecast(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
+    async def _forecast(self, requests: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
         if self._method:
-            return [self._method(history, steps) for history, steps in asked]
-        return [forecast(history, steps, settings=self._settings) for history, steps in asked]
+            return [self._method(history, steps) for history, steps in requests]
+        return [forecast(history, steps, settings=self._settings) for history, steps in requests]
 
 
 def _run_without_waiting(step: Coroutine[Any, Any, None]) -> None:

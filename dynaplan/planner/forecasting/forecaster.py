@@ -77,8 +77,8 @@ class CoreForecaster:
         """Compute the forecast: half a millisecond, for the longest history."""
         return forecast(history, steps, self._settings)
 
-    async def forecast_all(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
-        return [forecast(history, steps, self._settings) for history, steps in asked]
+    async def forecast_all(self, requests: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
+        return [forecast(history, steps, self._settings) for history, steps in requests]
 
     async def close(self) -> None:
         pass

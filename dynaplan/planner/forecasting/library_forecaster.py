@@ -100,8 +100,8 @@ class LibraryForecaster:
         except (TemporaryError, HelperFailed, OSError, ValueError) as error:
             return self._fall_back(history, f"{self._method} failed: {error}")
 
-    async def forecast_all(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
-        return await asyncio.gather(*(self.forecast(history, steps) for history, steps in asked))
+    async def forecast_all(self, requests: Sequence[tuple[Sequence[float | None], int]]) -> list[Forecast]:
+        return await asyncio.gather(*(self.forecast(history, steps) for history, steps in requests))
 
     async def close(self) -> None:
         """Kill the process, if there is one; return when it is gone."""

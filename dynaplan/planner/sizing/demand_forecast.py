@@ -53,7 +53,7 @@ def forecast_queries(startup_s: float, interval_s: float) -> list[ForecastQuery]
 class ForecastMethod(Protocol):
     """Forecasts curves."""
 
-    async def __call__(self, asked: Sequence[tuple[Sequence[float | None], int]]) -> Sequence[Forecast]:
+    async def __call__(self, requests: Sequence[tuple[Sequence[float | None], int]]) -> Sequence[Forecast]:
         """Forecast each of these histories so many intervals ahead."""
         ...
 

@@ -46,6 +46,15 @@ def test_the_last_lines_are_printed_also_one_that_is_not_complete(
     assert run() == ["a", "b", "c"]
 
 
+def test_long_lines_are_printed_whole_and_as_many_as_short_ones(
+    run: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    written = [f"{number} " + "ä" * 5000 for number in range(10)]
+    append(tmp_path / "ns_Worker.log", "".join(f"{line}\n" for line in written))
+    assert run("ns_Worker", "-n", "3") == written[-3:]
+    assert run("ns_Worker", "-n", "30") == written
+
+
 def test_a_line_that_is_completed_while_it_is_followed_is_printed_once_and_whole(
     run: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     box, store = Box(tmp_path), MemoryStore(SystemClock())
 
     class Restart:
-        started_beside = True
+        starts_new_first = True
 
         def __init__(self, store: Any, namespace: str, old: Worker, timeout_s: float | None) -> None:
             self.old = old

@@ -17,9 +17,9 @@ from dynaplan.gateway.ollama_api import (
     embeddings_of_one,
     generate_request,
     keep_alive_s,
-    known_name,
     only_loaded,
     ps_document,
+    resolve_model_name,
     show_document,
     tags_document,
 )
@@ -141,7 +141,7 @@ def test_a_request_without_a_prompt_only_loads(asked: Translation) -> None:
 
 def test_a_load_and_an_unload_are_answered_in_one_line() -> None:
     load = chat_request({"model": "m"})
-    assert only_loaded(load, 0.0) == {
+    assert only_loaded(load, "/api/chat", 0.0) == {
         "model": "m",
         "created_at": "1970-01-01T00:00:00Z",
         "message": {"role": "assistant", "content": ""},
@@ -149,8 +149,8 @@ def test_a_load_and_an_unload_are_answered_in_one_line() -> None:
         "done_reason": "load",
     }
     unload = generate_request({"model": "m", "keep_alive": 0})
-    assert only_loaded(unload, 0.5)["done_reason"] == "unload"
-    assert only_loaded(unload, 0.5)["response"] == ""
+    assert only_loaded(unload, "/api/generate", 0.5)["done_reason"] == "unload"
+    assert only_loaded(unload, "/api/generate", 0.5)["response"] == ""
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_a_list_in_a_message_is_a_list(name: str, value: Any) -> None:
 
 def test_the_tag_latest_is_left_out_where_the_model_is_known_without() -> None:
     assert chat_request({"model": "qwen:latest"}, ["qwen"]).model == "qwen"
-    assert known_name("qwen:latest", ["qwen:latest"]) == "qwen:latest"
-    assert known_name("qwen:7b", ["qwen"]) == "qwen:7b"
+    assert resolve_model_name("qwen:latest", ["qwen:latest"]) == "qwen:latest"
+    assert resolve_model_name("qwen:7b", ["qwen"]) == "qwen:7b"
 
 
 # Leases

@@ -107,15 +107,17 @@ def test_traffic_that_nobody_asks_for_is_not_piled_up() -> None:
             meter.first_token(0.1)
             meter.pull()
 
-    live()
-    tracemalloc.start()
-    try:
-        live()
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    def held_bytes() -> int:
+        tracemalloc.start()
+        try:
+            live()
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
 
-    assert held < 50_000  # as many as have just been let go
+    live()
+    # As much as has just been let go; the least of several runs, as in `peak_bytes`.
+    assert min(held_bytes() for _ in range(RUNS)) < 50_000
 
 
 def test_requests_over_the_targets_are_counted_as_frontends_count_them() -> None:

@@ -199,7 +199,7 @@ def test_a_file_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "REORDERED_REQUESTS", 500)
 
-    def peak_bytes(requests: int) -> int:
+    def one_peak_bytes(requests: int) -> int:
         path = written(tmp_path, recorded(*range(requests)))
         # Tuples and floats that CPython keeps for reuse are not counted; a full collection gives them up.
         gc.collect()
@@ -210,7 +210,11 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest
         finally:
             tracemalloc.stop()
 
-    peak_bytes(1000)  # what is made once, whoever comes first
+    def peak_bytes(requests: int) -> int:
+        """The least of several runs: other threads, as that of pytest-xdist, allocate when they like."""
+        return min(one_peak_bytes(requests) for _ in range(3))
+
+    one_peak_bytes(1000)  # what is made once, whoever comes first
     assert peak_bytes(8000) < 1.2 * peak_bytes(1000)
 
 
