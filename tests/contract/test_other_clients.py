@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,10 +36,10 @@ class Etcdctl:
         if self._program is None:
             pytest.skip("there is no etcdctl")
         command = (self._program, "--endpoints", self._endpoint, *arguments)
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        output, _ = await process.communicate()
-        assert process.returncode == 0, arguments
-        return output.decode()
+        # In a thread: a lost lock may cancel the task before the command that broke it has ended.
+        done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, text=True)
+        assert done.returncode == 0, arguments
+        return done.stdout
 
     async def keys(self, prefix: str) -> dict[str, tuple[str, int]]:
         """Key -> value and lease."""
