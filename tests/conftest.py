@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from hypothesis import settings
+from xdist.workermanage import NodeManager
 
 from tests.fakes import tiny_models
 from tests.leftovers import end_leftovers, mark_session
@@ -44,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell has its background jobs ignore Ctrl-C, and so would all that is started here.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get("COVERAGE_RUN"):
+        # A worker writes what it has covered at its end, and is killed 10 s after the last test.
+        NodeManager.EXIT_TIMEOUT = 120
     # A worker of pytest-xdist has the mark of its session already, and may be killed: the session looks.
     if not hasattr(config, "workerinput"):
         config.stash[MARK] = mark_session()

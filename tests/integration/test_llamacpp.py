@@ -29,7 +29,7 @@ from dynaplan.process.port_leases import PortLease
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
 from tests.contract.engine_workers import TOKEN, Worker, raw_post, starting
 from tests.fakes.llama_server import write_program
-from tests.fakes.polling import eventually
+from tests.fakes.polling import PATIENCE_S, eventually
 from tests.fakes.processes import freeze
 from tests.fakes.tiny_models import split_gguf
 
@@ -391,10 +391,8 @@ async def test_sigterm_ends_the_program_at_once_also_while_it_loads(
     program = psutil.Process(await eventually(lambda: child.engine_pid))
     await eventually(lambda: str(endless) in " ".join(program.cmdline()))
     await eventually(lambda: len(program.threads()) > 1)  # llama.cpp's, so it is in its constructor
-    begun_s = time.monotonic()
     program.terminate()
-    assert await child.wait() == -signal.SIGTERM
-    assert time.monotonic() - begun_s < 1
+    assert await asyncio.wait_for(child.wait(), PATIENCE_S) == -signal.SIGTERM  # it would load for ever
     await child.stop(0)
 
 
@@ -415,7 +413,7 @@ async def test_a_start_that_is_interrupted_while_it_loads_ends_the_program_at_on
     begun_s = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert time.monotonic() - begun_s < 1
+    assert time.monotonic() - begun_s < PATIENCE_S
     assert psutil.Process().children() == []
 
 

@@ -82,13 +82,16 @@ async def test_a_command_that_is_cancelled_takes_back_what_it_has_half_done(
 ) -> None:
     script = tmp_path / "restart.py"
     script.write_text(INTERRUPTED)
-    start = actions.start_process
+    start, has_started = actions.start_process, asyncio.Event()
 
     async def start_script(*command: str, **options: Any) -> Any:
-        return await start(command[0], str(script), str(tmp_path), **options)
+        process = await start(command[0], str(script), str(tmp_path), **options)
+        has_started.set()
+        return process
 
     monkeypatch.setattr(actions, "start_process", start_script)
     running = asyncio.create_task(run_command(["restart"]))
+    await has_started.wait()  # until then a cancellation kills it
     await eventually(lambda: (tmp_path / "begun").exists())
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
