@@ -55,8 +55,8 @@ class Translation:
     """A request in OpenAI's terms.
 
     ``path`` is empty for one that only loads or unloads the model. ``is_chat`` is whether the answer has
-    messages, not texts. ``keep_alive_s`` is None where the request
-    names none, 0 for at once, infinity for ever.
+    messages, not texts. ``keep_alive_s`` is None where the request names none, 0 for at once, infinity for
+    ever.
     """
 
     model: str

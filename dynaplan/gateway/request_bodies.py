@@ -157,6 +157,9 @@ MEMORY_PER_BYTE = 48
 """
 
 
+BASE_ANSWER_BYTES = 1 << 24
+
+
 class BodyReader:
     """Reads bodies: large ones in a process of its own, one at a time.
 
@@ -169,7 +172,13 @@ class BodyReader:
         self._helper = HelperProcess(
             PARSER_MODULE,
             (),
-            HelperLimits(timing.BODY_READER_TIMEOUT_S, memory_bytes, idle_s=timing.BODY_READER_IDLE_S),
+            HelperLimits(
+                timing.BODY_READER_TIMEOUT_S,
+                memory_bytes,
+                idle_s=timing.BODY_READER_IDLE_S,
+                # A translated body is its answer: a letter of 2 bytes becomes 6, as \u00e4.
+                answer_bytes=BASE_ANSWER_BYTES + 3 * max_bytes,
+            ),
         )
         self._lock = asyncio.Lock()
 

@@ -38,8 +38,6 @@ PASSED_ON = ("PYTHON", "COV")
 PIECE_BYTES = 256 * 1024
 """Bytes that are written at once; other tasks run between two pieces."""
 
-MAX_ANSWER_BYTES = 1 << 24
-
 END_S = 1.0
 """Time to end by itself for a helper that has closed its output."""
 
@@ -56,15 +54,16 @@ class HelperTimeout(HelperFailed):
 
 @dataclass(frozen=True)
 class HelperLimits:
-    """The bounds of a helper: ``answer_s`` for one answer, ``memory_bytes`` of address space (0: no bound),
-    ``idle_s`` without a question after which it is ended (0: never), and ``restart_s`` to wait before each
-    further start, the last one repeated.
+    """The bounds of a helper: ``answer_s`` and ``answer_bytes`` for one answer, ``memory_bytes`` of address
+    space (0: no bound), ``idle_s`` without a question after which it is ended (0: never), and ``restart_s``
+    to wait before each further start, the last one repeated.
     """
 
     answer_s: float
     memory_bytes: int = 0
     idle_s: float = 0.0
     restart_s: Sequence[float] = (0.0,)
+    answer_bytes: int = 1 << 24
 
 
 def helper_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -175,7 +174,7 @@ class HelperProcess:
         """Give each answer to who waits for it, until the helper has ended; then fail the others."""
         try:
             while True:
-                document, payload = await _next_answer(process)
+                document, payload = await _next_answer(process, self._limits.answer_bytes)
                 answer = self._waiting.popleft()
                 self._ends = 0
                 self._set_timer()
@@ -234,10 +233,10 @@ async def _write(process: Process, question: Mapping[str, Any], payload: bytes) 
         await process.stdin.drain()
 
 
-async def _next_answer(process: Process) -> Answer:
+async def _next_answer(process: Process, max_bytes: int) -> Answer:
     assert process.stdout
     lengths = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
-    if sum(lengths) > MAX_ANSWER_BYTES:
+    if sum(lengths) > max_bytes:
         raise ValueError(f"an answer of {sum(lengths)} bytes")
     text, payload = [await process.stdout.readexactly(length) for length in lengths]
     return json.loads(text), payload

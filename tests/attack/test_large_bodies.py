@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES
+from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, BodyReader
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL
 from tests.fakes.polling import eventually
@@ -154,6 +154,17 @@ async def test_a_large_body_for_ollama_is_translated_as_a_small_one_is_by_the_pr
         assert worker.bodies[0] == worker.bodies[1]
     else:
         assert small[1] == large[1]
+
+
+async def test_a_body_for_ollama_that_grows_in_translation_is_translated_whole() -> None:
+    reader = BodyReader(8_000_000)
+    text = "ä" * 3_500_000
+    body = json.dumps({"model": MODEL, "prompt": text, "raw": True}, ensure_ascii=False).encode()
+    asked, translated = await reader.translate(GENERATE, body, [MODEL])
+    await reader.close()
+    assert asked.path == COMPLETIONS
+    assert len(translated) > 2**24
+    assert json.loads(translated)["prompt"] == text
 
 
 async def test_a_body_that_is_to_name_a_model_is_not_read_when_it_is_large() -> None:
