@@ -54,7 +54,7 @@ def _path(log_dir: Path, name: str) -> Path:
 
 
 def _follow(logs: dict[Path, _LogTail], log_dir: Path | None) -> NoReturn:
-    """Print what comes to these logs, and to those that are new in ``log_dir``."""
+    """Print what comes to these logs, and all of those that are new in ``log_dir``, if that is given."""
     while True:
         _open(logs, sorted(log_dir.glob("*.log")) if log_dir else ())
         for path, log in logs.items():
@@ -98,7 +98,7 @@ class _LogTail:
             window_bytes *= 4
 
     def new_lines(self) -> list[str]:
-        """Return the lines that were completed since the last call."""
+        """Return the lines that were completed since the last reading, at first from the beginning on."""
         lines = self._read()
         try:
             is_rotated = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino

@@ -236,7 +236,7 @@ class WorkerRestart:
     async def _wait_for_successor(self, before: Container[tuple[str, int]], longest_s: float) -> None:
         """Wait until a worker whose process was not there ``before`` is ready.
 
-        Or until those that have stayed are as many as are asked for, when that has become fewer.
+        Or, with no new one there, until those that stay are as many as are asked for.
         Others of the role are not waited for: they may wait for GPUs, or leave. Raises PermanentError when
         the new one fails, TemporaryError after ``longest_s`` seconds.
         """

@@ -192,7 +192,7 @@ class ModelRoutes:
             if model.queue and not asked.is_unload:  # so that the time of the load is known
                 (await model.queue.book(model.router, None, None)).close()
             if not asked.path:
-                return Response.json(ollama_api.only_loaded(asked, request.path, time.time()))
+                return Response.json(ollama_api.load_answer(asked, request.path, time.time()))
             connection = OllamaConnection(
                 request.connection, asked, arrived_s, is_old=request.path == "/api/embeddings"
             )

@@ -323,8 +323,8 @@ def line(document: Document) -> bytes:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-def only_loaded(asked: Translation, path: str, at_unix_s: float) -> dict[str, Any]:
-    """Return the answer to a request for that path that only loads or unloads the model."""
+def load_answer(asked: Translation, path: str, at_unix_s: float) -> dict[str, Any]:
+    """Return the answer to a request for that path of Ollama's which only loads or unloads the model."""
     if path in ("/api/embed", "/api/embeddings"):
         return {"model": asked.model, "embeddings": []} if path == "/api/embed" else {"embedding": []}
     empty = {"message": {"role": "assistant", "content": ""}} if asked.is_chat else {"response": ""}

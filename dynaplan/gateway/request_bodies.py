@@ -163,8 +163,9 @@ BASE_ANSWER_BYTES = 1 << 24
 class BodyReader:
     """Reads bodies: large ones in a process of its own, one at a time.
 
-    That is started when needed and ended when idle. After a timeout, or when its client leaves, it is killed;
-    the next large body starts another one. Its memory is limited for bodies of ``max_bytes``.
+    The process is started when needed and ended when idle. After a timeout, or when the client of the body
+    that it reads leaves, it is killed; the next large body starts another one. Its memory suffices for bodies
+    of ``max_bytes``.
     """
 
     def __init__(self, max_bytes: int) -> None:

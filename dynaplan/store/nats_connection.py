@@ -305,7 +305,7 @@ async def _reraise_lost_cancellation() -> AsyncIterator[Callable[[], None]]:
     """If the task was cancelled in the block, raise CancelledError at its end, or in place of its error.
 
     nats-py waits by ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that coincides with a
-    result or an error. The function that the block is given raises the same at once.
+    result or an error. The function that the block is given raises it at once, in this task.
     """
     task = asyncio.current_task()
     assert task

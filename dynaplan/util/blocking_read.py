@@ -29,8 +29,8 @@ class BlockingRead(Generic[T]):
     async def value(self, timeout_s: float) -> T:
         """Wait for the read that goes on, or for a new one, and return its value.
 
-        If it fails, or takes longer than ``timeout_s``: the value of the last one that did not, at first
-        ``default``.
+        If it fails, or takes longer than ``timeout_s``: the value of the last one that succeeded,
+        however late, at first ``default``.
         """
         if self._ended is None or self._ended.done():
             loop = asyncio.get_running_loop()

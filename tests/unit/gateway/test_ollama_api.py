@@ -17,7 +17,7 @@ from dynaplan.gateway.ollama_api import (
     embeddings_of_one,
     generate_request,
     keep_alive_s,
-    only_loaded,
+    load_answer,
     ps_document,
     resolve_model_name,
     show_document,
@@ -141,7 +141,7 @@ def test_a_request_without_a_prompt_only_loads(asked: Translation) -> None:
 
 def test_a_load_and_an_unload_are_answered_in_one_line() -> None:
     load = chat_request({"model": "m"})
-    assert only_loaded(load, "/api/chat", 0.0) == {
+    assert load_answer(load, "/api/chat", 0.0) == {
         "model": "m",
         "created_at": "1970-01-01T00:00:00Z",
         "message": {"role": "assistant", "content": ""},
@@ -149,8 +149,8 @@ def test_a_load_and_an_unload_are_answered_in_one_line() -> None:
         "done_reason": "load",
     }
     unload = generate_request({"model": "m", "keep_alive": 0})
-    assert only_loaded(unload, "/api/generate", 0.5)["done_reason"] == "unload"
-    assert only_loaded(unload, "/api/generate", 0.5)["response"] == ""
+    assert load_answer(unload, "/api/generate", 0.5)["done_reason"] == "unload"
+    assert load_answer(unload, "/api/generate", 0.5)["response"] == ""
 
 
 @pytest.mark.parametrize(
