@@ -97,7 +97,7 @@ class MeasuredProfile:
         """Read a profile's JSON; raises ConfigError, naming the profile, when it is not one."""
         try:
             arrays = {key: tuple(float(value) for value in document[key]) for key in _ARRAYS}
-            kv_tokens, origin = int(document["max_kv_tokens"]), str(document.get("origin") or "")
+            kv_tokens, origin = int(float(document["max_kv_tokens"])), str(document.get("origin") or "")
             profile = cls(max_kv_tokens=kv_tokens, origin=origin, **arrays)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(

@@ -138,7 +138,9 @@ def test_a_json_file_is_read_by_path(tmp_path: Path) -> None:
     assert load_profile(str(tmp_path / "mine.json")) == load_profile(SHIPPED[0])
 
 
-@pytest.mark.parametrize("change", [{"z_itl": [1.0]}, {"prefill_ttft": None}, {"max_kv_tokens": 0}])
+@pytest.mark.parametrize(
+    "change", [{"z_itl": [1.0]}, {"prefill_ttft": None}, {"max_kv_tokens": 0}, {"max_kv_tokens": 10**400}]
+)
 def test_a_broken_profile_is_refused_by_name(change: dict[str, Any]) -> None:
     document = json.loads((SHIPPED_DIR / f"{SHIPPED[0]}.json").read_text())
     with pytest.raises(ConfigError, match="mine"):
