@@ -22,6 +22,9 @@ Times = dict[str, list[float]]
 
 KEPT_DURATIONS = 5
 
+MAX_STARTUP_S = 86_400.0
+"""A longer time in the file is taken for this one."""
+
 
 def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
     """Return the key of a worker's start-up times: engine, model, GPUs; None for a worker without engine.
@@ -48,7 +51,8 @@ def times_from_json(text: str) -> Times:
     """Read a file's text; raises ValueError when it is not one of ours."""
     document = parse_object(text)
     return {
-        key: [max(0.0, number_field({key: each}, key)) for each in values] for key, values in document.items()
+        key: [min(MAX_STARTUP_S, max(0.0, number_field({key: each}, key))) for each in values]
+        for key, values in document.items()
     }
 
 

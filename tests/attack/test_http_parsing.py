@@ -238,11 +238,15 @@ def mutated(dice: Random) -> bytes:
     return data
 
 
+EMPTY_ENCODING = re.compile(rb"content-encoding:\s*,", re.IGNORECASE)
+"""An empty element of a list is none (RFC 9110, 5.6.1.2); aiohttp takes such a list for no encoding."""
+
+
 async def test_whatever_reaches_our_routes_reaches_aiohttps_too() -> None:
     both, dice = Both(), Random(33)
     for _ in range(MUTATIONS):
         data = mutated(dice)
-        if not data:
+        if not data or EMPTY_ENCODING.search(data):
             continue
         # A byte at once: of bytes that come together aiohttp drops good requests before a bad one.
         theirs, _ = await both.read(data, theirs=True, size=1)
