@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from dynaplan.cli.running_deployment import find_store
+from dynaplan.cli.running_deployment import find_store, serve_pid
 from dynaplan.cli.timing import JOIN_STORE_TIMEOUT_S, TOKEN_CHECK_TIMEOUT_S
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections
@@ -48,7 +48,7 @@ class JoinedNamespace:
     def where(self) -> str:
         """The place that was joined."""
         if self.deployment:
-            return f"deployment {self.namespace} (serve runs as pid {self.deployment.arbiter.pid})"
+            return f"deployment {self.namespace} (serve runs as pid {serve_pid(self.deployment)})"
         backend = store_backend(os.environ)
         place = mask_secrets(os.environ.get(PLACES[backend], "")) or "its usual place"
         return f"namespace {self.namespace} in the store {backend} at {place}"

@@ -54,6 +54,14 @@ def connect(namespace: str | None) -> RunningDeployment:
     return found
 
 
+def serve_pid(found: RunningDeployment) -> int:
+    """Return the pid of ``serve``: another when its supervisor (the statefile's arbiter) started it again."""
+    from dynaplan.fleet.heartbeats import SERVE_HEARTBEAT, HeartbeatFiles
+
+    beat = HeartbeatFiles.of(found.runtime_dir).read(SERVE_HEARTBEAT)
+    return beat.process.pid if beat else found.arbiter.pid
+
+
 def service_config(found: RunningDeployment) -> ServiceConfig:
     """Return the merged configuration that ``serve`` gave its services, as the statefile has it."""
     from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig

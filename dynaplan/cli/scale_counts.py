@@ -273,9 +273,15 @@ def _left(progress: ScaleProgress, times: ScaleTimes, passed_s: float) -> str:
 
 
 def planner_settings(found: RunningDeployment) -> PlannerSettings | None:
-    """Return the settings of the planner that scales this deployment; None when none does.
+    """Return the settings of the planner that scales this deployment; None when none does."""
+    settings = planner_settings_of(found)
+    return None if settings is None or settings.no_operation else settings
 
-    Those of models that are loaded on request scale each its own.
+
+def planner_settings_of(found: RunningDeployment) -> PlannerSettings | None:
+    """Return the settings of the graph's planner, also of one that only observes; None without one.
+
+    Planners of models that are loaded on request scale each its own.
     """
     from dynaplan.config.models import planned_models
     from dynaplan.config.planner import settings_of
@@ -285,8 +291,7 @@ def planner_settings(found: RunningDeployment) -> PlannerSettings | None:
     config = service_config(found)
     if not planner or planned_models(config):
         return None
-    settings: PlannerSettings = settings_of(section_options(config, planner))
-    return None if settings.no_operation else settings
+    return settings_of(section_options(config, planner))
 
 
 def describe_next_decision(

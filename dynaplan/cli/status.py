@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +26,9 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.servers import FILE, KUBERNETES, has_store_address, store_backend
 from dynaplan.util import screen
 from dynaplan.util.errors import DeploymentError
+
+if TYPE_CHECKING:
+    from dynaplan.graph.lifecycle import Worker
 
 DEFAULT_NAMESPACE = PlannerSettings.namespace
 
@@ -73,15 +77,17 @@ def _documents(namespace: str | None) -> list[dict[str, Any]]:
     documents = []
     for each in found:
         with connected(each):
-            documents.append(deployment_document(each, *asyncio.run(_asked(each.namespace))))
+            documents.append(deployment_document(each, *asyncio.run(_asked(each.namespace, each.workers))))
     return documents
 
 
-async def _asked(namespace: str) -> tuple[DeploymentState, dict[str, dict[str, str]]]:
+async def _asked(
+    namespace: str, workers: Iterable[Worker] = ()
+) -> tuple[DeploymentState, dict[str, dict[str, str]]]:
     """Ask the store, the workers and the frontends once."""
     reader = StatusReader(namespace)
     try:
-        answers = await reader.read()
+        answers = await reader.read(workers)
         return answers, await read_routing(answers.registered)
     finally:
         await reader.close()

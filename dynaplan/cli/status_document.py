@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.models import saved_kv
 from dynaplan.cli.models_view import model_rows
-from dynaplan.cli.running_deployment import gpus_of, service_config
-from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings, statefile_holds
-from dynaplan.cli.timing import ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
+from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config
+from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings_of, statefile_holds
+from dynaplan.cli.timing import HEALTH_TIMEOUT_S, ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, demand_in, model_events_in, reports_in
 from dynaplan.fleet.rules.statefile import planner_keys_of
@@ -47,12 +47,14 @@ if TYPE_CHECKING:
 class DeploymentState:
     """The answers of the store and of the workers; all are empty when the store ``is_silent``.
 
-    ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the
-    addresses of instances that cannot be called, by key. ``fleet`` is what the fleet plugin publishes, and
-    ``demand`` the requests for each model that is loaded on request.
+    ``loads`` are by worker; ``draining`` are the workers that drain without being told to by the fleet
+    plugin. ``ignored`` are the faults of unreadable keys and ``not_callable`` the addresses of instances that
+    cannot be called, by key. ``fleet`` is what the fleet plugin publishes, and ``demand`` the requests for
+    each model that is loaded on request.
     """
 
     loads: Mapping[str, WorkerLoad] = field(default_factory=dict)
+    draining: frozenset[str] = frozenset()
     ignored: Mapping[str, str] = field(default_factory=dict)
     not_callable: Mapping[str, str] = field(default_factory=dict)
     registered: tuple[Instance, ...] = ()
@@ -92,10 +94,11 @@ class StatusReader:
         self._store: Store = connections.connect_store()
         self._metrics: WorkerLoadSource = HttpWorkerLoads(tls=certificates.authorities(os.environ))
 
-    async def read(self) -> DeploymentState:
-        """Read the store, and the loads of its workers."""
+    async def read(self, workers: Iterable[Worker] = ()) -> DeploymentState:
+        """Read the store, the loads of its workers, and which of these ``workers`` drain unasked."""
         listed = await self.read_store()
-        return replace(listed, loads=await self.read_loads(listed.registered))
+        loads = await self.read_loads(listed.registered)
+        return replace(listed, loads=loads, draining=await read_draining(workers))
 
     async def read_store(self) -> DeploymentState:
         """Read the store alone."""
@@ -141,13 +144,35 @@ class StatusReader:
         await self._store.close()
 
 
+async def read_draining(workers: Iterable[Worker]) -> frozenset[str]:
+    """Ask the workers that have lost their registration; return those that say that they drain.
+
+    A person has told them to leave, by a signal or by revoking their leases, and not the fleet plugin.
+    """
+    from dynaplan.util.probe import get_text
+
+    lost = [each for each in workers if each.state.value == "starting" and each.url and each.pid]
+    answers = await asyncio.gather(*(get_text(each.url, "/health", HEALTH_TIMEOUT_S) for each in lost))
+    said = (answer.partition(b"\r\n\r\n")[2].decode() for answer in answers)
+    return frozenset(
+        each.name for each, body in zip(lost, said, strict=True) if body and _status_in(body) == "draining"
+    )
+
+
+def _status_in(body: str) -> object:
+    try:
+        return parse_object(body).get("status")
+    except ValueError:
+        return None
+
+
 def deployment_document(
     found: RunningDeployment, answers: DeploymentState, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     from dynaplan.fleet.reattach.versions import read_serve
     from dynaplan.fleet.rules.observing import unmanaged
 
-    serve = read_serve(found.runtime_dir)
+    serve, pid = read_serve(found.runtime_dir), serve_pid(found)
     held = (answers.holds or statefile_holds(found.document)).by_role
     kept = planner_keys_of(found.document)
     reservations = answers.reservations or current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
@@ -155,7 +180,13 @@ def deployment_document(
     gpus = gpus_of(found)
     shown = found.workers if gpus else [replace(each, gpus=()) for each in found.workers]
     workers = [
-        worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
+        worker_row(
+            worker,
+            loads.get(worker.name),
+            usual.get(worker.name),
+            waits.get(worker.name, ""),
+            is_draining=worker.name in answers.draining,
+        )
         for worker in shown
     ]
     workers += [unmanaged_row(each, loads.get(each.worker)) for each in unmanaged(answers.registered)]
@@ -165,7 +196,8 @@ def deployment_document(
         "metrics_url": found.frontend_url + ALL_METRICS_PATH,
         "log_dir": str(found.log_dir),
         "logs_at": _below_home(found.log_dir),
-        "serve_pid": found.arbiter.pid,
+        "serve_pid": pid,
+        "supervisor_pid": None if pid == found.arbiter.pid else found.arbiter.pid,
         "version": serve.version.number if serve else None,
         **_service(found, answers),
         **_on_request(found, answers),
@@ -210,10 +242,11 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
     from dynaplan.fleet.store_keys import SCALED_ROLES
 
-    settings, desired = planner_settings(found), answers.desired
+    settings, desired = planner_settings_of(found), answers.desired
     return {
         "models": _models(answers),
         "policy": settings.policy if settings else None,
+        "observes_only": bool(settings and settings.no_operation),
         "planned_models": _planned_models(found),
         "targets": _targets(settings),
         "slo": asdict(settings.targets()) if settings else None,
@@ -345,14 +378,21 @@ def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
 
 ENGINE_ROLES = ("decode", "prefill")
 
+DRAINING_UNASKED = "somebody revoked its lease or sent it a signal; it is started again when it has gone"
+
 
 def worker_row(
-    worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits: str = ""
+    worker: Worker,
+    load: WorkerLoad | None,
+    usually_s: float | None,
+    waits: str = "",
+    *,
+    is_draining: bool = False,
 ) -> dict[str, Any]:
     """Return the JSON form of one worker; ``waits`` is why it does not start yet.
 
-    A worker without a registration is loading its engine, unless it has been registered before: its URL is
-    known then.
+    ``is_draining``: the worker drains, which the fleet plugin has not told it. A worker without a
+    registration is loading its engine, unless it has been registered before: its URL is known then.
     """
     since_s = round(time.monotonic() - worker.since_s, 3)
     is_loading = (
@@ -361,14 +401,15 @@ def worker_row(
         and worker.role.value in ENGINE_ROLES
         and not worker.url
     )
+    state = "draining" if is_draining else worker.state.value
     return {
         "worker": worker.name,
         "component": worker.component,
         "role": worker.role.value,
-        "state": "asleep" if load and load.is_asleep else worker.state.value,
+        "state": "asleep" if load and load.is_asleep else state,
         "loading_s": since_s if is_loading else None,
         "usually_s": usually_s if is_loading else None,
-        "draining_s": since_s if worker.state.value == "draining" else None,
+        "draining_s": since_s if state == "draining" else None,
         "gpus": list(worker.gpus),
         "pid": worker.pid,
         "is_alive": _is_alive(worker),
@@ -378,7 +419,7 @@ def worker_row(
         "uptime_s": uptime_s(worker.started_at),
         "restarts": len(worker.restarts_s),
         "waits": waits,
-        "reason": worker.reason,
+        "reason": DRAINING_UNASKED if is_draining else worker.reason,
         "is_managed": True,
     }
 

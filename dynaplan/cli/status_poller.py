@@ -20,6 +20,7 @@ from dynaplan.cli.status_document import (
     DeploymentState,
     StatusReader,
     deployment_document,
+    read_draining,
     read_routing,
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
@@ -80,7 +81,8 @@ class StatusPoller:
             self._listed_s = now_s
             self._listed = await self._reader.read_store()
         engines = [each for each in self._listed.registered if each.card.get("role") in ENGINE_ROLES]
-        answers = replace(self._listed, loads=await self._reader.read_loads(engines))
+        loads, draining = await self._reader.read_loads(engines), await read_draining(self.found.workers)
+        answers = replace(self._listed, loads=loads, draining=draining)
         if now_s - self._seldom_s >= SLOW_POLL_S:
             self._seldom_s = now_s
             await self._poll_slow_sources(answers)

@@ -62,6 +62,8 @@ def view_of(document: Document, now_s: float) -> View:
     """Return what is shown of a document; ``now_s`` is the time of the clock on the wall, in seconds."""
     pid = document["serve_pid"]
     owner = f"serve runs as pid {pid}" if pid else "no serve of it runs here"
+    if supervisor := document.get("supervisor_pid"):
+        owner += f", its supervisor as {supervisor}"
     if version := document.get("version"):
         owner += f", version {version}"
     rows, on_request = document["workers"], document.get("on_request", {})
@@ -102,7 +104,7 @@ def _service(document: Document) -> str:
     else:
         parts = [f"model {', '.join(document['models']) or 'not known yet'}"]
     if policy := document.get("policy"):
-        parts.append(f"policy {policy}")
+        parts.append(f"policy {policy}" + (", which only observes" if document.get("observes_only") else ""))
     elif planned := document.get("planned_models"):
         parts.append(", ".join(f"policy {each['policy']} for {model}" for model, each in planned.items()))
     elif document["serve_pid"]:

@@ -56,6 +56,9 @@ TOKEN_CHECK_TIMEOUT_S = 2.0
 ROUTING_TIMEOUT_S = 1.0
 """A frontend says how it knows what workers have cached."""
 
+HEALTH_TIMEOUT_S = 1.0
+"""A worker that has lost its registration says whether it drains."""
+
 METRICS_TIMEOUT_S = 2.0
 """A frontend writes its metrics."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import curses
+import os
 import re
 import sys
 import time
@@ -52,8 +53,23 @@ def command(namespace: str | None) -> None:
         raise ConfigError(
             "top needs a terminal", hint="`dynaplan status --watch` and `--json` write to anything."
         )
+    check_terminal()
     poller = StatusPoller(namespace)
     asyncio.run(_run(poller))
+
+
+def check_terminal() -> None:
+    """Raise ConfigError for a terminal, as TERM names it, on which no text can be placed."""
+    try:
+        curses.setupterm()
+        can_place = curses.tigetstr("cup")
+    except curses.error:
+        can_place = None
+    if not can_place:
+        raise ConfigError(
+            f"top needs a terminal with a cursor that can be moved; TERM is {os.environ.get('TERM', '')!r}",
+            hint="`dynaplan status --watch` writes to any; in most windows TERM=xterm-256color is right.",
+        )
 
 
 async def _run(poller: StatusPoller) -> None:
@@ -61,10 +77,7 @@ async def _run(poller: StatusPoller) -> None:
     from dynaplan.fleet.deployments import tail
     from dynaplan.util.screen import colours_wanted
 
-    try:
-        window = curses.initscr()
-    except curses.error as error:
-        raise ConfigError(f"top: {error}", hint="Set TERM, or use `dynaplan status --watch`.") from None
+    window = curses.initscr()
     try:
         curses.noecho()
         curses.cbreak()

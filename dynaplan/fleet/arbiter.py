@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any
 
 import zmq
@@ -55,7 +56,7 @@ class _NoSignals:
 
 
 class _Controller(Controller):
-    """Takes commands; those of a person about workers are answered in dynaplan's terms."""
+    """Takes commands; those of a person about processes of dynaplan are answered in its terms."""
 
     def _init_syshandler(self) -> None:
         self.sys_hdl = _NoSignals()  # type: ignore[assignment]
@@ -70,7 +71,8 @@ class _Controller(Controller):
             message, command, properties = {SENDER: OURSELVES}, "", {}  # circus says what is wrong with it
         judged = CommandAnswer()
         if message.get(SENDER) != OURSELVES:
-            judged = answer(command, properties, worker_watchers(self.arbiter.watchers))
+            workers = [each.name for each in self.arbiter.watchers if _is_worker(each)]
+            judged = answer(command, properties, workers, self.arbiter.servers)
         identifier, is_cast = message.get("id"), message.get("msg_type") == "cast"
         if judged.refusal:
             errno = errors.COMMAND_ERROR
@@ -83,16 +85,16 @@ class _Controller(Controller):
             super().dispatch(job)
 
 
-def worker_watchers(watchers: Iterable[Watcher]) -> list[str]:
-    """Return the names of the workers' watchers; those of servers and of the fleet plugin are left out."""
-    return [watcher.name for watcher in watchers if "--service-name" in (watcher.args or ())]
+def _is_worker(watcher: Watcher) -> bool:
+    return "--service-name" in (watcher.args or ())
 
 
 class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``supervised_fleet`` a supervisor starts all processes.
+    ``supervised_fleet`` a supervisor starts all processes. ``servers`` are the names of the watchers that it
+    begins with and that are no workers'.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class ServeArbiter(Arbiter):
             logoutput=shlex.quote(log_file),
         )
         self._prepare_plugin(self.watchers[-1])
+        self.servers = frozenset(each.name for each in self.watchers if not _is_worker(each))
 
     def add_watcher(self, name: str, cmd: str, **options: Any) -> Any:
         """Add a watcher: circus' command ``add``, with which the fleet plugin starts workers."""
@@ -232,6 +235,7 @@ _WHOLE_DEPLOYMENT = {
     "start": "everything runs already; `dynaplan scale decode=N` starts workers",
     "restart": "name one worker, as in: circusctl restart dynamo_VllmWorker",
     "reload": "name one worker, as in: circusctl restart dynamo_VllmWorker",
+    "reloadconfig": "circus has no file of it; `dynaplan reload` takes the graph's",
 }
 
 _OF_A_WORKER = {
@@ -245,6 +249,12 @@ _OF_A_WORKER = {
     "set": "options are given to `dynaplan serve`, which sets them for all workers of a service",
 }
 
+_OF_A_SERVER = dict.fromkeys(
+    ("incr", "decr", "stop", "reload", "rm", "set"),
+    "circusctl restart {name} starts it anew; `dynaplan stop` ends the deployment in order",
+)
+"""Of what is there once, and only circus starts: the key-value store, NATS, the fleet plugin."""
+
 
 @dataclass(frozen=True)
 class CommandAnswer:
@@ -254,23 +264,33 @@ class CommandAnswer:
     to_replace: tuple[str, ...] = ()
 
 
-def answer(command: str, properties: Mapping[str, Any], workers: Iterable[str]) -> CommandAnswer:
-    """Judge one command; ``workers`` are the names of the workers' watchers."""
+def answer(
+    command: str, properties: Mapping[str, Any], workers: Collection[str], servers: Collection[str] = ()
+) -> CommandAnswer:
+    """Judge one command; ``workers`` and ``servers`` are the names of all watchers."""
     command, pattern = command.lower(), properties.get("name")
     if not isinstance(pattern, str) or not pattern:
         words = _WHOLE_DEPLOYMENT.get(command)
         return CommandAnswer(refusal=f"{command} of everything: {words}") if words else CommandAnswer()
-    named = tuple(_matching(pattern, workers))
-    if not named:
-        return CommandAnswer()
-    if command == "restart":
-        return CommandAnswer(to_replace=named)
-    if command not in _OF_A_WORKER:
-        return CommandAnswer()
-    words = _OF_A_WORKER[command].format(name=named[0])
-    return CommandAnswer(refusal=f"{named[0]} is a worker of dynaplan: {words}")
+    is_named = _matcher(pattern, properties.get("match"))
+    if named := tuple(filter(is_named, workers)):
+        if command == "restart":
+            return CommandAnswer(to_replace=named)
+        return _refusal(_OF_A_WORKER, command, named[0], "a worker of dynaplan")
+    if named := tuple(filter(is_named, servers)):
+        return _refusal(_OF_A_SERVER, command, named[0], "a process that the deployment needs")
+    return CommandAnswer()
 
 
-def _matching(pattern: str, names: Iterable[str]) -> Iterable[str]:
-    """The names that circus would find: it ignores case, and takes patterns of the shell."""
-    return (name for name in names if fnmatchcase(name.lower(), pattern.lower()))
+def _refusal(refused: Mapping[str, str], command: str, name: str, what: str) -> CommandAnswer:
+    words = refused.get(command)
+    return CommandAnswer(f"{name} is {what}: {words.format(name=name)}") if words else CommandAnswer()
+
+
+def _matcher(pattern: str, match: object) -> Callable[[str], bool]:
+    """Return the test by which circus finds names: without case, by a glob or a regular expression."""
+    try:
+        regular = re.compile(pattern.lower() if match == "regex" else translate(pattern.lower()))
+    except re.error:  # circus says what is wrong with it
+        return lambda _: False
+    return lambda name: regular.match(name.lower()) is not None

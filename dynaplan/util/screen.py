@@ -40,7 +40,7 @@ def width() -> int:
 
 def repaint(text: str) -> None:
     """Write a page over the last one on a terminal; elsewhere below it, with an empty line between."""
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         click.echo(f"{text}\n")
         return
     import shutil

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def test_each_is_told_apart_and_named_where_it_is_in_the_way(
     assert two.process
 
     both = one.run("status").stdout
-    assert f"one  {one.url}  serve runs as pid {one.process.pid}" in both
-    assert f"two  {two.url}  serve runs as pid {two.process.pid}" in both
+    for each in (one, two):
+        assert re.search(rf"{each.url}  serve runs as pid \d+, its supervisor as {each.process.pid},", both)
     assert "two_VllmWorker" in both
     documents = json.loads(one.run("status", "--json").stdout)["deployments"]
     assert [document["namespace"] for document in documents] == ["one", "two"]

@@ -13,6 +13,7 @@ import pytest
 from dynaplan.cli import status_document
 from dynaplan.cli.status_document import (
     is_lost,
+    read_draining,
     routing_lines,
     unmanaged_row,
     unreachable_notes,
@@ -68,6 +69,26 @@ def test_a_worker_that_lost_its_registration_is_not_loading_but_says_so() -> Non
     assert (lost["loading_s"], lost["reason"]) == (None, "its registration is gone")
     assert state_shown(lost) == "starting"
     assert is_lost(lost)
+
+
+async def test_a_worker_that_somebody_told_to_leave_is_draining_and_another_that_is_lost_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = {"http://drains": b'HTTP/1.0 503\r\n\r\n{"status": "draining"}', "http://hangs": b""}
+
+    async def get_text(url: str, path: str, within_s: float) -> bytes:
+        return said[url]  # that of a ready worker, or of one without an address, is not asked for
+
+    monkeypatch.setattr("dynaplan.util.probe.get_text", get_text)
+    ready = replace(worker("VllmWorker"), pid=7, url="http://ready")
+    drains, hangs = (
+        replace(ready.moved(STARTING, 100.0, "its registration is gone"), name=url, url=url) for url in said
+    )
+    assert await read_draining([ready, drains, hangs, worker("VllmWorker", STARTING)]) == {"http://drains"}
+    shown = worker_row(replace(drains, pid=0), None, 41.2, is_draining=True)
+    assert state_shown(shown).startswith("draining ")
+    assert shown["reason"] == status_document.DRAINING_UNASKED
+    assert not is_lost(shown)
 
 
 def test_a_frontend_loads_nothing() -> None:

@@ -19,7 +19,8 @@ def test_the_head_says_what_is_served_how_and_where() -> None:
     view = view_of(document(gpus=gpus), 0.0)
     ready = "ready decode 1 of 2 (being carried out)"
     assert view.title == "dynamo  http://127.0.0.1:8000  serve runs as pid 5"
-    assert view_of(document(version="0.2.0"), 0.0).title.endswith("serve runs as pid 5, version 0.2.0")
+    supervised = view_of(document(supervisor_pid=4, version="0.2.0"), 0.0)
+    assert supervised.title.endswith("serve runs as pid 5, its supervisor as 4, version 0.2.0")
     assert view.service == f"model llama  policy load  {ready}  2 of 3 GPUs free"
     assert view.places == "metrics http://127.0.0.1:8000/metrics  logs ~/logs"
 
@@ -49,6 +50,11 @@ def test_without_serve_nothing_is_said_of_planner_and_places() -> None:
     assert (view.service, view.places) == ("model not known yet", "")
     assert view.title.endswith("no serve of it runs here")
     assert view_of(document(policy=None), 0.0).service.startswith("model llama  no planner")
+
+
+def test_a_planner_that_only_observes_is_no_missing_one() -> None:
+    service = view_of(document(observes_only=True), 0.0).service
+    assert service.startswith("model llama  policy load, which only observes  ready")
 
 
 def test_the_load_is_shown_against_its_targets() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import curses
 import os
+import select
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -184,3 +187,25 @@ def test_colours_become_attributes() -> None:
 def test_without_a_terminal_it_names_the_command_that_needs_none() -> None:
     error = CliRunner().invoke(group, ["top"]).exception
     assert "`dynaplan status --watch`" in str(error)
+
+
+@pytest.mark.parametrize("term", ["dumb", "", "unheard-of"])
+def test_on_a_terminal_whose_cursor_cannot_be_moved_it_says_so_and_draws_nothing(term: str) -> None:
+    terminal, screen = os.openpty()
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "dynaplan", "top"],
+            stdin=screen,
+            stdout=screen,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TERM": term},
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 2
+        assert f"a cursor that can be moved; TERM is {term!r}" in run.stderr
+        assert "dynaplan status --watch" in run.stderr
+        assert not select.select([terminal], [], [], 0)[0]
+    finally:
+        os.close(terminal)
+        os.close(screen)
