@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections, parse_overrides
+from dynaplan.engines.local_models import locate_entries
 from dynaplan.models.files import llama_cpp, llama_swap
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
 from dynaplan.util.errors import ConfigError
@@ -18,16 +19,24 @@ if TYPE_CHECKING:
     from dynaplan.models.model import Constraints
 
 
-def read_config_file(file: Path | None, overrides: Sequence[str]) -> tuple[Sections, list[str]]:
-    """Return the configuration, and a line for everything in another tool's file that has no meaning here."""
+def read_config_file(
+    file: Path | None, overrides: Sequence[str], directory: Path | None = None
+) -> tuple[Sections, list[str]]:
+    """Return the configuration, and a line for everything in another tool's file that has no meaning here.
+
+    The models of the section ``Models`` are looked for in ``directory``, or the current one, and by name.
+    """
     from dynaplan.graph.config import read_config
 
     found = imported_file(file) if file else None
+    notes: list[str] = []
     if found is None:
-        return read_config(file, overrides), []
-    notes = [f"{file} is a file of {found.tool}: {len(found.models)} models", *found.notes]
-    sections, more = sections_of(found)
-    return merge_sections(sections, parse_overrides(overrides)), notes + more
+        config = read_config(file, overrides)
+    else:
+        sections, more = sections_of(found)
+        notes = [f"{file} is a file of {found.tool}: {len(found.models)} models", *found.notes, *more]
+        config = merge_sections(sections, parse_overrides(overrides))
+    return locate_entries(config, directory or Path.cwd(), os.environ), notes
 
 
 def imported_file(file: Path) -> ImportedFile | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -165,9 +166,9 @@ def group(context: click.Context) -> None:
 
 
 def _show(message: str) -> None:
-    """Print an error, its first word coloured."""
-    before, word, rest = message.partition("Error:")
-    click.echo(f"{before}{screen.error(word)}{rest}", err=True, color=screen.colours_wanted())
+    """Print errors, the first word of each coloured."""
+    coloured = re.sub(r"^Error:", screen.error("Error:"), message, flags=re.MULTILINE)
+    click.echo(coloured, err=True, color=screen.colours_wanted())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

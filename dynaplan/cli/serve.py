@@ -343,7 +343,7 @@ def load_deployment(
         if hint := model_hint(graph):
             error.hint = f"{error.hint}\n  {hint}"
         raise
-    read, notes = read_config_file(find_config(config_file, directory, loaded), overrides)
+    read, notes = read_config_file(find_config(config_file, directory, loaded), overrides, directory)
     config = with_worker_sections(read)
     planned = planned_models(config)
     if graph != (chosen := graph_of_models(graph, bool(planned))):

@@ -6,6 +6,7 @@ too. Other ways to name a model or its options are answered with the one of ``se
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -78,8 +79,18 @@ def graph_of_models(graph: str, is_planned: bool) -> str:
 
 def file_for(model: str) -> str:
     """Return the shipped YAML of the engine that takes this model."""
-    is_gguf = model.lower().endswith(".gguf") or model in CATALOGUE
-    return "llamacpp.yaml" if is_gguf else "vllm.yaml"
+    return "llamacpp.yaml" if engine_of_model(model) == "llamacpp" else "vllm.yaml"
+
+
+def engine_of_model(model: str) -> str:
+    """Return the engine that serves a model which is named without one."""
+    from dynaplan.config.models import engine_for
+    from dynaplan.engines.local_models import find_model, is_gguf
+
+    path = Path(os.path.expanduser(model))
+    if model in CATALOGUE or is_gguf(path) or find_model(model, Path.cwd(), os.environ):
+        return "llamacpp"
+    return engine_for(model)
 
 
 def serve_command(model: str, file: str = "") -> str:
@@ -96,12 +107,11 @@ def model_override(model: str) -> str:
 
 def models_overrides(models: Sequence[str]) -> list[str]:
     """Return the options that name several models, each under the last part of its path."""
-    from dynaplan.config.models import engine_for
     from dynaplan.engines.registry import model_location
 
     options = []
     for model in models:
-        engine = "llamacpp" if model in CATALOGUE else engine_for(model)
+        engine = engine_of_model(model)
         location, name = model_location(engine, model, Path.cwd())
         name = name or model
         options += [f"--Models.{name}.model={json.dumps(location)}", f"--Models.{name}.engine={engine}"]
@@ -120,15 +130,28 @@ def is_models_file(text: str) -> bool:
 
 def is_model(text: str) -> bool:
     """Return whether this names a model, and neither a module nor a directory of graphs."""
+    from dynaplan.engines.local_models import find_model, is_gguf
+
     path = Path(os.path.expanduser(text))
     if text.lower().endswith(".gguf"):
         return True
-    if text in CATALOGUE:
-        return not path.exists() and not path.with_name(f"{text}.py").exists()
     if path.is_dir():
         return (path / "config.json").is_file() and not (path / "__init__.py").is_file()
+    if path.is_file() or path.with_name(f"{path.name}.py").is_file():
+        return is_gguf(path)
     parent = text.partition("/")[0]
-    return HUB_NAME.fullmatch(text) is not None and parent != "graphs" and not Path(parent).is_dir()
+    if HUB_NAME.fullmatch(text) is not None and parent != "graphs" and not Path(parent).is_dir():
+        return True
+    return not _is_module(text) and (
+        text in CATALOGUE or find_model(text, Path.cwd(), os.environ) is not None
+    )
+
+
+def _is_module(text: str) -> bool:
+    """Tell whether this begins with the name of a module that can be imported, as a graph's does."""
+    name = re.split(r"[.:]", text, maxsplit=1)[0]
+    is_here = Path(name).is_dir() or Path(f"{name}.py").is_file()
+    return name.isidentifier() and (is_here or importlib.util.find_spec(name) is not None)
 
 
 HUB_ADDRESS = re.compile(r"(?:(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/|hf:(?://)?)(?P<name>.+)")

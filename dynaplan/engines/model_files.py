@@ -67,7 +67,7 @@ def absolute_path(engine: str, model: Any, directory: Path) -> Any:
     if engine not in MODEL_KINDS or not isinstance(model, str) or not model.strip():
         return model
     path = directory / Path(os.path.expanduser(model))
-    if is_path(model) or _exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(model, path)):
+    if is_path(model) or exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(model, path)):
         return str(path.resolve() if ".." in path.parts else path)
     return model
 
@@ -76,22 +76,27 @@ def public_name(engine: str, model: Any) -> str:
     """Name a model that is a path for clients: the path's last part; empty for a model that is a name."""
     if engine not in MODEL_KINDS or not isinstance(model, str) or not is_path(model):
         return ""
-    name = Path(model).name
-    part = GGUF_PART.fullmatch(name)
-    return part["stem"] if part else name.removesuffix(".gguf")
+    return gguf_stem(Path(model))
+
+
+def gguf_stem(path: Path) -> str:
+    """Return the name of a model's file without its ending, and without the number of a part."""
+    part = GGUF_PART.fullmatch(path.name)
+    return part["stem"] if part else path.name.removesuffix(".gguf")
 
 
 def is_path(model: str) -> bool:
     """True when this means a file or directory, there or not; ``org/name`` does only when it exists."""
-    return model.startswith(("/", ".", "~")) or model.endswith(".gguf") or _exists(Path(model))
+    return model.startswith(("/", ".", "~")) or model.endswith(".gguf") or exists(Path(model))
 
 
 def is_hub_name(model: str, path: Path) -> bool:
     """Tell whether this can only be ``org/name`` on the hub: there is no such path, nor its directory."""
-    return "/" in model and HUB_NAME.fullmatch(model) is not None and not _exists(path.parent)
+    return "/" in model and HUB_NAME.fullmatch(model) is not None and not exists(path.parent)
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Tell whether there is such a path, of whatever length and with whatever characters."""
     try:
         return path.exists()
     except OSError:

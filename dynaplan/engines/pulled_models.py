@@ -63,22 +63,14 @@ def models_dir(environ: Mapping[str, str]) -> Path:
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "dynaplan" / "models"
 
 
-def pulled_file(name: object, directory: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the downloaded file of the catalogue's model ``name``.
-
-    None if the catalogue has no such model, or ``directory`` has a file of that name, which takes precedence.
-    Raises ConfigError for a model that has not been pulled.
-    """
-    model = CATALOGUE.get(name) if isinstance(name, str) else None
-    if model is None or (directory / model.name).exists():
-        return None
-    path = models_dir(environ) / model.file
-    if not path.is_file():
+def check_pulled(name: str, directory: Path) -> None:
+    """Raise ConfigError for a model of the catalogue that was not found, unless a file is called like it."""
+    model = CATALOGUE.get(name)
+    if model and not (directory / name).exists():
         raise ConfigError(
             f"model {model.name} is not on this machine yet",
             hint=f"`dynaplan pull {model.name}` fetches it ({model.size}).",
         )
-    return path
 
 
 def is_pulled(model: PullableModel, environ: Mapping[str, str]) -> bool:

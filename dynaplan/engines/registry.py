@@ -64,15 +64,18 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
 def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
     """The model as workers of this engine must name it, and the name that clients may use.
 
-    A path in ``directory`` becomes absolute; the public name is empty when the model has one already. A
-    pulled model becomes its path, and keeps its name for clients. ConfigError for one that was never pulled.
+    A path in ``directory`` becomes absolute; the public name is empty when the model has one already. For
+    llama.cpp a name of a file on this machine (``local_models``) becomes its path, and stays the name for
+    clients. ConfigError for a name of several files, and for a small model that was never pulled.
     """
+    from dynaplan.engines.local_models import find_model
     from dynaplan.engines.model_files import absolute_path, public_name
-    from dynaplan.engines.pulled_models import pulled_file
+    from dynaplan.engines.pulled_models import check_pulled
 
-    pulled = pulled_file(model, directory, os.environ) if name == "llamacpp" else None
-    if pulled:
-        return str(pulled), model
+    if name == "llamacpp" and isinstance(model, str) and model:
+        if found := find_model(model, directory, os.environ):
+            return str(found.path), model
+        check_pulled(model, directory)
     location = absolute_path(name, model, directory)
     return location, public_name(name, location)
 

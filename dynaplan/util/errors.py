@@ -6,6 +6,7 @@
     |- UserError                shown without a traceback, exit code 2
     |  |- GraphError            the graph cannot be loaded or is inconsistent
     |  |- ConfigError           unknown key, wrong value, contradiction between keys
+    |  |  |- SeveralErrors      all that is wrong with one input
     |  |- CapacityError         the graph does not fit the GPUs
     |  |- DeploymentError       nothing is running here, or something already is
     |  |- ClusterNotFound       an object of the cluster is not there
@@ -31,7 +32,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class DynaplanError(Exception):
@@ -56,6 +58,46 @@ class GraphError(UserError):
 
 class ConfigError(UserError):
     """An unknown key, a wrong value, or keys that contradict each other."""
+
+
+class SeveralErrors(ConfigError):
+    """All that is wrong with one input, each error with its own hint."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__("\nError: ".join(map(str, errors)))
+        self.errors = tuple(errors)
+
+
+class Faults:
+    """The errors of one input, gathered while it is checked, so that its author sees all of them at once."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, UserError] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    @contextmanager
+    def gathering(self, where: str = "") -> Iterator[None]:
+        """Keep a UserError of the block, ``where`` before its words, and go on behind the block."""
+        try:
+            yield
+        except SeveralErrors as several:
+            for each in several.errors:
+                self._keep(each, where)
+        except UserError as error:
+            self._keep(error, where)
+
+    def _keep(self, error: UserError, where: str) -> None:
+        if where:
+            error = type(error)(f"{where}: {error.args[0]}", hint=error.hint)
+        self._errors.setdefault(str(error), error)
+
+    def raise_all(self) -> None:
+        """Raise what was gathered: nothing, the one error, or SeveralErrors."""
+        errors = list(self._errors.values())
+        if errors:
+            raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
 
 
 class CapacityError(UserError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.engines.pulled_models import CATALOGUE, PullableModel, models_dir, pull, pulled_file
+from dynaplan.engines.pulled_models import CATALOGUE, PullableModel, check_pulled, models_dir, pull
 from dynaplan.util.errors import ConfigError, TemporaryError
 
 
@@ -125,20 +125,12 @@ def test_the_cache_is_the_users_or_the_one_of_the_environment(
     assert models_dir({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/dynaplan/models")
 
 
-def test_a_name_means_the_pulled_file_unless_a_file_of_that_name_is_here(tmp_path: Path) -> None:
-    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    here = tmp_path / "here"
-    here.mkdir()
+def test_a_model_of_the_catalogue_that_is_not_here_is_answered_with_its_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`dynaplan pull smollm2` fetches it"):
-        pulled_file("smollm2", here, environ)
-    file = models_dir(environ) / CATALOGUE["smollm2"].file
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"GGUF")
-    assert pulled_file("smollm2", here, environ) == file
-    assert pulled_file("smollm3", here, environ) is None
-    assert pulled_file(None, here, environ) is None
-    (here / "smollm2").write_bytes(b"GGUF")
-    assert pulled_file("smollm2", here, environ) is None
+        check_pulled("smollm2", tmp_path)
+    check_pulled("smollm3", tmp_path)
+    (tmp_path / "smollm2").touch()
+    check_pulled("smollm2", tmp_path)
 
 
 def test_a_model_of_the_catalogue_is_pinned_and_has_a_free_licence() -> None:
