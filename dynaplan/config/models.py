@@ -272,16 +272,6 @@ def _on_demand(
         budget = planner.get("max-gpu-budget")
         usual = PlannerSettings.max_gpu_budget
         settings = replace(settings, max_workers=budget if type(budget) is int and budget > 0 else usual)
-    lists = {
-        "aliases": settings.aliases,
-        "not-beside": settings.not_beside,
-        "strip-params": settings.strip_params,
-    }
-    for key, names in lists.items():
-        if names is not None and not (
-            isinstance(names, list) and all(isinstance(each, str) for each in names)
-        ):
-            raise ConfigError(f"{MODELS}.{name}.{key} = {names!r}", hint="Expected a list of names.")
     return settings
 
 

@@ -9,7 +9,7 @@ from dynaplan.config import stock
 from dynaplan.config.frontend import AUTO
 from dynaplan.config.overrides import MODELS, PLANNER
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS
-from dynaplan.config.settings.fields import Duration, Option, Options, Size, options_of
+from dynaplan.config.settings.fields import Duration, Option, Options, Size, Texts, options_of
 from dynaplan.config.settings.models import OnDemandSettings
 from dynaplan.config.settings.worker import ModelSettings, Resources, ServiceArgs
 
@@ -36,6 +36,7 @@ _TYPES: Mapping[type, str | Sequence[str]] = {
     list: ("array", "string"),
     dict: ("object", "string"),
     Duration: ("number", "string"),
+    Texts: ("array", "string"),
     Size: ("integer", "string"),
 }
 

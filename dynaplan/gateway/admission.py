@@ -1,28 +1,34 @@
 """What is checked of a request before it costs a worker anything.
 
-Before its body is read: the API key, and the number of requests that wait already. Then, once its model is
-found (``models``): addresses that an engine would fetch, and the length of the prompt.
+Before its body is read: whether a web page may send it, the API key, and the number of requests that wait
+already. Then, once its model is found (``models``): addresses that an engine would fetch, and the length of
+the prompt.
 """
 
 from __future__ import annotations
 
 import hmac
+import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
+from dynaplan.store.instances import is_loopback
+from dynaplan.util.browser_policy import BrowserPolicy, HostNames
 
 
 class Admission:
     """The checks of one frontend; each raises ApiError for a request that does not pass.
 
     ``check_key`` takes the header Authorization, ``check_room`` looks whether another request may wait for
-    its first token, and ``enter_room`` returns its place among them.
+    its first token, and ``enter_room`` returns its place among them. ``browsers`` is the rule for web pages.
     """
 
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
+        names = host_names(settings) if is_loopback(settings.host) else None
+        self.browsers = BrowserPolicy(names, settings.allowed_origins or (), has_key=bool(settings.api_key))
         room = WaitingRoom(settings.max_waiting_requests)
         self.asks_for_key = bool(settings.api_key)
         further = settings.further_api_key or ()
@@ -39,6 +45,11 @@ class Admission:
             check_media(call, self._settings.allow_media_urls)
         if context_tokens := _context_tokens(cards):
             check_context(call, context_tokens)
+
+
+def host_names(settings: FrontendSettings) -> HostNames:
+    """Return the names of this machine for clients of a frontend with these settings."""
+    return HostNames((settings.host, socket.gethostname()), settings.allowed_hosts or ())
 
 
 def _context_tokens(cards: Iterable[Mapping[str, Any]]) -> int:

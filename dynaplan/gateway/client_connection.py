@@ -33,6 +33,7 @@ from dynaplan.gateway import timing
 from dynaplan.gateway.http_messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
 from dynaplan.gateway.openai_api import internal_error
 from dynaplan.gateway.stream_batching import StreamBatch
+from dynaplan.util.browser_policy import readable_headers
 from dynaplan.util.http_routes import REQUEST_ID
 from dynaplan.worker.http_server import (
     MAX_HEAD_BYTES,
@@ -57,13 +58,23 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+ReadableBy = Callable[[str, Headers], str]
+"""Returns, of a request's path and headers, the web origin whose scripts may read the answer, or "" ."""
+
+
 class HttpServer:
     """The server of the public port. While it ``is_draining``, every answer says "Connection: close"."""
 
     def __init__(
-        self, handle: Handler, limits: ConnectionLimits, closed: Callable[[str], None], batch: StreamBatch
+        self,
+        handle: Handler,
+        limits: ConnectionLimits,
+        closed: Callable[[str], None],
+        batch: StreamBatch,
+        readable_by: ReadableBy = lambda path, headers: "",
     ) -> None:
         self.handle = handle
+        self.readable_by = readable_by
         self.batch = batch
         self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
         self.is_draining = False
@@ -255,16 +266,18 @@ class ClientConnection(asyncio.Protocol):
         length, encoding = _read_framing(self._headers, version)
         self._body = RequestBody(length, encoding, self.transport)
         headers, target = Headers(self._headers), self._target.decode("ascii", "surrogateescape")
+        path = path_of(target)
         request = Request(
             self._parser.get_method().decode(),
             target,
-            path_of(target),
+            path,
             headers,
             self._body,
             self,
             request_id(headers.get(REQUEST_ID)),
             is_http_10=version == "1.0",
             is_kept=self._parser.should_keep_alive(),
+            readable_by=self._server.readable_by(path, headers),
         )
         if self._task is None:
             self._start(request)
@@ -401,7 +414,8 @@ class ClientConnection(asyncio.Protocol):
         body = response.body
         if response.headers.get("Connection") == "close" or self._server.is_draining:
             self._is_kept = False
-        head = self._head(request, response.status, response.headers, f"Content-Length: {len(body)}\r\n")
+        framing = "" if response.status == 204 else f"Content-Length: {len(body)}\r\n"  # RFC 9110, 8.6
+        head = self._head(request, response.status, response.headers, framing)
         self._is_started, self._is_chunked, self._unsent_head = True, False, b""
         await self._send(head if request.method == "HEAD" else head + body)
         self._is_ended = True
@@ -455,6 +469,8 @@ class ClientConnection(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     def _head(self, request: Request, status: int, headers: Mapping[str, str], framing: str) -> bytes:
+        if request.readable_by:
+            headers = {**headers, **readable_headers(request.readable_by)}
         given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if name != "Connection"])
         kept = "" if self._is_kept else "Connection: close\r\n"
         if self._is_kept and request.is_http_10:

@@ -95,7 +95,8 @@ class Answering(Protocol):
 class Request(Struct, frozen=True):
     """A request whose head has arrived. ``path`` has no query, and its escapes are decoded.
 
-    ``name`` is its id, the client's own where it is usable.
+    ``name`` is its id, the client's own where it is usable. ``readable_by`` is the web origin whose scripts
+    may read the answer, empty where there is none.
     """
 
     method: str
@@ -107,6 +108,7 @@ class Request(Struct, frozen=True):
     name: str
     is_http_10: bool = False
     is_kept: bool = True
+    readable_by: str = ""
 
     @property
     def query(self) -> dict[str, str]:

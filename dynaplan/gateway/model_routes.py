@@ -69,6 +69,17 @@ class ModelRoutes:
                 ("POST", "/api/models/unload"): self._unload_all,
             }
 
+    @property
+    def paths(self) -> dict[str, frozenset[str]]:
+        """Every path that is answered here, with its methods; ``/*`` is anything below."""
+        found: dict[str, frozenset[str]] = {}
+        for method, path in self._handlers:
+            found[path] = found.get(path, frozenset()) | {method}
+        found |= dict.fromkeys(ollama_api.UNSUPPORTED, frozenset(["POST"]))
+        if self._models.are_on_demand:
+            found |= {f"{_UNLOAD}*": frozenset(["POST"]), f"{_UPSTREAM}*": frozenset(["GET", "POST"])}
+        return found
+
     def find(self, request: Request) -> Handler | None:
         """Return what answers the request; None where it is for none of these paths."""
         found = self._handlers.get((request.method, request.path))
@@ -242,6 +253,11 @@ class ModelRoutes:
 
 _UNLOAD = "/api/models/unload/"
 _UPSTREAM = "/upstream/"
+
+
+def is_changed_by_get(path: str) -> bool:
+    """Tell whether a GET of that path loads or unloads models, as llama-swap's do."""
+    return path == "/unload" or path.startswith(_UPSTREAM)
 
 
 def _is_pinned(model: FrontendModel) -> bool:

@@ -11,12 +11,13 @@ from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
-from dynaplan.gateway.http_messages import Request, Response
+from dynaplan.gateway.http_messages import Headers, Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
-from dynaplan.gateway.model_routes import ModelRoutes
+from dynaplan.gateway.model_routes import ModelRoutes, is_changed_by_get
 from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
+from dynaplan.util.browser_policy import is_preflight, preflight_headers
 from dynaplan.util.errors import nearest
 from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 
@@ -25,6 +26,9 @@ MODELS = "/v1/models"
 SLIP = 0.75
 """The least similarity, difflib's ratio, of a mistyped path: /v1/embeddings is none of /v1/completions."""
 
+
+READING = ("GET", "HEAD")
+"""The methods of requests that change nothing, unless their route does."""
 
 MAX_STARTS_A_TURN = 16
 """Requests that begin in one turn of the loop, which takes some 4 ms.
@@ -44,6 +48,7 @@ class FrontendRoutes:
         self.page: Handler | None = None
         self.model_routes: ModelRoutes | None = None
         self._path = path
+        self._browsers = path.admission.browsers
         self._begun = 0
         self._deployment_metrics = deployment_metrics
         self._created_s = int(time.time())
@@ -64,16 +69,40 @@ class FrontendRoutes:
     async def handle(self, request: Request) -> Response | None:
         """Return the answer, or None when it has been sent; every ApiError gets a body of OpenAI's shape."""
         try:
+            self._check_browser(request)
+            if is_preflight(request.method, request.headers):
+                return Response(204, preflight_headers(request.headers), b"")
             return await self._handler(request)(request)
         except ApiError as error:
             headers = {"Content-Type": "application/json", **error.headers}
             return Response(error.status, headers, error.to_json())
 
+    @property
+    def paths(self) -> dict[str, frozenset[str]]:
+        """Every path that is answered here, the page's apart, with its methods; ``/*`` is anything below."""
+        found = {path: frozenset([method]) for path, (method, _) in self._handlers.items()}
+        return {**(self.model_routes.paths if self.model_routes else {}), **found}
+
+    def readable_by(self, path: str, headers: Headers) -> str:
+        """Return the web origin whose scripts may read the answer; none may read the page, but its own."""
+        return "" if self._is_of_page(path) else self._browsers.readable_by(headers)
+
+    def _check_browser(self, request: Request) -> None:
+        """Raise ApiError for what a web page may not send. Ours has a guard of its own, which is stricter."""
+        if self._is_of_page(request.path):
+            return
+        is_change = request.method not in READING or is_changed_by_get(request.path)
+        if refusal := self._browsers.refuse(request.headers, is_change=is_change):
+            raise ApiError(refusal.status, refusal.message, kind="permission_error", code=refusal.code)
+
+    def _is_of_page(self, path: str) -> bool:
+        return bool(self.page) and f"{path}/".startswith(f"{PAGE_PATH}/")
+
     def _handler(self, request: Request) -> Handler:
         method, handler = self._handlers.get(request.path, ("", self._check_life))
         if method == request.method:
             return handler
-        if self.page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
+        if self.page and self._is_of_page(request.path):
             return self.page
         if self.model_routes and not method and (found := self.model_routes.find(request)):
             return found

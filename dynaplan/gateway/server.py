@@ -305,7 +305,13 @@ class FrontendServer:
             settings.write_timeout_s,
             settings.head_timeout_s,
         )
-        return HttpServer(self._routes.handle, limits, self._metrics.count_closed_connection, self._batch)
+        return HttpServer(
+            self._routes.handle,
+            limits,
+            self._metrics.count_closed_connection,
+            self._batch,
+            self._routes.readable_by,
+        )
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from dynaplan.fleet.page_access import (
     session_key,
 )
 from dynaplan.gateway.http_messages import Request
+from dynaplan.util.browser_policy import HostNames
 
 KEY_HEADER = "X-Dynaplan-Key"
 """The header with the session's key. No other site can send it: a browser asks the server first (CORS)."""
@@ -49,14 +48,14 @@ class OpenedSession:
 class PageGuard:
     """Raises PageRefusal for requests that are not from a user's own browser and page.
 
-    ``host`` is the name that the frontend listens on; ``now_s`` the time in seconds since the epoch.
+    ``names`` are those of this machine; ``now_s`` the time in seconds since the epoch.
     """
 
     def __init__(
-        self, secret: str, host: str, *, is_tls: bool = False, now_s: Callable[[], float] = time.time
+        self, secret: str, names: HostNames, *, is_tls: bool = False, now_s: Callable[[], float] = time.time
     ) -> None:
         self._secret = secret
-        self._names = {"localhost", host.lower(), socket.gethostname().lower()} - {""}
+        self._names = names
         self._is_tls = is_tls
         self._now_s = now_s
 
@@ -67,8 +66,7 @@ class PageGuard:
         origin of this page. A numeric address cannot be rebound.
         """
         given = request.headers.get_all("Host")
-        name = _host_name(given[0]) if len(given) == 1 else ""
-        if not (name in self._names or name.endswith(".localhost") or _is_address(name)):
+        if len(given) != 1 or not self._names.has(given[0]):
             raise PageRefusal(421, "This name is not this machine's: use its address, or localhost.")
 
     def open_session(self, request: Request) -> OpenedSession | None:
@@ -117,18 +115,3 @@ class PageGuard:
             raise PageRefusal(403, "This does not come from the page itself.")
         if request.headers.get("Content-Type").partition(";")[0].strip().lower() != "application/json":
             raise PageRefusal(415, "An action is JSON.")
-
-
-def _host_name(host: str) -> str:
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True

@@ -14,10 +14,12 @@ from pathlib import Path
 import dynaplan
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.fleet.page_access import PAGE_PATH
+from dynaplan.gateway.admission import host_names
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.http_messages import InvalidBody, Request, Response
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
+from dynaplan.util.browser_policy import HostNames
 from dynaplan.webui.actions import command_arguments, log_part, run_command
 from dynaplan.webui.charts import ChartsRequest
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
@@ -68,7 +70,7 @@ class PageSettings:
     namespace: str
     secret: str
     log_dir: Path
-    host: str
+    names: HostNames
     is_tls: bool = False
     api_key: str = ""
 
@@ -79,7 +81,7 @@ class PageRoutes:
     def __init__(self, place: PageSettings, chat: Handler) -> None:
         self._place = place
         self._chat = chat
-        self._guard = PageGuard(place.secret, place.host, is_tls=place.is_tls)
+        self._guard = PageGuard(place.secret, place.names, is_tls=place.is_tls)
         self._clients = SseClients(make_feed(place.namespace))
         self._running = 0
         self._handlers: Mapping[tuple[str, str], Handler] = {
@@ -218,7 +220,7 @@ def make_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler)
         return None
     is_tls = runtime.server_tls is not None
     place = PageSettings(
-        runtime.namespace, secret, Path(log_dir), settings.host, is_tls=is_tls, api_key=settings.api_key
+        runtime.namespace, secret, Path(log_dir), host_names(settings), is_tls, settings.api_key
     )
     return PageRoutes(place, chat)
 

@@ -21,7 +21,7 @@ MANY_TOKENS = 1_000_000
 """More than the kernel's buffers take, on both of a stream's connections."""
 
 
-LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ async def test_headers_of_a_second_request_that_never_end_are_answered_408() -> 
 
 async def test_a_body_that_is_still_coming_is_no_slow_header() -> None:
     text = json.dumps(body(COMPLETIONS)).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(text)
     async with stage(head_timeout=0.1) as here:
         await here.worker()
         reader, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
@@ -94,7 +94,9 @@ async def test_headers_that_are_too_large_together_are_answered_431() -> None:
 async def test_headers_of_the_next_request_are_limited_while_the_first_is_answered() -> None:
     many = b"".join(b"X-%d: %b\r\n" % (number, b"x" * 4000) for number in range(17))
     text = json.dumps(body(COMPLETIONS)).encode()
-    first = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text) + text
+    first = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(text) + text
+    )
     async with stage() as here:
         worker = await here.worker("hold_before")
         _, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
@@ -125,7 +127,7 @@ async def unread_stream(here: Stage) -> socket.socket:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, ("127.0.0.1", here.frontend.port))
     text = json.dumps(body(COMPLETIONS, stream=True)).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
     await loop.sock_sendall(connection, head.encode() + text)
     return connection
 
@@ -214,7 +216,7 @@ async def test_each_of_many_that_find_no_room_reads_why_whatever_it_sends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     text = json.dumps(body(COMPLETIONS, prompt="x" * 20_000)).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n".encode()
     async with stage(max_connections=2) as here:
         worker = await here.worker("hold_before")
         requests = [asyncio.ensure_future(here.post(COMPLETIONS)) for _ in range(2)]

@@ -36,7 +36,9 @@ class Sender:
     @classmethod
     async def begin(cls, here: Stage, headers: str, sent: bytes) -> Sender:
         sender = cls(*await asyncio.open_connection("127.0.0.1", here.frontend.port))
-        sender.writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode() + sent)
+        sender.writer.write(
+            f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n".encode() + sent
+        )
         return sender
 
     async def answer(self) -> tuple[str, dict[str, Any]]:

@@ -26,11 +26,14 @@ async def raw(here: Stage, request: bytes) -> bytes:
 
 
 def request_with(body: bytes, header: bytes) -> bytes:
-    return b"POST %b HTTP/1.1\r\nHost: x\r\n%b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (
-        COMPLETIONS.encode(),
-        header,
-        len(body),
-        body,
+    return (
+        b"POST %b HTTP/1.1\r\nHost: localhost\r\n%b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+        % (
+            COMPLETIONS.encode(),
+            header,
+            len(body),
+            body,
+        )
     )
 
 
@@ -110,7 +113,7 @@ async def test_no_byte_of_a_malformed_request_is_logged(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n",
         b"GET / HTTP/1.1\r\nBad Header: \x00\r\n\r\n",
         request_with(b"\x00\x01garbage", b"Content-Encoding: deflate"),
     ],

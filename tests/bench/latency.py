@@ -137,7 +137,7 @@ def _read_metrics(port: int) -> None:
 
 def _request() -> bytes:
     body = _body(["Why is the sky blue?"])
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -20,7 +20,7 @@ from tests.fakes.polling import PATIENCE_S, wait_until
 
 Deploy = Callable[..., Deployment]
 
-REQUEST = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+REQUEST = b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Callers:

@@ -169,7 +169,7 @@ async def test_a_body_for_ollama_has_the_limits_of_every_other() -> None:
         status, text = await here.post("/api/chat", model="ant", messages=["x" * 1000])
         assert (status, "larger than 1000 bytes" in json.loads(text)["error"]) == (413, True)
         reader, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
-        writer.write(b"POST /api/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        writer.write(b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         async with asyncio.timeout(10):
             assert b" 408 " in await reader.readline()
         writer.close()

@@ -33,6 +33,10 @@ class Size(int):
     """The kind of an option that is an amount of memory: bytes, or a text such as ``5GB``; read as bytes."""
 
 
+class Texts(list[str]):
+    """The kind of an option that is a list of short texts, or one text with commas between them."""
+
+
 READ, WRITTEN = "read", "written"
 """The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
 
@@ -112,6 +116,8 @@ class Option(NamedTuple):
             value = kebab(value)
         if isinstance(value, str) and self.kind in (Duration, Size):
             value = seconds_of(value) if self.kind is Duration else bytes_of(value)
+        if isinstance(value, str) and self.kind is Texts:
+            value = [part.strip() for part in value.split(",") if part.strip()]
         if not _KINDS[self.kind][1](value) or (self.choices and value not in self.choices):
             return None
         value = float(value) if self.kind in (float, Duration) else value
@@ -260,6 +266,10 @@ _KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
         lambda value: isinstance(value, Mapping) or str(value).lstrip().startswith("{"),
     ),
     list: ("a list", lambda value: isinstance(value, list | str)),
+    Texts: (
+        "a list of texts, or one text with commas",
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    ),
     Duration: ("seconds, or a time such as 90s, 30m or 2h", lambda value: _is_number(value) and value >= 0),
     Size: ("bytes, or an amount such as 800MB or 5GB", lambda value: type(value) is int and value >= 0),
     object: ("anything", lambda value: True),

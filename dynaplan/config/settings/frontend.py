@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, Settings, option
+from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, Settings, Texts, option
 from dynaplan.config.settings.models import ServedModel
 
 ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
@@ -147,7 +147,19 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
     port: int = option(8000, "The public port; `--port` and `DYNAMO_PORT` come first", minimum=0)
     api_key: str = option("", "Key that clients must bear; better as `DYNAPLAN_API_KEY`")
-    further_api_key: list[str] | None = option(None, "Keys that are as good as `api-key`, beside it")
+    further_api_key: list[str] | None = option(
+        None, "Keys that are as good as `api-key`, beside it", kind=Texts
+    )
+    allowed_hosts: list[str] | None = option(
+        None,
+        "Names by which clients may call it on loopback without a key, beside this machine's; `*` is any",
+        kind=Texts,
+    )
+    allowed_origins: list[str] | None = option(
+        None,
+        "Origins whose web pages may use it, beside this machine's: `https://chat.example`; `*` is any",
+        kind=Texts,
+    )
     max_waiting_requests: int = option(
         1024,
         "Requests at all frontends that may wait for their first token before new ones are answered 429",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.config.settings.fields import Duration, Settings, Size, option
+from dynaplan.config.settings.fields import Duration, Settings, Size, Texts, option
 
 DEFAULT_TTL_S = 1800.0
 """Seconds without a request after which a model that is loaded on request is put away."""
@@ -29,7 +29,7 @@ class OnDemandSettings(Settings):
     )
     pin: bool = option(False, "Load it at the start, and never put it away for another model")
     priority: float = option(1.0, "Weight against being put away for another model", above=0)
-    aliases: list[str] | None = option(None, "Further names by which clients may ask for it")
+    aliases: list[str] | None = option(None, "Further names by which clients may ask for it", kind=Texts)
     memory_bytes: int | None = option(
         None,
         "Memory that one worker takes, where the estimate is wrong",
@@ -67,11 +67,11 @@ class OnDemandSettings(Settings):
     )
     preload: bool = option(False, "Load it at the start; it may leave as any other")
     not_beside: list[str] | None = option(
-        None, "Models that leave before it is loaded, whatever fits; not the other way round"
+        None, "Models that leave before it is loaded, whatever fits; not the other way round", kind=Texts
     )
     unlisted: bool = option(False, "Leave it out of `/v1/models`; it can be asked for")
     upstream_name: str = option("", "The name that its workers are asked for", default_text="its own")
-    strip_params: list[str] | None = option(None, "Fields that are taken out of its requests")
+    strip_params: list[str] | None = option(None, "Fields that are taken out of its requests", kind=Texts)
     set_params: Mapping[str, Any] | None = option(None, "Fields that are set in its requests")
     set_params_by_name: Mapping[str, Any] | None = option(
         None, "The same for requests by one of its names: name -> fields"

@@ -80,7 +80,7 @@ def test_components_are_names_for_keys_and_files_and_no_two_are_alike() -> None:
         ({"a\x1b[31m": {}}, "is no name"),
         ({"a": {"ttl": "soon"}}, r"Models\.a\.ttl"),
         ({"a": {"memory": "much"}}, r"Models\.a\.memory"),
-        ({"a": {"aliases": "b"}}, r"Models\.a\.aliases"),
+        ({"a": {"aliases": [1]}}, r"Models\.a\.aliases"),
         ({"a": {"min_stays": 3}}, "Did you mean 'min-stay'"),
         ({"a": {"aliases": ["b"]}, "b": {}}, "'b' is a name of a and of b"),
         ({"a": {"not-beside": ["b"]}}, "'b' is no model"),

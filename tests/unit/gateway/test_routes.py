@@ -7,6 +7,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.http_messages import Headers, Request
 from dynaplan.gateway.routes import MAX_STARTS_A_TURN, FrontendRoutes
 
@@ -26,6 +28,7 @@ class CountingPath:
     """Counts the answers that begin in each turn of the loop."""
 
     def __init__(self) -> None:
+        self.admission = Admission(FrontendSettings())
         self.turn = 0
         self.begun: Counter[int] = Counter()
 

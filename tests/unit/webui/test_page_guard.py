@@ -8,6 +8,7 @@ import pytest
 
 from dynaplan.fleet.page_access import cookie_name, new_session
 from dynaplan.gateway.http_messages import Headers, Request
+from dynaplan.util.browser_policy import HostNames
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
 
 SECRET = "secret"
@@ -16,7 +17,7 @@ OWN = f"{cookie_name(SECRET)}={SESSION}"
 
 
 def guard(host: str = "127.0.0.1") -> PageGuard:
-    return PageGuard(SECRET, host, now_s=lambda: 1000.0)
+    return PageGuard(SECRET, HostNames([host]), now_s=lambda: 1000.0)
 
 
 def request(**headers: str) -> Request:
