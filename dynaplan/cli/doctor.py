@@ -410,7 +410,8 @@ def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budg
     for each in models:
         options, service = section_options(config, each.component), graph.service(each.component)
         asked = service.gpus if service else 0
-        policies[each.name] = model_policy(each.settings, options, asked, inventory)
+        environment = service.envs if service else {}
+        policies[each.name] = model_policy(each.settings, options, asked, inventory, environment)
         if not is_memory_known(each.settings, options, asked):
             unknown.add(each.name)
     uses = uses_reader(inventory)()

@@ -11,8 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dynaplan.config.models import models_together
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.engines.server.engine_options import split_command
 from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.rules.gpu_words import GPU_OPTIONS, OwnersGpus, owners_gpus
 from dynaplan.models.model import Constraints, ModelPolicy, SleepLevel
+
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 def model_constraints(
@@ -23,18 +27,50 @@ def model_constraints(
     return Constraints({name: gone for name, gone in leaves.items() if gone}, models_together(config))
 
 
+def chosen_gpus(
+    options: Mapping[str, object], environment: Mapping[str, str], inventory: Sequence[Gpu]
+) -> OwnersGpus:
+    """Return the GPUs that the owner of a worker has chosen by its options and ``environment``.
+
+    Of simulated GPUs there is nothing to choose.
+    """
+    real = [gpu for gpu in inventory if not gpu.is_simulated]
+    if not real or engine_of(options) == SIMULATED:
+        return OwnersGpus()
+    command = options.get("command")
+    words = split_command(command, "command") if command else []
+    for name in GPU_OPTIONS & options.keys():
+        value = options[name]
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        words = [*words, f"--{name}", text]
+    return owners_gpus(words, environment, real)
+
+
 def model_policy(
-    own: OnDemandSettings, options: Mapping[str, object], gpus: float, inventory: Sequence[Gpu]
+    own: OnDemandSettings,
+    options: Mapping[str, object],
+    gpus: float,
+    inventory: Sequence[Gpu],
+    environment: Mapping[str, str] = NO_VARIABLES,
 ) -> ModelPolicy:
     """Return what is said of a model, and what its files tell, as the rules need it.
 
-    ``options`` are those of its workers, ``gpus`` the GPUs that each of them asks for, of the ``inventory``.
+    ``options`` are those of its workers and ``environment`` their variables, ``gpus`` the GPUs that each of
+    them asks for, of the ``inventory``.
     """
     are_real = any(not gpu.is_simulated for gpu in inventory)
     is_on_gpus = gpus > 0 and bool(inventory) and (are_real or engine_of(options) == SIMULATED)
-    if options.get("n-gpu-layers") == 0:
-        is_on_gpus = False
+    chosen = chosen_gpus(options, environment, inventory)
     devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
+    claim_bytes = own.memory_bytes or 0
+    if is_on_gpus and chosen.number is not None:
+        devices = chosen.number
+    estimate_bytes = _estimate_bytes(options, gpus, devices, inventory)
+    if devices > 1 and chosen.largest_part:
+        estimate_bytes = int(estimate_bytes * devices * chosen.largest_part)
+    if devices == 1 and chosen.number is None and _spreads(options):
+        devices = _gpus_for(claim_bytes or estimate_bytes, inventory)
+        claim_bytes, estimate_bytes = (-(-size // devices) for size in (claim_bytes, estimate_bytes))
     return ModelPolicy(
         ttl_s=own.ttl_s,
         is_pinned=own.pin,
@@ -43,13 +79,28 @@ def model_policy(
         max_swap_wait_s=own.max_swap_wait_s,
         load_timeout_s=own.load_timeout_s,
         devices=devices,
+        allowed_devices=chosen.allowed if devices else frozenset(),
+        chosen_by=chosen.said if is_on_gpus else "",
         is_exclusive=not own.share,
-        claim_bytes=own.memory_bytes or 0,
-        estimate_bytes=_estimate_bytes(options, gpus, devices, inventory),
+        claim_bytes=claim_bytes,
+        estimate_bytes=estimate_bytes,
         sleep_levels=_sleep_levels(options, gpus) if devices and own.max_workers == 1 else (),
         max_workers=own.max_workers,
         requests_per_worker=own.requests_per_worker,
     )
+
+
+def _spreads(options: Mapping[str, object]) -> bool:
+    """Tell whether the worker's engine divides a model over all GPUs that it sees, as llama.cpp does."""
+    program = str(options.get("command") or "")
+    return engine_of(options) == "llamacpp" or "llama-server" in program
+
+
+def _gpus_for(size_bytes: int, inventory: Sequence[Gpu]) -> int:
+    """Return the least number of GPUs that have room for the model in equal parts; else all there are."""
+    sizes = sorted((gpu.memory_bytes for gpu in inventory), reverse=True)
+    enough = (number for number, least in enumerate(sizes, 1) if size_bytes <= number * least)
+    return next(enough, max(1, len(sizes)))
 
 
 PROCESS_BYTES = 160 * 2**20

@@ -15,6 +15,7 @@ from typing import Any
 from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.model_policies import chosen_gpus
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.servers import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
@@ -41,12 +42,14 @@ def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
     service = launch.graph.service(worker.component)
     args = [*WORKER_PROGRAM[1:], launch.graph.identifier]
     args += ["--service-name", worker.component, "--worker-id", "1"]
+    envs = service.envs if service else {}
+    visible = chosen_gpus(launch.settings_of(worker.component), envs, launch.gpus).visible
     options = {
         **_common(launch.drain_timeout_s),
         "respawn": False,
         "working_dir": launch.graph.working_dir,
         "env": {
-            **worker_environment(worker, launch.gpus, service.envs if service else {}),
+            **worker_environment(worker, launch.gpus, envs, visible),
             **({CONFIG_VARIABLE: json.dumps(launch.config)} if launch.is_reloaded else {}),
         },
     }

@@ -81,7 +81,8 @@ class ModelPolicy:
       its load time, over its priority
     - ``load_timeout_s``: for how long a request waits at most
     - ``devices``: the number of GPUs that its worker spans; 0 is a worker in the host's memory
-    - ``allowed_devices``: the devices that it may have; empty is any
+    - ``allowed_devices``: the devices that it may have; empty is any. ``chosen_by`` are the owner's words
+      for them and their number, empty where he leaves them to us
     - ``is_exclusive``: it shares its devices with no other model
     - ``claim_bytes``: the memory that it needs on each of them, where the owner says so; 0 leaves it to
       measurement and estimate
@@ -102,6 +103,7 @@ class ModelPolicy:
     load_timeout_s: float = 600.0
     devices: int = 1
     allowed_devices: frozenset[int] = frozenset()
+    chosen_by: str = ""
     is_exclusive: bool = False
     claim_bytes: int = 0
     estimate_bytes: int = 0

@@ -11,6 +11,7 @@ from itertools import pairwise
 from dynaplan.config.settings.servers import server_addresses
 from dynaplan.fleet.circus_client import CircusClient
 from dynaplan.fleet.launch import CurrentLaunch, Launch
+from dynaplan.fleet.rules.allocation import visible_gpus
 from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.rules.restarting import after_process_ended
 from dynaplan.fleet.rules.statefile import (
@@ -222,9 +223,6 @@ def _service_of(launch: Launch, args: Sequence[str]) -> ServiceSpec | None:
     return launch.graph.service(after[0]) if after else None
 
 
-def _gpus(launch: Launch, service: ServiceSpec, uuids: str) -> tuple[int, ...]:
+def _gpus(launch: Launch, service: ServiceSpec, mask: str) -> tuple[int, ...]:
     """Read the GPUs from ``CUDA_VISIBLE_DEVICES``; a worker without GPUs has only inherited the variable."""
-    if not service.gpus:
-        return ()
-    index_of = {gpu.uuid: gpu.index for gpu in launch.gpus}
-    return tuple(index_of[uuid] for uuid in uuids.split(",") if uuid in index_of)
+    return tuple(gpu.index for gpu in visible_gpus(launch.gpus, mask)) if service.gpus else ()

@@ -391,7 +391,8 @@ class ModelManager:
         service = self._launch.graph.service(pool.component)
         options = self._launch.settings_of(pool.component)
         gpus = service.gpus if service else 0
-        policy = model_policy(pool.settings, options, gpus, self._launch.gpus)
+        environment = service.envs if service else {}
+        policy = model_policy(pool.settings, options, gpus, self._launch.gpus, environment)
         return replace(policy, estimate_load_s=self._usual_load_s(pool, gpus))
 
     def _usual_load_s(self, pool: _PoolSettings, gpus: float) -> float:

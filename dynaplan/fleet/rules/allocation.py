@@ -141,12 +141,15 @@ def _named(inventory: Sequence[Gpu], entry: str) -> Gpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(
+    worker: Worker, inventory: Sequence[Gpu], envs: Mapping[str, str], visible: Sequence[int] = ()
+) -> dict[str, str]:
     """Return a worker's variables beyond those of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
 
-    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original. ``DYNAPLAN_GPUS`` is its
-    number of GPUs: ``2``, ``0.5``, ``0``; ``DYNAPLAN_MEMORY_FRACTION`` the part of their memory that it was
-    given, where models share them.
+    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original; one that is in ``envs``
+    stands. ``visible`` are the GPUs that it has to see, where they are more than its own. ``DYNAPLAN_GPUS``
+    is its number of GPUs: ``2``, ``0.5``, ``0``; ``DYNAPLAN_MEMORY_FRACTION`` the part of their memory that
+    it was given, where models share them.
     """
     environment = {
         **envs,
@@ -155,8 +158,9 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
     }
     if worker.gpus:
         uuids = {gpu.index: gpu.uuid for gpu in inventory}
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids[index] for index in worker.gpus)
-        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        mask = ",".join(uuids[index] for index in visible or worker.gpus)
+        environment["CUDA_VISIBLE_DEVICES"] = envs.get("CUDA_VISIBLE_DEVICES", mask)
+        environment["CUDA_DEVICE_ORDER"] = envs.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         smallest = min((gpu.memory_bytes for gpu in inventory if gpu.index in worker.gpus), default=0)
         if worker.memory_bytes and smallest:
             environment["DYNAPLAN_MEMORY_FRACTION"] = f"{worker.memory_bytes / smallest:.4f}"

@@ -111,7 +111,7 @@ def read(document: Mapping[str, Any], environment: Mapping[str, str]) -> Importe
             {**macros, **_mapping(own.pop("macros", None), f"{where}.macros")}, name, environment
         )
         imported[name] = _model(name, filling.fill(own, where), document, notes)
-    constraints, priorities = _constraints(document, imported)
+    constraints, priorities = _constraints(document, imported, notes)
     for name, priority in priorities.items():
         options = {**imported[name].options, "priority": priority}
         imported[name] = replace(imported[name], options=options)
@@ -134,8 +134,7 @@ def _model(
     words = split_command(str(model.get("cmd") or ""), f"{where}.cmd")
     url, words = _address(str(model.get("proxy") or ""), words, where, notes)
     options = dict(recognise(words) or {"command": shlex.join(words)})
-    envs, envs_notes = _environment(model.get("env") or [], where)
-    notes += envs_notes
+    envs = _environment(model.get("env") or [], where)
     if "command" in options:
         options["check"] = _check_path(str(model.get("checkEndpoint", "/health")), where, notes)
     options |= _lifetime(model, document, where)
@@ -180,17 +179,14 @@ def _lifetime(model: Mapping[str, Any], document: Mapping[str, Any], where: str)
     return found
 
 
-def _environment(given: Any, where: str) -> tuple[dict[str, str], list[str]]:
-    """Return the variables, and a note for those that choose GPUs."""
+def _environment(given: Any, where: str) -> dict[str, str]:
     envs = {}
     for each in _list(given, f"{where}.env"):
         name, is_there, value = str(each).partition("=")
         if not is_there:
             raise ConfigError(f"{where}.env: {each!r}", hint="Expected NAME=value.")
         envs[name] = value
-    visible = [name for name in envs if name.endswith("VISIBLE_DEVICES")]
-    notes = [f"{where}.env: {name}: GPUs are chosen by their free memory." for name in visible]
-    return {name: value for name, value in envs.items() if name not in visible}, notes
+    return envs
 
 
 def _filters(filters: Mapping[str, Any], where: str) -> RequestFilters:
@@ -255,7 +251,7 @@ def _check_path(given: str, where: str, notes: list[str]) -> str:
 
 
 def _constraints(
-    document: Mapping[str, Any], models: Mapping[str, ImportedModel]
+    document: Mapping[str, Any], models: Mapping[str, ImportedModel], notes: list[str]
 ) -> tuple[Constraints, dict[str, float]]:
     """Return what groups or the matrix say, and the priorities that the matrix gives."""
     groups, matrix = document.get("groups"), document.get("matrix")
@@ -271,7 +267,25 @@ def _constraints(
         raise ConfigError("both groups and matrix", hint="llama-swap takes one of them.")
     if matrix:
         return _matrix(_mapping(matrix, "matrix"), models)
-    return (_groups(_mapping(groups, "groups"), models) if groups else Constraints()), {}
+    return (_groups(_mapping(groups, "groups"), models) if groups else _one_at_a_time(models, notes)), {}
+
+
+def _one_at_a_time(models: Mapping[str, ImportedModel], notes: list[str]) -> Constraints:
+    """Return the constraints of a file without groups, in which llama-swap runs one model at a time.
+
+    Models whose memory is known share it. A command of which nothing is known has the machine for itself, as
+    there.
+    """
+    unknown = {name for name, each in models.items() if "engine" not in each.options}
+    if not unknown or len(models) < 2:
+        return Constraints()
+    names = ", ".join(sorted(unknown))
+    notes.append(
+        f"{names}: loaded alone, as in llama-swap without groups, for their memory is not known; "
+        "a group with swap: false lets models run together."
+    )
+    leaves = {name: frozenset(models if name in unknown else unknown) - {name} for name in models}
+    return Constraints(leaves=leaves)
 
 
 def _matrix(

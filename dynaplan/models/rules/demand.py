@@ -270,7 +270,8 @@ class Demands:
             for each in self._draft.devices
             if each.unusable
         ]
-        return f"it needs {needs}; it may have {'; '.join([sizes or 'nothing', *unusable])}"
+        by = f" ({wanted.chosen_by})" if wanted.chosen_by else ""
+        return f"it needs {needs}; it may have {'; '.join([sizes or 'nothing', *unusable])}{by}"
 
     def _too_full(self, wanted: Need) -> str:
         held = ", ".join(

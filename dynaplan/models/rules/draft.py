@@ -26,7 +26,7 @@ from dynaplan.models.model import (
     Unload,
     Wake,
 )
-from dynaplan.models.rules.memory import Need, holding, holding_after_drain, need, promise
+from dynaplan.models.rules.memory import Need, chosen_place, holding, holding_after_drain, need, promise
 
 SHRINK_AFTER_S = 60.0
 """A further worker that requests have not wanted for so long leaves."""
@@ -99,6 +99,7 @@ class Draft:
     def start(self, wanted: Need, devices: Collection[int], why: str) -> None:
         """Load or wake the model there."""
         name = wanted.model
+        why += chosen_place(wanted, devices)
         self.started.add(name)
         self.present = {**self.present, name: promise(wanted, devices)}
         self.hold(wanted, devices)

@@ -45,7 +45,8 @@ MIN_LOAD_S = 1.0
 class Need:
     """What a worker needs: ``bytes_each`` on each of ``devices`` GPUs; 0 of them is the host's memory.
 
-    ``allowed`` are the devices that it may have, empty is any; an exclusive one is alone on its GPUs.
+    ``allowed`` are the devices that it may have, empty is any, by the owner's words ``chosen_by``; an
+    exclusive one is alone on its GPUs.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Need:
     devices: int = 1
     allowed: frozenset[int] = frozenset()
     is_exclusive: bool = False
+    chosen_by: str = ""
 
     def may_have(self, device: Device) -> bool:
         is_its_kind = (device.index == HOST) == (self.devices == 0)
@@ -93,6 +95,7 @@ def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) 
         settings.devices,
         settings.allowed_devices,
         settings.is_exclusive,
+        settings.chosen_by,
     )
 
 
@@ -159,6 +162,14 @@ def has_room(wanted: Need, device: Device, holdings: Holdings) -> bool:
     if device.index == HOST:
         return True
     return not there if wanted.is_exclusive else not any(holdings[name].is_exclusive for name in there)
+
+
+def chosen_place(wanted: Need, devices: Iterable[int]) -> str:
+    """Return `` on GPU 0,1 (--tensor-split 1,1)`` where the owner has chosen; else nothing."""
+    if not wanted.chosen_by:
+        return ""
+    gpus = ",".join(str(index) for index in devices if index != HOST)
+    return f" {f'on GPU {gpus}' if gpus else 'on the CPU'} ({wanted.chosen_by})"
 
 
 def gb(amount: float) -> str:

@@ -123,7 +123,16 @@ def options_in(text: str) -> set[str]:
 
 OF_OTHER_PROGRAMS = frozenset(
     {
-        *("logdir", "endpoint", "stream-interval", "no-deps", "extra-index-url", "no-kv-events"),
+        *(
+            "tensor-split",
+            "main-gpu",
+            "logdir",
+            "endpoint",
+            "stream-interval",
+            "no-deps",
+            "extra-index-url",
+            "no-kv-events",
+        ),
         *(
             flag.removeprefix("--")
             for file in (REPOSITORY / "tests" / "fixtures" / "engines").glob("*/flags.txt")

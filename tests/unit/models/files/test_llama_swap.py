@@ -85,7 +85,7 @@ def test_a_llama_server_is_recognised_as_the_engine_with_its_flags() -> None:
         "parallel": 2,
         "ttl": 60,
         "load-timeout": 90,
-        "ServiceArgs": {"envs": {"GGML_LOG": "1"}},
+        "ServiceArgs": {"envs": {"GGML_LOG": "1", "CUDA_VISIBLE_DEVICES": "0,1"}},
         "aliases": ["gpt-4o-mini", "coder", "qwen:high"],
     }
 
@@ -150,8 +150,8 @@ def test_keys_preload_and_what_has_no_meaning_here() -> None:
         "models.qwen.name",
         "models.qwen.metadata",
         "models.qwen.concurrencyLimit",
-        "models.qwen.env",
         "models.whisper.proxy",
+        "whisper",
     ]
 
 
@@ -204,7 +204,14 @@ def test_groups_say_who_leaves_for_whom(text: str) -> None:
 def test_a_group_that_neither_swaps_nor_is_exclusive_lets_all_stay() -> None:
     every = "groups: {all: {swap: false, exclusive: false, members: [a, b, c, d, e]}}"
     assert leaves(every) == {}
-    assert leaves("") == {}
+
+
+def test_without_groups_commands_of_unknown_memory_are_alone_and_engines_share() -> None:
+    text = "models: {a: {cmd: s}, b: {cmd: llama-server -m b.gguf}, c: {cmd: llama-server -m c.gguf}}"
+    imported = read(text)
+    assert imported.constraints.leaves == {"a": {"b", "c"}, "b": {"a"}, "c": {"a"}}
+    assert "a: loaded alone, as in llama-swap without groups" in imported.notes[-1]
+    assert read(text.replace("cmd: s}", "cmd: llama-server -m a.gguf}")).constraints.leaves == {}
 
 
 MATRIX = """

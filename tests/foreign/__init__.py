@@ -1,0 +1,1 @@
+"""Files, clients and programs as other people have them, served as they stand."""

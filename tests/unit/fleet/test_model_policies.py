@@ -1,0 +1,44 @@
+"""What the rules of many models are told of one: its GPUs, and the memory on each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynaplan.config.settings.models import OnDemandSettings
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.model_policies import model_policy
+from dynaplan.models.model import ModelPolicy
+
+GB = 10**9
+BOX = [Gpu(0, "GPU-a", memory_bytes=24 * GB), Gpu(1, "GPU-b", memory_bytes=24 * GB)]
+
+
+def policy(memory_gb: float = 0, envs: dict[str, str] | None = None, **options: Any) -> ModelPolicy:
+    own = OnDemandSettings(memory_bytes=int(memory_gb * GB) or None)
+    return model_policy(
+        own, {key.replace("_", "-"): each for key, each in options.items()}, 1, BOX, envs or {}
+    )
+
+
+def test_the_owners_words_give_number_and_devices_and_are_kept_for_why() -> None:
+    found = policy(engine="command", command="gpu-server", envs={"CUDA_VISIBLE_DEVICES": "1"})
+    assert (found.devices, found.allowed_devices) == (1, {1})
+    assert found.chosen_by == "CUDA_VISIBLE_DEVICES=1"
+
+
+def test_options_of_a_recognised_engine_are_words_as_well() -> None:
+    assert policy(engine="llamacpp", model="a.gguf", tensor_split="3,1").devices == 2
+    assert policy(engine="llamacpp", model="a.gguf", n_gpu_layers=0).devices == 0
+    assert policy(engine="llamacpp", model="a.gguf", device="CUDA1").allowed_devices == {1}
+
+
+def test_a_llama_cpp_model_has_as_many_gpus_as_it_needs_and_equal_parts_on_each() -> None:
+    small, large = (policy(memory_gb=size, engine="llamacpp", model="a.gguf") for size in (24, 30))
+    assert (small.devices, small.claim_bytes) == (1, 24 * GB)
+    assert (large.devices, large.claim_bytes) == (2, 15 * GB)
+    never = policy(memory_gb=200, engine="llamacpp", model="a.gguf")
+    assert (never.devices, never.claim_bytes) == (2, 100 * GB)
+
+
+def test_another_engine_is_not_spread_over_gpus_that_it_was_not_told_of() -> None:
+    assert policy(memory_gb=30, engine="command", command="server").devices == 1
