@@ -17,7 +17,8 @@ from typing import Any
 import click
 
 from dynaplan.cli.join import JoinedNamespace
-from dynaplan.cli.serve import only_service, warn
+from dynaplan.cli.loading import only_service
+from dynaplan.cli.serve import warn
 from dynaplan.cli.serve_checks import check_memory, check_settings, locate_models
 from dynaplan.config import certificates
 from dynaplan.config.overrides import Sections, merge_sections
@@ -31,10 +32,10 @@ from dynaplan.fleet.preparation import first_workers
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.runtime_dir import hold_port
 from dynaplan.graph.config import (
+    check_sections,
     find_config_file,
     read_config,
     resolve_graph,
-    validate_config,
     with_frontend_count,
 )
 from dynaplan.graph.lifecycle import Worker
@@ -42,7 +43,7 @@ from dynaplan.graph.loading import load_graph, shipped_graphs
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.util.descriptors import raise_descriptor_limit
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, all_faults
 from dynaplan.util.sockets import bound_socket
 from dynaplan.worker.server import Address, bind_advertised
 
@@ -101,10 +102,11 @@ def check_component(name: str, config: Sections, section: Mapping[str, Any], nam
     merged[name] = _one_process(merged[name])
     known = {COMMON, *(service.name for service in graph.services())}
     merged = {key: value for key, value in merged.items() if key in known}
-    warnings = validate_config(graph, merged)
-    merged = with_frontend_count(graph, locate_models(graph, merged, Path.cwd()), lambda: 1)
-    spec = only_service(resolve_graph(graph, merged, namespace), name)
-    warnings += check_settings(graph, spec, merged)
+    with all_faults() as faults:
+        warnings = check_sections(graph, merged, faults)
+        merged = with_frontend_count(graph, locate_models(graph, merged, Path.cwd()), lambda: 1)
+        spec = only_service(resolve_graph(graph, merged, namespace), name)
+        warnings += check_settings(graph, spec, merged, faults)
     warn([each for each in warnings if each.startswith(name)])
     return Component(spec, merged, name)
 

@@ -19,7 +19,7 @@ import psutil
 from dynaplan.cli.options import config_file_option, json_option
 from dynaplan.cli.service_options import GRAPH_OF_MODELS, ServiceOptionsCommand
 from dynaplan.util import screen
-from dynaplan.util.errors import ConfigError, DynaplanError, UserError
+from dynaplan.util.errors import ConfigError, DynaplanError, SeveralErrors, UserError
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def command(
     """
     found = list(findings())
     if config_file:
-        found += model_findings(read_model_needs(config_file, context.obj, gpus, model_memory))
+        found += file_findings(config_file, context.obj, gpus, model_memory)
     if as_json:
         rows = [{"level": each.level.value, **_plain(each)} for each in found]
         click.echo(json.dumps(rows, indent=2))
@@ -373,6 +373,15 @@ def findings() -> Iterator[Finding]:
             yield Finding(Level.WARNING, check.__name__.replace("_", " "), says)
 
 
+def file_findings(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> list[Finding]:
+    """Say which models of a file fit, or all for which ``serve`` would refuse it."""
+    try:
+        return list(model_findings(read_model_needs(file, overrides, gpus, budget_bytes)))
+    except UserError as error:
+        errors = error.errors if isinstance(error, SeveralErrors) else (error,)
+        return [Finding(Level.FAULT, Path(file).name, each.args[0], each.hint) for each in errors]
+
+
 @dataclass(frozen=True)
 class ModelNeeds:
     """What the models of a file need, and the memory that they share, as it is now.
@@ -389,7 +398,8 @@ class ModelNeeds:
 
 def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> ModelNeeds:
     """Read what the models of a file need; raises ConfigError for a file without any."""
-    from dynaplan.cli.serve import load_deployment, usable_gpus
+    from dynaplan.cli.loading import load_deployment
+    from dynaplan.cli.serve import usable_gpus
     from dynaplan.config.models import served_models
     from dynaplan.config.service_config import section_options
     from dynaplan.fleet.gpu_devices import available_gpus, uses_reader

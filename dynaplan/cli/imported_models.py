@@ -13,18 +13,18 @@ from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sectio
 from dynaplan.engines.local_models import locate_entries
 from dynaplan.models.files import llama_cpp, llama_swap
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
     from dynaplan.models.model import Constraints
 
 
 def read_config_file(
-    file: Path | None, overrides: Sequence[str], directory: Path | None = None
+    file: Path | None, overrides: Sequence[str], directory: Path, faults: Faults
 ) -> tuple[Sections, list[str]]:
     """Return the configuration, and a line for everything in another tool's file that has no meaning here.
 
-    The models of the section ``Models`` are looked for in ``directory``, or the current one, and by name.
+    The models of the section ``Models`` are looked for in ``directory``, and by their names on this machine.
     """
     from dynaplan.graph.config import read_config
 
@@ -36,7 +36,7 @@ def read_config_file(
         sections, more = sections_of(found)
         notes = [f"{file} is a file of {found.tool}: {len(found.models)} models", *found.notes, *more]
         config = merge_sections(sections, parse_overrides(overrides))
-    return locate_entries(config, directory or Path.cwd(), os.environ), notes
+    return locate_entries(config, directory, os.environ, faults), notes
 
 
 def imported_file(file: Path) -> ImportedFile | None:

@@ -163,8 +163,8 @@ def _load_new_settings(launch: Launch, config_file: str | None, overrides: Seque
 
     Changes to the directory that ``serve`` was started in, and prints the warnings that ``serve`` would.
     """
-    from dynaplan.cli.serve import find_config, load_deployment, warn
-    from dynaplan.cli.serve_checks import check_settings
+    from dynaplan.cli.loading import find_config, load_deployment
+    from dynaplan.cli.serve import warn
     from dynaplan.fleet.launch import Reload
     from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
 
@@ -187,7 +187,7 @@ def _load_new_settings(launch: Launch, config_file: str | None, overrides: Seque
         all_overrides,
         lambda: len(launch.gpus),
     )
-    warn(warnings + check_settings(graph, spec, config))
+    warn(warnings)
     file = find_config(config_path, directory, graph)
     if spec.on_demand or launch.graph.on_demand:
         return Reload(config, str(file or ""), all_overrides, graph=spec)

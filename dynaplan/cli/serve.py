@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,8 @@ from dynaplan.cli.service_options import (
     GRAPH_OF_MODELS,
     ServeCommand,
     file_for,
-    graph_of_models,
     is_model,
     is_models_file,
-    model_hint,
     model_override,
     models_overrides,
     refuse_what_is_no_graph,
@@ -43,7 +41,6 @@ from dynaplan.util.log_lines import FORMAT_VARIABLE
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
-    from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec
     from dynaplan.process.supervisor_link import SupervisorLink
 
@@ -194,20 +191,24 @@ def command(
         if code is not None:
             return code
     with ended_by_sigint():
-        from dynaplan.cli.serve_checks import check_settings
-
         graph, config_file = _graph_of(graphs, config_file, ctx)
+        from dynaplan.cli.loading import find_config, load_deployment
+
         directory = _enter(working_dir or default_working_dir(graph))
         loaded, config, spec, warnings = load_deployment(
-            graph, config_file, directory, namespace, ctx.obj, lambda: usable_gpus(served["gpus"])
+            graph,
+            config_file,
+            directory,
+            namespace,
+            ctx.obj,
+            lambda: usable_gpus(served["gpus"]),
+            service_name,
         )
         from dynaplan.fleet.serve import ServeOptions, serve
 
-        spec = only_service(spec, service_name) if service_name else spec
-        # After the checks that raise: a warning about an option would only distract from an error in it.
         frontend = config.get("Frontend", {})
         host, port = listen_address(host, port, frontend)
-        warn(warnings + check_settings(loaded, spec, config) + exposure_warnings(host, api_key, frontend))
+        warn(warnings + exposure_warnings(host, api_key, frontend))
         check_event_hook()
         memory = memory_lines(spec, config, served["gpus"])
     if dry_run:
@@ -230,11 +231,13 @@ def command(
 
 def memory_size(text: str) -> int:
     """Read an amount of memory; 0 for none. Raises the usage error."""
-    from dynaplan.util.amounts import bytes_of
+    from dynaplan.util.amounts import bytes_of, unit_missing
 
     size = bytes_of(text) if text else 0
     if size is None or (text and not size):
         raise click.BadParameter(f"{text!r}: expected an amount such as 20GB.")
+    if size and (meant := unit_missing(size)):
+        raise click.BadParameter(f"{text!r}: {size} bytes? Write {meant}.")
     return size
 
 
@@ -304,66 +307,6 @@ def usable_gpus(number: int | None) -> int:
     from dynaplan.fleet.gpu_devices import available_gpus
 
     return len(available_gpus(number)[0])
-
-
-def load_deployment(
-    graph: str,
-    config_file: str | None,
-    directory: Path,
-    namespace: str | None,
-    overrides: Sequence[str],
-    count_gpus: Callable[[], int],
-) -> tuple[Graph, Sections, GraphSpec, list[str]]:
-    """Return the graph, its configuration, its services with their settings, and warnings.
-
-    ``count_gpus`` counts the GPUs of the deployment, for ``workers: auto``.
-    """
-    from dynaplan.cli.imported_models import read_config_file
-    from dynaplan.cli.serve_checks import locate_models
-    from dynaplan.config.frontend import frontends_for
-    from dynaplan.config.models import (
-        components_of,
-        planned_models,
-        prefill_components_of,
-        with_worker_sections,
-    )
-    from dynaplan.config.overrides import MODELS
-    from dynaplan.graph.config import (
-        resolve_graph,
-        unused_common_overrides,
-        validate_config,
-        with_frontend_count,
-    )
-    from dynaplan.graph.loading import load_graph
-    from dynaplan.util.errors import GraphError
-
-    try:
-        loaded = load_graph(graph, directory)
-    except GraphError as error:
-        if hint := model_hint(graph):
-            error.hint = f"{error.hint}\n  {hint}"
-        raise
-    read, notes = read_config_file(find_config(config_file, directory, loaded), overrides, directory)
-    config = with_worker_sections(read)
-    planned = planned_models(config)
-    if graph != (chosen := graph_of_models(graph, bool(planned))):
-        loaded = load_graph(chosen, directory)
-    models = config.get(MODELS) or {}
-    loaded = loaded.with_models(components_of(models), planned, prefill_components_of(models))
-    warnings = notes + validate_config(loaded, config) + unused_common_overrides(config, overrides)
-    config = locate_models(loaded, config, directory)
-    cores = len(os.sched_getaffinity(0))
-    config = with_frontend_count(loaded, config, lambda: frontends_for(count_gpus(), cores))
-    return loaded, config, resolve_graph(loaded, config, namespace), warnings
-
-
-def find_config(name: str | None, directory: Path, graph: Graph) -> Path | None:
-    """Return the file of ``-f NAME``, which the working directory or the graph's module has; None without."""
-    from dynaplan.graph.config import find_config_file
-
-    if name and (directory / name).is_dir():  # of models
-        return directory / name
-    return find_config_file(name, directory, graph) if name else None
 
 
 def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context) -> tuple[str, str | None]:
@@ -455,20 +398,3 @@ def exposure_warnings(host: str, api_key: str, frontend: Mapping[str, object]) -
 def default_working_dir(graph: str) -> Path:
     """Return GRAPH itself when it is a directory, else the current directory."""
     return Path(graph) if Path(graph).is_dir() else Path.cwd()
-
-
-def only_service(spec: GraphSpec, name: str) -> GraphSpec:
-    from dataclasses import replace
-
-    from dynaplan.util.errors import GraphError, nearest
-
-    service = spec.service(name)
-    if service is None:
-        names = [each.name for each in spec.services]
-        raise GraphError(f"--service-name {name}: the graph has no such service", hint=nearest(name, names))
-    if service.in_process_of:
-        raise GraphError(
-            f"--service-name {name}: it runs inside {service.in_process_of}'s process",
-            hint=f"Use --service-name {service.in_process_of}.",
-        )
-    return replace(spec, services=(service,))

@@ -19,11 +19,13 @@ from dynaplan.config.settings.fields import WRITTEN
 from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
 from dynaplan.config.stock import matching_options
 from dynaplan.engines import registry
+from dynaplan.engines.model_files import OPTION
 from dynaplan.engines.model_memory import MemoryNeed, longest_context
 from dynaplan.engines.server.engine_options import lora_names
 from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.model import section_name
 from dynaplan.process.memory import BoxMemory
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
@@ -34,24 +36,28 @@ if TYPE_CHECKING:
 Options = Mapping[str, Any]
 
 
-def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]:
+def check_settings(graph: Graph, spec: GraphSpec, config: Sections, faults: Faults) -> list[str]:
     """Read the stock services' options as their processes will; the warnings.
 
-    Raises ConfigError, naming service, key and value.
+    Faults name service, key and value. A service that has one already is left out.
     """
-    _check_both_sides(spec, config)
-    _check_planned_model(graph, spec, config)
     warnings: list[str] = []
     for each in spec.services:
-        check = CHECKS.get(each.role)
-        if check is None or not graph.service(each.name).options:
+        check, place = CHECKS.get(each.role), section_name(each)
+        if check is None or place in faults.places or not graph.service(each.name).options:
             continue
-        try:
+        with faults.gathering(place, prefix=f"{place}: "):
             _check_model_arrives(each, section_options(config, each.name), config)
-            found = check(each, spec, config)
-        except ConfigError as error:
-            raise ConfigError(f"{each.name}: {error.args[0]}", hint=error.hint) from error
-        warnings += (f"{each.name}: {warning}" for warning in found)
+            try:
+                found = check(each, spec, config)
+            except ConfigError as error:
+                error.hint = error.hint.replace(OPTION, f"--{place}.model=PATH") if each.model else error.hint
+                raise
+            warnings += (f"{place}: {warning}" for warning in found)
+    if not faults:
+        with faults.gathering():
+            _check_both_sides(spec, config)
+            _check_planned_model(graph, spec, config)
     return list(dict.fromkeys(warnings))
 
 

@@ -18,7 +18,7 @@ from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.util import screen, tables
 from dynaplan.util.durations import clock
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, all_faults
 from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 from dynaplan.util.tables import fold
 
@@ -177,7 +177,8 @@ def many_models(
 
     if text or not file:
         return read_models(text) if text else {}, NO_CONSTRAINTS
-    config, _ = read_config_file(file, overrides)
+    with all_faults() as faults:
+        config, _ = read_config_file(file, overrides, Path.cwd(), faults)
     if planned := planned_models(config):
         click.echo(
             f"Warning: no planner is simulated beside other models: the workers of {', '.join(planned)} "

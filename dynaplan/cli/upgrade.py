@@ -23,7 +23,7 @@ from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOU
 from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process.signals import run_interruptible
-from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
+from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError, all_faults
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
@@ -92,16 +92,18 @@ def check_configuration(launch: Launch) -> None:
     """Raise a UserError where this version, in this environment, cannot run the graph or its settings."""
     from dynaplan.cli.serve import warn
     from dynaplan.cli.serve_checks import check_settings
-    from dynaplan.graph.config import resolve_graph, validate_config
+    from dynaplan.graph.config import check_sections, resolve_graph
     from dynaplan.graph.loading import load_graph
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.chdir(directory)
     try:
         graph = load_graph(launch.graph.identifier, directory)
-        warnings = validate_config(graph, launch.config)
-        spec = resolve_graph(graph, launch.config, launch.namespace)
-        warn(warnings + check_settings(graph, spec, launch.config))
+        with all_faults() as faults:
+            warnings = check_sections(graph, launch.config, faults)
+            spec = resolve_graph(graph, launch.config, launch.namespace)
+            warnings += check_settings(graph, spec, launch.config, faults)
+        warn(warnings)
     finally:
         os.chdir(here)
 

@@ -29,8 +29,11 @@ from dynaplan.config.settings.models import (
 )
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SIMULATED, Resources
-from dynaplan.config.stock import WORKER
-from dynaplan.util.errors import ConfigError
+from dynaplan.config.stock import OWN_OPTIONS, WORKER
+from dynaplan.util.errors import ConfigError, all_faults
+
+COMMAND = "command"
+"""The engine of an entry with a command."""
 
 RESOURCES = "resources"
 """A short form of ``ServiceArgs.resources`` in an entry."""
@@ -50,12 +53,16 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
     common = kebab_keys(config.get(COMMON) or {})
     planned, prefill = planned_models(config), prefill_components_of(entries)
     models = []
-    for name, component in components_of(entries).items():
-        settings = _on_demand(name, entries[name], common, planned.get(name))
-        pool = None
-        if name in prefill:
-            pool = PrefillPool(prefill[name], _prefill_settings(name, entries[name], settings, planned))
-        models.append(ServedModel(name, component, settings, pool))
+    with all_faults() as faults:
+        for name, component in components_of(entries).items():
+            with faults.gathering():
+                settings = _on_demand(name, entries[name], common, planned.get(name))
+                pool = None
+                if name in prefill:
+                    pool = PrefillPool(
+                        prefill[name], _prefill_settings(name, entries[name], settings, planned)
+                    )
+                models.append(ServedModel(name, component, settings, pool))
     _check_names(models)
     return tuple(models)
 
@@ -130,22 +137,24 @@ def with_worker_sections(config: Sections) -> Sections:
     common = kebab_keys(config.get(COMMON) or {})
     if entries:
         _check_resources(COMMON, common)
-    made = {
-        component: _worker_section(name, entries[name], common)
-        for name, component in components_of(entries).items()
-    }
-    made |= {
-        component: _with_worker_options(_worker_section(name, entries[name], common), entries[name][PREFILL])
-        for name, component in prefill_components_of(entries).items()
-    }
-    return merge_sections(made, config)
+    prefill = prefill_components_of(entries)
+    made, of_prefill = {}, {}
+    with all_faults() as faults:
+        for name, component in components_of(entries).items():
+            with faults.gathering():
+                section = made[component] = _worker_section(name, entries[name], common)
+                if name in prefill:
+                    of_prefill[prefill[name]] = _with_worker_options(section, entries[name][PREFILL])
+    return merge_sections({**made, **of_prefill}, config)
 
 
 def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     _check_entry(name, entry)
     own = kebab_keys(entry)
-    section = _with_worker_options({}, {**common, **own})
-    section.setdefault("engine", "command" if "command" in own else engine_for(section.get("model")))
+    engine = own.get("engine") or (COMMAND if "command" in own else common.get("engine"))
+    engine = engine or engine_for(own.get("model") or common.get("model"))
+    reaching = {key: value for key, value in common.items() if _reaches(key, str(engine))}
+    section = _with_worker_options({}, {**reaching, **own, "engine": engine})
     section.setdefault("model", name)
     section["served-model-name"] = name
     if own.get(PREFILL) is not None:
@@ -154,6 +163,16 @@ def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[st
         section["remote-prefill"] = True
     section.pop(COMMON_CONFIGS, None)
     return section
+
+
+def _reaches(key: str, engine: str) -> bool:
+    """Tell whether an option of ``Common`` is one that a model with that engine has."""
+    option = WORKER.get(key)
+    if engine == COMMAND:
+        return key in OWN_OPTIONS and key not in ("model", "engine")
+    if option is None:
+        return engine != SIMULATED or key in _NOT_WORKER_OPTIONS
+    return option.engine in ("", engine)
 
 
 def _with_worker_options(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,6 +270,9 @@ _ON_DEMAND = frozenset(options_of(OnDemandSettings))
 
 _NOT_WORKER_OPTIONS = frozenset({RESOURCES, PLANNER, PREFILL})
 """Keys of an entry that are no options of a worker's section."""
+
+OPTIONS_OF_ENTRIES = _ON_DEMAND | _NOT_WORKER_OPTIONS
+"""Options of an entry that its workers' section does not have."""
 
 _MODEL_ONLY = (_ON_DEMAND - set(PREFILL_POOL_OPTIONS)) | {
     *(PLANNER, PREFILL, "model", "engine", "served-model-name", "command"),

@@ -19,6 +19,9 @@ PLANNER = "Planner"
 PREFILL = "prefill"
 """Below a model: the options of its prefill workers."""
 
+BELOW_ENTRY = (PLANNER, PREFILL, "ServiceArgs", "resources")
+"""The keys of a model that have keys below them."""
+
 MODEL_SETS = "ModelSets"
 """The section of what may be loaded together: ``together``, lists of names. Without it memory decides."""
 
@@ -64,8 +67,8 @@ def parse_overrides(arguments: Sequence[str]) -> Sections:
         if not all(path):
             raise ConfigError(f"Error parsing service arg: {override}", hint="Write --Service.key=value.")
         if path[0] == MODELS and len(path) > 2:  # a model's name may have dots
-            keys = 2 if len(path) > 3 and path[-2] in (PLANNER, PREFILL) else 1
-            path = [MODELS, ".".join(path[1:-keys]), *path[-keys:]]
+            keys = next((place for place, key in enumerate(path) if place > 1 and key in BELOW_ENTRY), -1)
+            path = [MODELS, ".".join(path[1:keys]), *path[keys:]]
         value: Any = typed_value(path, text)
         for key in reversed(path[1:]):
             value = {key: value}

@@ -109,18 +109,18 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def locate_entries(config: Sections, directory: Path, environ: Mapping[str, str]) -> Sections:
+def locate_entries(config: Sections, directory: Path, environ: Mapping[str, str], faults: Faults) -> Sections:
     """Return the configuration in which each model of ``Models`` that llama.cpp loads is a path.
 
     An entry without an engine gets ``llamacpp`` where its model is a GGUF file, by its path or by its name.
-    Raises ConfigError for a name of several files, and for one that neither this machine nor the hub has.
+    A name of several files is a fault, and one that neither this machine nor the hub has.
     """
     common = kebab_keys(config.get(COMMON) or {})
-    faults, located = Faults(), {}
-    for name, entry in (config.get(MODELS) or {}).items():
-        with faults.gathering(f"{MODELS}.{name}"):
+    located = dict(config.get(MODELS) or {})
+    for name, entry in located.items():
+        place = f"{MODELS}.{name}"
+        with faults.gathering(place, prefix=f"{place}: "):
             located[name] = _located_entry(entry, common, directory, environ)
-    faults.raise_all()
     return {**config, MODELS: located} if located else config
 
 

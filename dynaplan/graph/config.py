@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 from dynaplan.config.frontend import AUTO
-from dynaplan.config.models import models_together, served_models
+from dynaplan.config.models import OPTIONS_OF_ENTRIES, models_together, served_models
 from dynaplan.config.overrides import (
     MODEL_SETS,
     MODELS,
@@ -43,9 +43,9 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SIMULATED, Resources, ServiceArgs, engine_of
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.loading import Graph
-from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.graph.model import GraphSpec, ServiceSpec, section_name
 from dynaplan.graph.service import Service
-from dynaplan.util.errors import ConfigError, GraphError, nearest
+from dynaplan.util.errors import ConfigError, Faults, GraphError, all_faults, nearest
 from dynaplan.util.masking import mask_secrets
 
 DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
@@ -126,7 +126,13 @@ It is high because an engine's new flags often resemble its old ones.
 
 
 def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Raise ConfigError for the first unknown section, unknown key or wrong type; return the warnings.
+    """Raise ConfigError for all unknown sections, unknown keys and wrong types; return the warnings."""
+    with all_faults() as faults:
+        return check_sections(graph, config, faults)
+
+
+def check_sections(graph: Graph, config: Mapping[str, Mapping[str, Any]], faults: Faults) -> list[str]:
+    """Gather unknown sections, unknown keys and wrong types by section; return the warnings.
 
     A section named after a stock service that this graph lacks is a warning, so that one YAML serves
     several graphs; any other unknown section is an error. Services without an option table take any key. So
@@ -135,15 +141,29 @@ def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> li
     services = {service.name: service for service in graph.services()}
     warnings: list[str] = []
     for name, section in config.items():
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"{name} = {section!r}: expected a mapping of options")
-        if name in (COMMON, MODELS, MODEL_SETS):
-            continue
-        if name in services:
-            warnings += _check_section(services[name], section, config)
-        else:
-            warnings.append(_check_unused_section(name, section, services, config))
-    return warnings
+        with faults.gathering(section_name(services[name]) if name in services else name):
+            if not isinstance(section, Mapping):
+                raise ConfigError(f"{name} = {section!r}: expected a mapping of options")
+            if name in (COMMON, MODELS, MODEL_SETS):
+                continue
+            if name in services:
+                warnings += _check_section(services[name], section, config, faults)
+            else:
+                warnings.append(_check_unused_section(name, section, services, config))
+    return warnings + unused_common_values(config)
+
+
+def unused_common_values(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a warning for each value of ``Common`` that reaches neither a model nor another section."""
+    if not config.get(MODELS):
+        return []
+    sections = [section for name, section in config.items() if name not in (COMMON, MODELS)]
+    taken = {kebab(key) for section in sections for key in (*section, *names_of_common(section))}
+    return [
+        f"{COMMON}.{key} has no effect: no engine of these models has such an option"
+        for key in config.get(COMMON) or {}
+        if kebab(key) not in taken | OPTIONS_OF_ENTRIES
+    ]
 
 
 def unused_common_overrides(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> list[str]:
@@ -183,31 +203,38 @@ def _check_unused_section(
 
 
 def _check_section(
-    service: Service[Any], section: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]
+    service: Service[Any],
+    section: Mapping[str, Any],
+    config: Mapping[str, Mapping[str, Any]],
+    faults: Faults,
 ) -> Iterator[str]:
-    name = service.name
+    name = section_name(service)
     common = common_values(config, section)
     values = common | dict(section)
     engine = real_engine(service, values)
     for key, value in values.items():
-        if kebab(key) == SERVICE_ARGS:
-            yield from _check_service_args(service, value)
-        elif kebab(key) == COMMON_CONFIGS:
-            yield from _check_common(name, section, config.get(COMMON, {}))
-        elif service.options is not None:
-            where = f"{name}.{key} (from {COMMON})" if key in common else f"{name}.{key}"
-            option = service.options.get(kebab(key))
-            if option is None and kebab(key) in ARGUMENTS:
-                raise ConfigError(
-                    f"{where}: unknown option", hint=f"Write --{name}.{ARGUMENTS[kebab(key)]}={value}."
-                )
-            if option is None and engine:
-                yield from _pass_to_engine(where, key, engine, service.options)
-            elif option is not None and option.engine not in ("", engine):
-                effect = f"{engine} gets it as it is" if engine else "it has no effect"
-                yield f"{where} is an option of {option.engine}; {effect}"
-            else:
-                _check_option(where, key, value, service.options)
+        with faults.gathering(name):
+            if kebab(key) == SERVICE_ARGS:
+                yield from _check_service_args(service, value)
+            elif kebab(key) == COMMON_CONFIGS:
+                yield from _check_common(name, section, config.get(COMMON, {}))
+            elif service.options is not None:
+                where = f"{name}.{key} (from {COMMON})" if key in common else f"{name}.{key}"
+                yield from _check_value(where, key, value, engine, service.options)
+
+
+def _check_value(where: str, key: str, value: Any, engine: str, options: Options) -> Iterator[str]:
+    option = options.get(kebab(key))
+    if option is None and kebab(key) in ARGUMENTS:
+        written = f"{where.rpartition('.')[0]}.{ARGUMENTS[kebab(key)]}={value}"
+        raise ConfigError(f"{where}: unknown option", hint=f"Write --{written}.")
+    if option is None and engine:
+        yield from _pass_to_engine(where, key, engine, options)
+    elif option is not None and option.engine not in ("", engine):
+        effect = f"{engine} gets it as it is" if engine else "it has no effect"
+        yield f"{where} is an option of {option.engine}; {effect}"
+    else:
+        _check_option(where, key, value, options)
 
 
 def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
@@ -251,7 +278,7 @@ def _check_common(name: str, section: Mapping[str, Any], common: Mapping[str, An
 
 
 def _check_service_args(service: Service[Any], value: Any) -> Iterator[str]:
-    where = f"{service.name}.{SERVICE_ARGS}"
+    where = f"{section_name(service)}.{SERVICE_ARGS}"
     _check_keys(where, value, options_of(ServiceArgs))
     arguments = value or {}
     _check_keys(f"{where}.resources", arguments.get("resources"), options_of(Resources))

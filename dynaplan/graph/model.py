@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from dynaplan.config.overrides import MODELS, PREFILL
 from dynaplan.graph.lifecycle import Role
+
+
+class Configured(Protocol):
+    """A service, declared or configured."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def role(self) -> Role: ...
+
+
+def section_name(service: Configured) -> str:
+    """Return the place of a service's options as their author writes it: its section, or a model's entry."""
+    if not service.model:
+        return service.name
+    entry = f"{MODELS}.{service.model}"
+    return f"{entry}.{PREFILL}" if service.role is Role.PREFILL else entry
 
 
 @dataclass(frozen=True)

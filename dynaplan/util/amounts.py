@@ -27,3 +27,17 @@ def bytes_of(text: str) -> int | None:
     number, unit, binary = found.groups()
     power = "kmgt".index(unit) + 1 if unit else 0
     return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def unit_missing(size_bytes: int) -> str:
+    """Return what a number that is no amount of memory can only mean: 20 is 20GB; empty for an amount."""
+    if size_bytes >= FEWEST_BYTES:
+        return ""
+    return f"{size_bytes}GB" if size_bytes <= MOST_GB else f"{size_bytes}MB"
+
+
+FEWEST_BYTES = 10**6
+"""Less than this nobody gives to anything."""
+
+MOST_GB = 2000
+"""A larger number is not one of GB."""

@@ -69,35 +69,44 @@ class SeveralErrors(ConfigError):
 
 
 class Faults:
-    """The errors of one input, gathered while it is checked, so that its author sees all of them at once."""
+    """The errors of one input, gathered while it is checked, so that its author sees all of them at once.
+
+    ``places`` are the parts of the input, by the names that ``gathering`` was given, that have an error: what
+    is checked later may leave them out.
+    """
 
     def __init__(self) -> None:
         self._errors: dict[str, UserError] = {}
+        self.places: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._errors)
 
     @contextmanager
-    def gathering(self, where: str = "") -> Iterator[None]:
-        """Keep a UserError of the block, ``where`` before its words, and go on behind the block."""
+    def gathering(self, place: str = "", *, prefix: str = "") -> Iterator[None]:
+        """Keep a UserError of the block, with ``prefix`` before its words, and go on behind the block."""
         try:
             yield
-        except SeveralErrors as several:
-            for each in several.errors:
-                self._keep(each, where)
         except UserError as error:
-            self._keep(error, where)
-
-    def _keep(self, error: UserError, where: str) -> None:
-        if where:
-            error = type(error)(f"{where}: {error.args[0]}", hint=error.hint)
-        self._errors.setdefault(str(error), error)
+            self.places.add(place)
+            for each in error.errors if isinstance(error, SeveralErrors) else (error,):
+                kept = type(each)(f"{prefix}{each.args[0]}", hint=each.hint) if prefix else each
+                self._errors.setdefault(str(kept), kept)
 
     def raise_all(self) -> None:
         """Raise what was gathered: nothing, the one error, or SeveralErrors."""
         errors = list(self._errors.values())
         if errors:
             raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+
+
+@contextmanager
+def all_faults() -> Iterator[Faults]:
+    """Gather the errors of the block, and raise them together at its end."""
+    faults = Faults()
+    with faults.gathering():
+        yield faults
+    faults.raise_all()
 
 
 class CapacityError(UserError):

@@ -13,9 +13,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
-from dynaplan.util.amounts import bytes_of, seconds_of
+from dynaplan.util.amounts import bytes_of, seconds_of, unit_missing
 from dynaplan.util.documents import shown
-from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.util.errors import ConfigError, all_faults, nearest
 
 NO_EFFECT = "Of the original; has no effect"
 UNITS = ("_ms", "_s", "_tokens")
@@ -201,11 +201,12 @@ class Settings:
         if cls.SECTION and (unknown := given.keys() - known):
             key = given[min(unknown)][0]
             raise ConfigError(f"{cls.SECTION} has no option {key!r}", hint=nearest(kebab(key), known))
-        values = {
-            name: _read_checked(cls, known[name], (places or {}).get(name, key), value)
-            for name, (key, value) in given.items()
-            if name in known and value is not None
-        }
+        values = {}
+        with all_faults() as faults:
+            for name, (key, value) in given.items():
+                if name in known and value is not None:
+                    with faults.gathering():
+                        values[name] = _read_checked(cls, known[name], (places or {}).get(name, key), value)
         keys = {each.name: key_of(each) for each in _option_fields(cls)}
         settings = cls(**{name: values[key] for name, key in keys.items() if key in values})
         settings.check(frozenset(values))
@@ -224,8 +225,10 @@ def _read_checked(settings: type[Settings], option: Option, key: str, value: Any
     read = option.read(value)
     is_left_empty = read == "" and option.default in ("", None)
     is_blank = isinstance(read, str) and not read.strip() and not is_left_empty
+    where = f"{settings.SECTION}.{key}" if settings.SECTION else key
+    if option.kind is Size and read and (meant := unit_missing(read)):
+        raise ConfigError(f"{where} is {shown(value)}: {read} bytes?", hint=f"Write {meant}.")
     if read is None or is_blank:
-        where = f"{settings.SECTION}.{key}" if settings.SECTION else key
         raise ConfigError(f"{where} is {shown(value)}", hint=f"Expected {option.expected}.")
     return read
 

@@ -9,11 +9,17 @@ import pytest
 from dynaplan.cli.imported_models import imported_file, read_config_file
 from dynaplan.cli.service_options import is_models_file, models_overrides
 from dynaplan.config.models import components_of
-from dynaplan.config.overrides import parse_overrides
+from dynaplan.config.overrides import Sections, parse_overrides
 from dynaplan.engines.command import KEYS, check
 from dynaplan.graph.config import validate_config
 from dynaplan.graph.loading import load_graph
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, all_faults
+
+
+def read(file: Path, overrides: list[str]) -> tuple[Sections, list[str]]:
+    with all_faults() as faults:
+        return read_config_file(file, overrides, Path.cwd(), faults)
+
 
 LLAMA_SWAP = """
 healthCheckTimeout: 60
@@ -36,7 +42,7 @@ def test_llama_swaps_file_becomes_models_with_its_constraints_and_says_what_is_l
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(LLAMA_SWAP)
-    config, notes = read_config_file(file, ["--Models.chat.ttl=5m"])
+    config, notes = read(file, ["--Models.chat.ttl=5m"])
     echo, chat = config["Models"]["echo"], config["Models"]["chat"]
     assert (echo["command"], echo["upstream-name"], echo["unlisted"]) == (
         "echo-server --port '${PORT}'",
@@ -60,7 +66,7 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("API_KEY", "sk-two")
-    config, notes = read_config_file(DOCUMENTED, [])
+    config, notes = read(DOCUMENTED, [])
     models = config["Models"]
     assert (models["chat"]["engine"], models["small"]["engine"]) == ("llamacpp", "llamacpp")
     assert models["container"]["stop-command"] == "sh stop container"
@@ -88,13 +94,13 @@ def test_a_server_elsewhere_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("models: {a: {cmd: serve, proxy: 'http://10.0.0.9:8000'}}\n")
     with pytest.raises(ConfigError, match=r"models\.a\.proxy"):
-        read_config_file(file, [])
+        read(file, [])
 
 
 def test_presets_and_directories_of_llama_cpp_are_recognised(tmp_path: Path) -> None:
     presets = tmp_path / "models.ini"
     presets.write_text("version = 1\n[tiny]\nmodel = /m/tiny.gguf\nload-on-startup = true\n")
-    config, _ = read_config_file(presets, [])
+    config, _ = read(presets, [])
     assert config["Models"]["tiny"] == {"engine": "llamacpp", "model": "/m/tiny.gguf", "preload": True}
     folder = tmp_path / "models"
     folder.mkdir()
@@ -107,7 +113,7 @@ def test_presets_and_directories_of_llama_cpp_are_recognised(tmp_path: Path) -> 
 def test_a_file_of_dynaplans_own_is_read_as_ever(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("Models: {a: {engine: sim}}\n")
-    assert read_config_file(file, []) == ({"Models": {"a": {"engine": "sim"}}}, [])
+    assert read(file, []) == ({"Models": {"a": {"engine": "sim"}}}, [])
     assert is_models_file(str(file))
     assert not is_models_file(str(tmp_path))
 

@@ -21,7 +21,7 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.memory import BoxMemory
 from dynaplan.sdk import Graph, load_graph
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, all_faults
 from tests.unit.engines.test_gguf import GOOD, written
 
 Config = dict[str, dict[str, Any]]
@@ -51,7 +51,8 @@ def both(**options: Any) -> Config:
 
 
 def check(graph: Graph, config: Config) -> list[str]:
-    return check_settings(graph, resolve_graph(graph, config), config)
+    with all_faults() as faults:
+        return check_settings(graph, resolve_graph(graph, config), config, faults)
 
 
 # -- checking ------------------------------------------------------------------------------------------

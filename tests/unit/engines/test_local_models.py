@@ -11,7 +11,7 @@ from dynaplan.cli.service_options import engine_of_model, is_model
 from dynaplan.engines.local_models import find_model, locate_entries
 from dynaplan.engines.pulled_models import CATALOGUE
 from dynaplan.engines.registry import model_location
-from dynaplan.util.errors import ConfigError, SeveralErrors
+from dynaplan.util.errors import ConfigError, SeveralErrors, all_faults
 
 GGUF = b"GGUF\x03\0\0\0" + bytes(16)
 
@@ -108,6 +108,11 @@ def test_what_was_pulled_comes_before_what_ollama_calls_the_same(home: Path) -> 
     assert model_location("llamacpp", "smollm2", home)[0] == str(home / "smollm2")
 
 
+def located_entries(entries: dict[str, dict[str, str]], home: Path) -> dict[str, dict[str, str]]:
+    with all_faults() as faults:
+        return locate_entries({"Models": entries}, home, {"HOME": str(home)}, faults)["Models"]
+
+
 def test_an_entry_of_models_may_name_what_serve_may(home: Path) -> None:
     blob = ollama(home, "qwen3", "latest")
     pulled = gguf(home / ".cache/dynaplan/models" / CATALOGUE["smollm2"].file)
@@ -118,7 +123,7 @@ def test_an_entry_of_models_may_name_what_serve_may(home: Path) -> None:
         "hub": {"model": "org/name"},
         "own": {"command": "server --port ${PORT}", "model": "smollm2"},
     }
-    located = locate_entries({"Models": entries}, home, {"HOME": str(home)})["Models"]
+    located = located_entries(entries, home)
     assert located["small"] == {"model": str(pulled), "engine": "llamacpp"}
     assert located["blob"] == {"model": str(blob), "engine": "llamacpp"}
     assert located["qwen"] == {"model": str(blob), "engine": "llamacpp"}
@@ -129,7 +134,7 @@ def test_every_name_of_a_file_that_no_place_has_is_told_with_the_nearest_one(hom
     ollama(home, "qwen3", "8b")
     entries = {"a": {"model": "qwen3:8"}, "b": {"model": "smolm2"}}
     with pytest.raises(SeveralErrors) as refused:
-        locate_entries({"Models": entries}, home, {"HOME": str(home)})
+        located_entries(entries, home)
     text = str(refused.value)
     assert "Models.a: model is 'qwen3:8', which is not on this machine" in text
     assert "Did you mean 'qwen3:8b'?" in text
