@@ -7,8 +7,8 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,7 @@ from dynaplan.util.errors import ConfigError, DynaplanError, SeveralErrors, User
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
-    from dynaplan.models.model import Constraints, Device
-    from dynaplan.models.rules.memory import Need
+    from dynaplan.cli.model_needs import ModelNeeds
 
 
 def _size(context: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -376,79 +375,36 @@ def findings() -> Iterator[Finding]:
 def file_findings(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> list[Finding]:
     """Say which models of a file fit, or all for which ``serve`` would refuse it."""
     try:
-        return list(model_findings(read_model_needs(file, overrides, gpus, budget_bytes)))
+        return list(model_findings(read_model_needs(file, overrides, gpus, budget_bytes), file))
     except UserError as error:
         errors = error.errors if isinstance(error, SeveralErrors) else (error,)
         return [Finding(Level.FAULT, Path(file).name, each.args[0], each.hint) for each in errors]
 
 
-@dataclass(frozen=True)
-class ModelNeeds:
-    """What the models of a file need, and the memory that they share, as it is now.
-
-    ``unknown`` are those of which nothing is known before their first load.
-    """
-
-    file: str
-    needs: Sequence[Need]
-    devices: Sequence[Device]
-    constraints: Constraints
-    unknown: Container[str] = ()
-
-
 def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> ModelNeeds:
     """Read what the models of a file need; raises ConfigError for a file without any."""
     from dynaplan.cli.loading import load_deployment
+    from dynaplan.cli.model_needs import model_needs
     from dynaplan.cli.serve import usable_gpus
-    from dynaplan.config.models import served_models
-    from dynaplan.config.service_config import section_options
-    from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
-    from dynaplan.fleet.gpus import UNREADABLE, GpuUse, is_unreadable
-    from dynaplan.fleet.model_policies import is_memory_known, model_constraints, model_policy
-    from dynaplan.fleet.plugin.shared_memory import SharedMemory, read_host_memory
-    from dynaplan.models.model import ModelStatus
-    from dynaplan.models.rules.memory import need
 
     _, config, graph, _ = load_deployment(
         GRAPH_OF_MODELS, file, Path.cwd(), None, overrides, lambda: usable_gpus(gpus)
     )
-    models, (inventory, _) = served_models(config), available_gpus(gpus)
-    if not models:
+    if not graph.on_demand:
         hint = "`dynaplan serve GRAPH -f FILE --dry-run` checks the configuration of a graph."
         raise ConfigError(f"{file} has no models that are loaded on request (no section Models)", hint=hint)
-    policies, unknown = {}, set()
-    for each in models:
-        options, service = section_options(config, each.component), graph.service(each.component)
-        asked = service.gpus if service else 0
-        environment = service.envs if service else {}
-        policies[each.name] = model_policy(each.settings, options, asked, inventory, environment)
-        if not is_memory_known(each.settings, options, asked):
-            unknown.add(each.name)
-    uses = uses_reader(inventory)()
-    devices = SharedMemory(read_host_memory, budget_bytes).follow(
-        (),
-        [
-            (gpu, uses.get(gpu.index, GpuUse()), UNREADABLE if is_unreadable(gpu, uses) else "")
-            for gpu in inventory
-        ],
-        has_host=any(not each.devices for each in policies.values()),
-        now_s=0.0,
-    )
-    return ModelNeeds(
-        file,
-        [need(policy, ModelStatus(name), devices) for name, policy in policies.items()],
-        devices,
-        model_constraints(models, config),
-        unknown,
-    )
+    return model_needs(graph, config, gpus, budget_bytes)
 
 
-def model_findings(found: ModelNeeds) -> Iterator[Finding]:
+def model_findings(found: ModelNeeds, file: str) -> Iterator[Finding]:
     """Say which models fit at once, which alone, which not now and which never."""
+    from dynaplan.cli.model_needs import why_without_room
     from dynaplan.models.rules.fit import fit_models
     from dynaplan.models.rules.memory import gb
 
     fit = fit_models(found.needs, found.devices, found.constraints)
+    for note in found.notes:
+        yield Finding(Level.WARNING, "models", note)
     for each in found.needs:
         if each.model in found.unknown:
             yield Finding(
@@ -458,7 +414,8 @@ def model_findings(found: ModelNeeds) -> Iterator[Finding]:
                 f"Say it, for example Models: {{{each.model}: {{memory: 13GB}}}}.",
             )
         if each.model in fit.never:
-            yield _without_room(each, found.devices, is_only=len(fit.never) == len(found.needs))
+            level = Level.FAULT if len(fit.never) == len(found.needs) else Level.WARNING
+            yield Finding(level, f"model {each.model}", *why_without_room(each, found.devices))
     sizes = {each.model: each.bytes_each * each.places for each in found.needs}
     sets = [f"{', '.join(names)} ({gb(sum(map(sizes.__getitem__, names)))})" for names in fit.together]
     if len(sets) == 1 and not fit.never:
@@ -469,34 +426,5 @@ def model_findings(found: ModelNeeds) -> Iterator[Finding]:
             "models",
             f"not all fit at once, but: {'; or '.join(sets)}",
             "A request for another one swaps. `dynaplan simulate --trace agents --gpu-memory GB "
-            f"-f {found.file}` shows how long requests wait then.",
+            f"-f {file}` shows how long requests wait then.",
         )
-
-
-def _without_room(need: Need, devices: Sequence[Device], *, is_only: bool) -> Finding:
-    """Return the finding about a model that does not fit alone: not now, or never."""
-    from dynaplan.models.rules.eviction import choose
-    from dynaplan.models.rules.memory import free_bytes, gb
-
-    level, topic = Level.FAULT if is_only else Level.WARNING, f"model {need.model}"
-    where = [each for each in devices if need.may_have(each)]
-    each_of = f" on each of {need.devices} GPUs" if need.devices > 1 else ""
-    needs = f"it needs {gb(need.bytes_each)}{each_of}"
-    largest, free = (
-        max((each.total_bytes for each in where), default=0),
-        [free_bytes(each, {}) for each in where],
-    )
-    if choose(need, [replace(each, foreign_bytes=0) for each in where], {}, ()):
-        says = f"{needs}, and {gb(max(free))} are free: other programs hold the rest of {gb(largest)}"
-        return Finding(level, topic, says, "Nothing is killed for it: it is loaded when they have ended.")
-    if len(where) < need.places:
-        advice = f"Give it fewer GPUs: Models: {{{need.model}: {{resources: {{gpu: {len(where)}}}}}}}."
-        return Finding(level, topic, f"it asks for {need.devices} GPUs, and there are {len(where)}", advice)
-    owner = "the largest GPU" if need.devices else "this machine"
-    return Finding(
-        level,
-        topic,
-        f"{needs}, and {owner} has {gb(largest)}: never loaded",
-        "Take a smaller max-model-len, a kv-cache-dtype of 8 bits, a smaller quantisation or more GPUs "
-        f"(resources); where the estimate is wrong say it: Models: {{{need.model}: {{memory: ...}}}}.",
-    )

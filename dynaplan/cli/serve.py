@@ -210,7 +210,7 @@ def command(
         host, port = listen_address(host, port, frontend)
         warn(warnings + exposure_warnings(host, api_key, frontend))
         check_event_hook()
-        memory = memory_lines(spec, config, served["gpus"])
+        memory = memory_lines(spec, config, served["gpus"], served["model_memory_bytes"])
     if dry_run:
         echo_dry_run(spec, config, served["gpus"], served["use_busy_gpus"], show_env, memory)
         return 0
@@ -338,12 +338,21 @@ def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tup
     return GRAPH_OF_A_MODEL, config_file
 
 
-def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[str]:
-    """Return a line for each service about its model's memory; warns, or raises ConfigError."""
+def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None, budget_bytes: int) -> list[str]:
+    """Return a line for each service about its model's memory; warns, or raises ConfigError.
+
+    Of the memory that may be taken of each device models loaded on request have ``budget_bytes``; 0 is all.
+    """
     from dynaplan.cli.serve_checks import check_memory
     from dynaplan.fleet.gpu_devices import available_gpus
 
     lines, warnings = check_memory(spec, config, *available_gpus(gpus))
+    if spec.on_demand:
+        from dynaplan.cli.model_needs import check_never_loaded, chosen_places, model_needs
+
+        needs = model_needs(spec, config, gpus, budget_bytes)
+        lines += chosen_places(needs)
+        warnings += check_never_loaded(needs)
     warn(warnings)
     return lines
 

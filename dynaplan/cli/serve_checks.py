@@ -229,11 +229,8 @@ def check_memory(
     """
     from dynaplan.process.memory import box_memory
 
-    found = [
-        memory
-        for service in spec.services
-        if (memory := _service_memory(service, config, () if is_simulated else gpus))
-    ]
+    gpus = () if is_simulated else gpus
+    found = [memory for service in spec.services if (memory := _service_memory(service, config, gpus))]
     if not found:
         return [], []
     box = box_memory()
@@ -260,7 +257,10 @@ def _service_memory(
         return None
     smallest = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=0)
     on_cpu = not service.gpus or options.get("n-gpu-layers") == 0
-    gpu_bytes = 0.0 if on_cpu else smallest * max(1, int(service.gpus))
+    number = max(1, int(service.gpus))
+    if service.model and engine == LLAMACPP and need.total_bytes > smallest:
+        number = len(gpus)  # it gets as many as it needs
+    gpu_bytes = 0.0 if on_cpu else smallest * number
     gpu_bytes *= need.gpu_fraction
     return ServiceMemory(service.name, engine, str(options["model"]), service.workers, need, gpu_bytes)
 

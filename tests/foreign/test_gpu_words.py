@@ -113,3 +113,18 @@ models:
         answer = ask(deployment, name)
         assert (answer["mask"], answer["gpus"]) == ("1", [1])
         assert models(deployment)[name]["gpus"] == [1]
+
+
+def test_what_can_never_fit_is_said_before_anything_starts(tmp_path: Path) -> None:
+    file = tiny_gguf(tmp_path)
+    refused = dry_run(tmp_path, f"Models: {{one: {{model: {file}, memory: 200GB}}}}")
+    assert refused.returncode == 2
+    assert (
+        "it needs 100.0 GB on each of 2 GPUs, and the largest GPU has 25.8 GB: never loaded" in refused.stderr
+    )
+
+
+def test_a_dry_run_shows_the_gpus_that_owners_have_chosen(tmp_path: Path) -> None:
+    shown = dry_run(tmp_path, CONTAINERS).stdout
+    assert 'big: on GPU 0 (--gpus "device=0")' in shown
+    assert 'both: on GPU 0,1 (--gpus "device=0,1", --tensor-parallel-size 2)' in shown

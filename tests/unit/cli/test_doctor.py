@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli import doctor
-from dynaplan.cli.doctor import Finding, Level, ModelNeeds, command, page
+from dynaplan.cli.doctor import Finding, Level, command, page
+from dynaplan.cli.model_needs import ModelNeeds
 from dynaplan.engines import requirements
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet import servers as embedded
@@ -178,7 +179,7 @@ GPUS = (Device(0, 24 * GB), Device(1, 24 * GB))
 
 
 def fit_shown(*needs: Need, devices: Sequence[Device] = GPUS[:1], unknown: Sequence[str] = ()) -> list[str]:
-    found = doctor.model_findings(ModelNeeds("m.yaml", needs, devices, NO_CONSTRAINTS, unknown))
+    found = doctor.model_findings(ModelNeeds(needs, devices, NO_CONSTRAINTS, unknown), "m.yaml")
     return [f"{each.level.value} {each.topic}: {each.says}" for each in found]
 
 
