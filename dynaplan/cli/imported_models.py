@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sectio
 from dynaplan.engines.local_models import locate_entries
 from dynaplan.models.files import llama_cpp, llama_swap
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
-from dynaplan.util.errors import ConfigError, Faults
+from dynaplan.util.errors import Faults
 
 if TYPE_CHECKING:
     from dynaplan.models.model import Constraints
@@ -56,10 +57,19 @@ def imported_file(file: Path) -> ImportedFile | None:
 
 
 def _yaml(text: str) -> Any:
+    """Return the document, with what folded blocks looked like; None where there is none."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        def construct_text(self, node: yaml.ScalarNode) -> str:
+            value = llama_swap.FoldedText(self.construct_scalar(node))
+            begin, end = node.start_mark, node.end_mark
+            value.lines = str(begin.buffer)[begin.pointer : end.pointer].partition("\n")[2]
+            return value if node.style == ">" else str(value)
+
+    Loader.add_constructor("tag:yaml.org,2002:str", Loader.construct_text)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except yaml.YAMLError:
         return None
 
@@ -96,20 +106,17 @@ def _use_own_llama_server(name: str, entry: dict[str, Any]) -> list[str]:
 
 
 def _entry(name: str, model: ImportedModel, constraints: Constraints) -> dict[str, Any]:
-    if model.url:
-        raise ConfigError(
-            f"models.{name}.proxy = {model.url!r}",
-            hint="Expected a server on this machine that listens on ${PORT}; leave proxy out.",
-        )
     filters = model.filters
     leaves = constraints.leaves.get(name, frozenset())
     said = {
+        "url": model.url,
         "stop-command": model.stop_command if "command" in model.options else "",
         "upstream-name": model.upstream_name,
         "unlisted": model.is_unlisted,
         "strip-params": list(filters.removed),
         "set-params": dict(filters.set),
         "set-params-by-name": dict(filters.set_by_name),
+        "set-params-by-match": [asdict(rule) for rule in filters.set_by_match],
         "not-beside": sorted(leaves),
     }
     return {**model.options, **{key: value for key, value in said.items() if value}}

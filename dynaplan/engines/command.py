@@ -1,6 +1,7 @@
 """Any program that speaks OpenAI's API, as an engine: ``command: "program --port ${PORT}"``.
 
-Nothing is known of it but its address. It is ready when ``check`` answers, and hung when that does not answer
+Nothing is known of it but its address: the leased port, or ``url``, where its owner has written a port or
+a path. It is ready when ``check`` answers (``none``: when anything does), and hung when that does not answer
 for ``hang-timeout``; ``stop-command`` ends it, else SIGTERM. It has no metrics, so its requests are counted
 by the frontends, and a drain waits for their counts. It is not asked for a key: it listens on loopback, and
 trusts the machine's users.
@@ -31,7 +32,12 @@ DEFAULT_CHECK = "/health"
 
 STOP_COMMAND = "stop-command"
 
-KEYS = frozenset({"command", "check", STOP_COMMAND, "model", "served-model-name", *OWN_OPTIONS})
+UNCHECKED = "none"
+"""The ``check`` of a program that is ready when it answers at all, with whatever status."""
+
+URL = "url"
+
+KEYS = frozenset({"command", "check", URL, STOP_COMMAND, "model", "served-model-name", *OWN_OPTIONS})
 """The options that a command has: any other would have to go on its command line, by its owner."""
 
 
@@ -45,7 +51,11 @@ class CommandKind(EngineKind):
     accepts_any_model = True
 
     def __init__(self, check: str = DEFAULT_CHECK) -> None:
-        self.ready_path = self.metrics_path = check
+        self.takes_any_status = check == UNCHECKED
+        self.ready_path = self.metrics_path = "/" if self.takes_any_status else check
+
+    def own_url(self, options: Options) -> str:
+        return str(options.get(URL) or "").replace("://localhost", "://127.0.0.1", 1).rstrip("/")
 
     def stop_command(self, options: Options, port: int, pid: int) -> Sequence[str]:
         words = split_command(options[STOP_COMMAND], STOP_COMMAND) if options.get(STOP_COMMAND) else ()
@@ -65,8 +75,11 @@ class CommandKind(EngineKind):
                 hint="Expected a program on PATH, or leave it out: SIGTERM ends the command then.",
             )
         path = options.get("check", DEFAULT_CHECK)
-        if not isinstance(path, str) or not path.startswith("/"):
-            raise ConfigError(f"check is {path!r}", hint=f"Expected a path, such as {DEFAULT_CHECK}.")
+        if not isinstance(path, str) or not (path.startswith("/") or path == UNCHECKED):
+            hint = f"Expected a path, such as {DEFAULT_CHECK}, or {UNCHECKED}."
+            raise ConfigError(f"check is {path!r}", hint=hint)
+        if (url := options.get(URL)) and not str(url).startswith("http://"):
+            raise ConfigError(f"{URL} is {url!r}", hint="Expected http://HOST:PORT, with a path or without.")
         for name in options:
             if name not in KEYS:
                 raise ConfigError(
@@ -81,10 +94,10 @@ class CommandKind(EngineKind):
 def words_of(options: Options) -> list[str]:
     """Return the words of the command, which must have a place for the port; ConfigError."""
     words = split_command(options.get("command"), "command")
-    if not words or not any(PORT in word for word in words):
+    if not words or not (options.get(URL) or any(PORT in word for word in words)):
         raise ConfigError(
             f"command is {options.get('command')!r}",
-            hint=f"Expected a program that listens on a port of this machine: program --port {PORT}.",
+            hint=f"Expected a program that listens on the port {PORT}, or `{URL}` with its own address.",
         )
     return [os.path.expanduser(words[0]), *words[1:]]
 

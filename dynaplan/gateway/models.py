@@ -23,7 +23,7 @@ from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
-from dynaplan.models.files.imported_model import RequestFilters
+from dynaplan.models.files.imported_model import MatchRule, RequestFilters
 from dynaplan.models.model import ModelState, ModelStatus
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
@@ -214,11 +214,14 @@ def on_demand_model(
 
 def filters_of(settings: OnDemandSettings) -> RequestFilters:
     """Return what is changed in a model's requests."""
-    if not (settings.strip_params or settings.set_params or settings.set_params_by_name):
-        return NO_FILTERS
-    return RequestFilters(
-        tuple(settings.strip_params or ()), settings.set_params or {}, settings.set_params_by_name or {}
+    rules = tuple(MatchRule(**rule) for rule in settings.set_params_by_match or ())
+    filters = RequestFilters(
+        tuple(settings.strip_params or ()),
+        settings.set_params or {},
+        settings.set_params_by_name or {},
+        rules,
     )
+    return NO_FILTERS if filters == NO_FILTERS else filters
 
 
 def on_demand_settings(settings: FrontendSettings) -> FrontendSettings:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,32 +53,52 @@ class PortLease:
         self.close()
 
 
-def lease_ports(count: int, directory: Path) -> PortLease:
+def lease_port(port: int, directory: Path) -> PortLease:
+    """Lease that one port of this machine.
+
+    Raises DeploymentError when it is leased, another process listens on it, or the directory cannot be used.
+    """
+    with _opened(directory) as opened:
+        if descriptors := _lock_all(opened, range(port, port + 1)):
+            return PortLease((port,), descriptors, directory)
+    raise DeploymentError(
+        f"port {port} is in use by another program or model",
+        hint=f"See what listens with `ss -ltnp sport = :{port}`, or have the port leased: ${{PORT}}.",
+    )
+
+
+def lease_ports(count: int, directory: Path, *, avoided: Collection[int] = ()) -> PortLease:
     """Lease ``count`` consecutive free ports of 127.0.0.1 among all deployments that share the directory.
 
-    The ports lie outside the kernel's range for outgoing connections; none is leased or listened on by
-    another process. Raises DeploymentError when there are none or the directory cannot be used.
+    The ports lie outside the kernel's range for outgoing connections; none is one of ``avoided``, or leased
+    or listened on by another process. Raises DeploymentError when there are none or the directory cannot be
+    used.
     """
     if count == 0:
         return PortLease((), (), directory)
-    try:
-        opened = open_node_directory(directory)
-    except OSError as error:
-        raise DeploymentError(f"cannot lease ports in {directory}: {error.strerror}", hint=HINT) from error
-    try:
+    with _opened(directory) as opened:
         _remove_unlocked_files(opened)
         for first in _first_ports(count):
             ports = range(first, first + count)
-            if descriptors := _lock_all(opened, ports):
+            if not any(port in avoided for port in ports) and (descriptors := _lock_all(opened, ports)):
                 return PortLease(tuple(ports), descriptors, directory)
-    except OSError as error:
-        raise DeploymentError(f"cannot lease ports in {directory}: {error.strerror}", hint=HINT) from error
-    finally:
-        os.close(opened)
     raise DeploymentError(
         f"no {count} free loopback ports in a row were found",
         hint=f"Expected some from {MIN_PORT} on; see what listens with `ss -ltn`.",
     )
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """Open the directory of leases; raises DeploymentError for whatever fails in it."""
+    try:
+        opened = open_node_directory(directory)
+        try:
+            yield opened
+        finally:
+            os.close(opened)
+    except OSError as error:
+        raise DeploymentError(f"cannot lease ports in {directory}: {error.strerror}", hint=HINT) from error
 
 
 def _lock_all(directory: int, ports: range) -> tuple[int, ...]:

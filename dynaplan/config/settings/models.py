@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.config.settings.fields import Duration, Settings, Size, Texts, option
+from dynaplan.util.errors import ConfigError
 
 DEFAULT_TTL_S = 1800.0
 """Seconds without a request after which a model that is loaded on request is put away."""
@@ -62,6 +63,9 @@ class OnDemandSettings(Settings):
     max_queue: int = option(
         256, "Requests that may wait for the model before further ones are answered 429", minimum=1
     )
+    concurrency_limit: int | None = option(
+        None, "Requests that its engine gets at once; further ones wait in its queue", minimum=1
+    )
     loading_comments: bool = option(
         True, "Tell clients with a stream how the load goes, in comments (`: loading ...`)"
     )
@@ -72,11 +76,29 @@ class OnDemandSettings(Settings):
     unlisted: bool = option(False, "Leave it out of `/v1/models`; it can be asked for")
     upstream_name: str = option("", "The name that its workers are asked for", default_text="its own")
     strip_params: list[str] | None = option(None, "Fields that are taken out of its requests", kind=Texts)
-    set_params: Mapping[str, Any] | None = option(None, "Fields that are set in its requests")
+    set_params: Mapping[str, Any] | None = option(
+        None, "Fields that are set in its requests; `top_k?`: only where the client has not set it"
+    )
     set_params_by_name: Mapping[str, Any] | None = option(
         None, "The same for requests by one of its names: name -> fields"
     )
+    set_params_by_match: list[Mapping[str, Any]] | None = option(
+        None, "The same for requests with a value in a field: a list of `{key: , match: , set: fields}`"
+    )
+    display_name: str = option("", "Its name for people, in `/v1/models` and `/running`")
+    description: str = option("", "What it is, in a sentence, beside that name")
+    metadata: Mapping[str, Any] | None = option(
+        None, "Anything about it that clients are to find in `/v1/models`, below `meta`"
+    )
     share: bool = option(True, "Share its GPUs with other models, by memory; false takes whole GPUs")
+
+    def check(self, given: frozenset[str] = frozenset()) -> None:
+        for rule in self.set_params_by_match or ():
+            if not (isinstance(rule, Mapping) and set(rule) == {"key", "match", "set"}):
+                raise ConfigError(
+                    f"set-params-by-match has {rule!r}",
+                    hint="Expected {key: FIELD, match: TEXT, set: {FIELD: value}}.",
+                )
 
 
 PREFILL_POOL_OPTIONS = ("memory", "max-workers", "requests-per-worker")

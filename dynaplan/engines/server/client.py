@@ -28,15 +28,19 @@ class UnexpectedStatus(TemporaryError):
 
 
 class ServerClient:
-    """Asks one server at ``url`` with the bearer ``token``. Methods raise TemporaryError when it fails."""
+    """Asks one server at ``url`` with the bearer ``token``. Methods raise TemporaryError when it fails.
 
-    def __init__(self, url: str, token: str) -> None:
+    With ``takes_any_status`` an answer to a GET counts whatever its status.
+    """
+
+    def __init__(self, url: str, token: str, *, takes_any_status: bool = False) -> None:
         self.url = url
+        self._takes_any_status = takes_any_status
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: ClientSession | None = None
 
     async def text(self, path: str, timeout_s: float) -> str:
-        """Get the text at that path; raises UnexpectedStatus for any answer but 200."""
+        """Get the text at that path; raises UnexpectedStatus for an answer that does not count."""
         import aiohttp
 
         try:
@@ -45,7 +49,7 @@ class ServerClient:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TemporaryError(f"{path} of the engine: {_describe(error)}") from error
-        if response.status != 200:
+        if response.status != 200 and not self._takes_any_status:
             raise UnexpectedStatus(f"{path} of the engine answered {response.status}")
         return data.decode(errors="replace")
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from dynaplan.config.service_config import ServiceConfig
 from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.engines.held_hand_offs import HeldHandOffs
 from dynaplan.engines.model_memory import memory_need
@@ -29,7 +31,8 @@ from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.memory import box_memory
 from dynaplan.process.node_directory import node_dir
-from dynaplan.process.port_leases import PortLease, lease_ports
+from dynaplan.process.port_leases import PortLease, lease_port, lease_ports
+from dynaplan.store.instances import is_loopback
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.documents import MAX_WHOLE
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
@@ -53,7 +56,7 @@ class ServerEngine:
         self._kind = kind
         self._options = options
         self._context = context
-        self._client = ServerClient("", context.token)
+        self._client = ServerClient("", context.token, takes_any_status=kind.takes_any_status)
         self._child: EngineChild | None = None
         self._lease: PortLease | None = None
         self._launch_files: tuple[Path, ...] = ()
@@ -260,8 +263,13 @@ class ServerEngine:
     async def _try_to_start(self) -> bool:
         """Start the server once; False when it ended because its port was taken."""
         kind, directory = self._kind, node_dir(os.environ)
-        self._lease = lease_ports(kind.ports_needed(self._options, self._context), directory)
-        self._client.url = f"http://127.0.0.1:{self._lease.ports[0]}"
+        own_url = kind.own_url(self._options)
+        if own_port := _port_here(own_url):
+            self._lease = lease_port(own_port, directory)
+        else:
+            count = kind.ports_needed(self._options, self._context)
+            self._lease = lease_ports(count, directory, avoided=_own_ports())
+        self._client.url = own_url or f"http://127.0.0.1:{self._lease.ports[0]}"
         launch = kind.command(self._options, self._context, self._lease.ports)
         async with self._turn_to_start(directory):
             self._write(launch)
@@ -374,6 +382,18 @@ async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _port_here(url: str) -> int:
+    """Return the port of an address of this machine, such as ``http://127.0.0.1:8080/api``; else 0."""
+    parts = urlsplit(url)
+    return (parts.port or 80) if url and is_loopback(parts.hostname or "") else 0
+
+
+def _own_ports() -> frozenset[int]:
+    """Return the ports on which servers of this deployment listen by their owner's word."""
+    sections = ServiceConfig.get_instance().values()
+    return frozenset(_port_here(str(each["url"])) for each in sections if each.get("url"))
 
 
 def _template_text(template: Any) -> str:

@@ -49,6 +49,9 @@ class EngineKind(ABC):
     ready_path = "/health"
     """Answers 200 when requests are taken."""
 
+    takes_any_status = False
+    """It is ready when it answers at all."""
+
     metrics_path = "/metrics"
     metrics_timeout_s = 3.0
 
@@ -102,6 +105,10 @@ class EngineKind(ABC):
 
     def ports_needed(self, options: Options, context: EngineContext) -> int:
         return 1
+
+    def own_url(self, options: Options) -> str:
+        """Return the address on which its owner has it listen; empty where it gets a leased port."""
+        return ""
 
     def given_memory_bytes(self, environ: Mapping[str, str]) -> float:
         """Return the memory in bytes, without weights, that it is told to take where it has no GPU, or 0."""

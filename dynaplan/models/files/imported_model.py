@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.models.model import Constraints
 
+IF_UNSET = "?"
+"""The end of a parameter's name that is set only where the request has none: ``top_k?``."""
+
+
+@dataclass(frozen=True)
+class MatchRule:
+    """Parameters for requests in which the field ``key`` has the value ``match``, as JSON writes it."""
+
+    key: str
+    match: str
+    set: Mapping[str, Any]
+
+    def applies_to(self, request: Mapping[str, Any]) -> bool:
+        if self.key not in request:
+            return False
+        value = request[self.key]
+        return (value if isinstance(value, str) else json.dumps(value)) == self.match
+
 
 @dataclass(frozen=True)
 class RequestFilters:
-    """What is changed in a model's requests: removed parameters, and set ones, for all or by the asked
-    name."""
+    """What is changed in a model's requests; in this order: removed, set by rules, for all, by asked name.
+
+    A mapping that a rule sets is merged into that of the request.
+    """
 
     removed: tuple[str, ...] = ()
     set: Mapping[str, Any] = field(default_factory=dict)
     set_by_name: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    set_by_match: tuple[MatchRule, ...] = ()
 
     def apply(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request's document as the model gets it. Its ``model`` stays."""
         name = request.get("model")
-        kept = {key: value for key, value in request.items() if key not in self.removed}
-        by_name = self.set_by_name.get(name, {}) if isinstance(name, str) else {}
-        changed = {**kept, **self.set, **by_name}
+        changed = {key: value for key, value in request.items() if key not in self.removed}
+        for rule in self.set_by_match:
+            if rule.applies_to(changed):
+                changed = _with(
+                    changed, {key: _merged(changed.get(key), each) for key, each in rule.set.items()}
+                )
+        changed = _with(changed, self.set)
+        changed = _with(changed, self.set_by_name.get(name, {}) if isinstance(name, str) else {})
         return {**changed, "model": name} if name is not None else changed
+
+
+def _with(request: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request with the parameters; of both spellings of one, the one without ``?`` holds."""
+    forced = {key: value for key, value in parameters.items() if not key.endswith(IF_UNSET)}
+    others = {
+        key.removesuffix(IF_UNSET): value for key, value in parameters.items() if key.endswith(IF_UNSET)
+    }
+    return {**others, **request, **forced}
+
+
+def _merged(before: Any, value: Any) -> Any:
+    return {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True)
@@ -32,7 +72,7 @@ class ImportedModel:
     """One model of the file.
 
     - ``options``: its entry below ``Models:``, in kebab-case; with ``command`` where no engine was recognised
-    - ``url``: where its command listens, if not on ``${PORT}`` of the loopback address
+    - ``url``: where its command listens, if not on ``${PORT}`` of the loopback address; may end in a path
     - ``stop_command``: what ends it, with ``${PID}``; empty for SIGTERM
     - ``upstream_name``: the name by which its command knows the model; empty for its own
     - ``is_unlisted``: clients may ask for it, but it is not in ``/v1/models``

@@ -5,40 +5,54 @@ e``.
 
     expression = term { "|" term }         alternatives
     term       = factor { "&" factor }     together
-    factor     = "(" expression ")" | "+" name of another set | name of a model
+    factor     = "(" expression ")" | "+" name of another set | "+undefined" | name of a model
 
 An expression stands for a list of sets: alternatives one after the other, and for ``&`` each set of the left
-with each of the right.
+with each of the right. ``+undefined``, unless a set is called so, stands for each model that no expression
+names, as alternatives.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from dynaplan.util.errors import ConfigError, nearest
 
 MAX_SETS = 10_000
 """The most sets of one expression."""
 
+_NAME = re.compile(r"(?<![\w.:/@+-])[\w.:/@-]+")
 _TOKEN = re.compile(r"\s*(?:(?P<operator>[&|()])|(?P<name>\+?[\w.:/@-]+))")
+
+_UNDEFINED = "undefined"
 
 Sets = list[frozenset[str]]
 
+Find = Callable[[str, str], str]
+"""``find(name, where)`` returns the model of that name, empty where there is none."""
 
-def expand(expressions: Mapping[str, str], names: Mapping[str, str]) -> Sets:
-    """Return the sets of all expressions, in their order.
 
-    ``names`` has the model of each name that may stand in an expression. Raises ConfigError, naming the set.
+def expand(expressions: Mapping[str, str], find: Find, models: Iterable[str]) -> Sets:
+    """Return the sets of all expressions, in their order, without the names that no model has.
+
+    Raises ConfigError, naming the set.
     """
-    return [each for name in expressions for each in _SetReader(expressions, names).sets_of(name, ())]
+    named = {
+        find(each, f"matrix.sets.{name}")
+        for name, text in expressions.items()
+        for each in _NAME.findall(str(text))
+    }
+    unnamed = [frozenset({each}) for each in models if each not in named]
+    sets = [each for name in expressions for each in _SetReader(expressions, find, unnamed).sets_of(name, ())]
+    return [each - {""} for each in sets]
 
 
 class _SetReader:
-    """Reads one expression, and those that it refers to."""
+    """Reads one expression, and those that it refers to; ``unnamed`` are the sets of ``+undefined``."""
 
-    def __init__(self, expressions: Mapping[str, str], names: Mapping[str, str]) -> None:
-        self._expressions, self._names = expressions, names
+    def __init__(self, expressions: Mapping[str, str], find: Find, unnamed: Sets) -> None:
+        self._expressions, self._find, self._unnamed = expressions, find, unnamed
         self._set, self._tokens, self._above = "", list[str](), tuple[str, ...]()
 
     def sets_of(self, name: str, above: tuple[str, ...]) -> Sets:
@@ -90,16 +104,16 @@ class _SetReader:
             return found
         if token.startswith("+"):
             other = token[1:]
+            if other == _UNDEFINED and other not in self._expressions:
+                return self._unnamed or [frozenset()]
             if other not in self._expressions:
                 raise self._error(f"no set is called {other!r}", nearest(other, self._expressions))
-            return _SetReader(self._expressions, self._names).sets_of(other, self._above)
+            return _SetReader(self._expressions, self._find, self._unnamed).sets_of(other, self._above)
         if not token or token in "&|)":
             raise self._error(
                 f"a model is missing before {token!r}" if token else "a model is missing at the end"
             )
-        if token not in self._names:
-            raise self._error(f"no model is called {token!r}", nearest(token, self._names))
-        return [frozenset({self._names[token]})]
+        return [frozenset({self._find(token, f"matrix.sets.{self._set}")})]
 
     def _error(self, problem: str, hint: str = "") -> ConfigError:
         text = self._expressions[self._set]

@@ -13,7 +13,7 @@ from dynaplan.config.overrides import Sections, parse_overrides
 from dynaplan.engines.command import KEYS, check
 from dynaplan.graph.config import validate_config
 from dynaplan.graph.loading import load_graph
-from dynaplan.util.errors import ConfigError, all_faults
+from dynaplan.util.errors import all_faults
 
 
 def read(file: Path, overrides: list[str]) -> tuple[Sections, list[str]]:
@@ -70,9 +70,11 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     models = config["Models"]
     assert (models["chat"]["engine"], models["small"]["engine"]) == ("llamacpp", "llamacpp")
     assert models["container"]["stop-command"] == "sh stop container"
-    assert (models["fixed"]["command"], models["fixed"]["check"]) == (
-        "sh serve --port '${PORT}'",
-        "/v1/models",
+    fixed = models["fixed"]
+    assert (fixed["command"], fixed["url"], fixed["check"]) == (
+        "sh serve --port 9503",
+        "http://localhost:9503",
+        "none",
     )
     assert config["Frontend"] == {"api-key": "sk-one", "further-api-key": ["sk-two"]}
     assert config["ModelSets"]["together"] == [
@@ -86,15 +88,29 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     for name in ("container", "fixed"):
         check({key: each for key, each in models[name].items() if key in KEYS}, 0)
     left_out = {each.partition(": ")[0] for each in notes}
-    assert {"peers", "selectors", "profiles", "tailcat", "models.chat.metadata"} <= left_out
+    assert {"peers", "selectors", "profiles", "tailcat"} <= left_out
     assert not {"apiKeys", "models.container.cmdStop", "matrix", "hooks"} & left_out
 
 
-def test_a_server_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_comment_in_a_folded_command_ends_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("models: {a: {cmd: serve, proxy: 'http://10.0.0.9:8000'}}\n")
-    with pytest.raises(ConfigError, match=r"models\.a\.proxy"):
-        read(file, [])
+    file.write_text("""
+macros:
+  base: >
+    serve   # ${old}
+    --port ${PORT}
+models:
+  a:
+    cmd: >-
+      ${base}  # leased
+      --name 'a'  # the last
+    description: >
+      a # b
+      c
+""")
+    config, _ = read(file, [])
+    assert config["Models"]["a"]["command"] == "serve --port '${PORT}' --name a"
+    assert config["Models"]["a"]["description"] == "a # b c"
 
 
 def test_presets_and_directories_of_llama_cpp_are_recognised(tmp_path: Path) -> None:
