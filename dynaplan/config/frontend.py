@@ -175,8 +175,15 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
         },
         promised_ms=None if models else promised_times(planner),
         promised_ms_by_model={name: promised for name, promised in by_model.items() if promised},
-        models=models,
+        models=tuple(_part_of_limit(each, frontends) for each in models),
     )
+
+
+def _part_of_limit(model: ServedModel, frontends: int) -> ServedModel:
+    """Return the model with one frontend's part of its ``concurrency-limit``: rounded down, one at least."""
+    limit = model.settings.concurrency_limit
+    part = max(1, limit // frontends) if limit else None
+    return replace(model, settings=replace(model.settings, concurrency_limit=part))
 
 
 def disaggregation_settings_of(

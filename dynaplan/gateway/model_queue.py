@@ -3,7 +3,7 @@
 The frontend loads nothing: it publishes its *demand* (``fleet/model_keys.py``), and the fleet plugin loads
 the model, puts another one away for it, or says why it does not. What the plugin publishes ends a wait:
 
-1. a worker is registered: the request goes to it;
+1. a worker is registered, and answers fewer than ``concurrency-limit``: the request goes to it;
 2. the model's requests are refused, with a status and a sentence: that is the answer to those that came
    before;
 3. its worker can never start: that is the answer as well;
@@ -30,6 +30,7 @@ from dynaplan.fleet.rules.absence import read_absence
 from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
+from dynaplan.models.model import ModelState
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
@@ -152,15 +153,16 @@ class ModelQueue(FleetStatus):
             raise refused(refusal.status, f"{self._model.name}: {refusal.why}", refusal.retry_after_s)
         # As a sum: the router's deadline is one, and must not be over before this says so.
         if asyncio.get_running_loop().time() >= arrived_s + self._settings.load_timeout_s:
-            raise refused(
-                503,
-                f"{self._model.name} was not loaded within {self._settings.load_timeout_s:g} s. Try again.",
-                1.0,
-            )
+            within = f"within {self._settings.load_timeout_s:g} s. Try again."
+            is_busy = self.report is not None and self.report.state == ModelState.READY.value
+            what = "had no place for it" if is_busy and self._settings.concurrency_limit else "was not loaded"
+            raise refused(503, f"{self._model.name} {what} {within}", 1.0)
 
     def words(self) -> str:
         """Return what is known of the load, for a client that waits."""
         name, report = self._model.name, self.report
+        if report and report.state == ModelState.READY.value and self._settings.concurrency_limit:
+            return f"waiting for {name}, which answers others first (concurrency-limit)"
         if report is None or report.state != "loading":
             return f"waiting for {name}" + (f": {report.why}" if report and report.why else "")
         so_far_s = max(0.0, self._unix_s() - report.since_unix_s)

@@ -197,8 +197,16 @@ def on_demand_model(
 ) -> FrontendModel:
     """Return a model that is loaded on request, with a router and a queue of its own."""
     queue = ModelQueue(model)
-    router = WorkerRouter(discovery, model.component, settings, inputs, fleet=queue, sleeping=sleeping)
     own = model.settings
+    router = WorkerRouter(
+        discovery,
+        model.component,
+        settings,
+        inputs,
+        fleet=queue,
+        sleeping=sleeping,
+        limit=own.concurrency_limit or 0,
+    )
     return FrontendModel(
         model.name,
         settings,

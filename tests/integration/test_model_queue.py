@@ -64,6 +64,32 @@ async def test_requests_wait_are_published_as_demand_and_are_answered_by_the_wor
         assert (await demand(here)).last_use_unix_s > 0
 
 
+async def test_no_more_than_the_limit_are_at_a_worker_and_the_rest_wait_in_their_order() -> None:
+    async with serving(concurrency_limit=2, max_queue=3) as here:
+        await here.worker()
+        router = here.frontend._models.all[0].router
+        first = [await queue_book(here) for _ in range(2)]
+        waiting = [asyncio.create_task(queue_book(here)) for _ in range(3)]
+        await wait_for(here, 3)
+        status, said = await here.post(model="ant")
+        assert (status, json.loads(said)["error"]["code"]) == (429, "too_many_waiting")
+        first[0].close()
+        next_one = await waiting[0]
+        assert [each.done() for each in waiting] == [True, False, False]
+        for each in (first[1], next_one):
+            each.close()
+        for each in await asyncio.gather(*waiting[1:]):
+            each.close()
+        assert router.in_flight == 0
+
+
+async def queue_book(here: Stage) -> Any:
+    """Book a worker of ``ant``, as a request does."""
+    ant = here.frontend._models.all[0]
+    assert ant.queue is not None
+    return await ant.queue.book(ant.router, None, None)
+
+
 async def test_a_client_that_leaves_waits_no_more() -> None:
     async with serving() as here:
         asked = asyncio.create_task(here.post(model="ant"))

@@ -45,6 +45,8 @@ class Booking(BookEntry):
     instance: Instance
     blocks: PromptBlocks = NO_BLOCKS
     inputs: RouterInputs
+    closed: Callable[[], None] | None = None
+    """Called at the end, where others wait for it."""
 
     def finish_prefill(self) -> None:
         if self._prefill_blocks:
@@ -54,6 +56,9 @@ class Booking(BookEntry):
     def close(self) -> None:
         super().close()
         self.inputs.bookings_changed()
+        if self.closed:
+            self.closed()
+            self.closed = None
 
 
 @dataclass
@@ -67,7 +72,11 @@ class FleetStatus:
 
 
 class WorkerRouter:
-    """Chooses among the ``instances`` of one component. ``metrics`` observes each choice by prefix."""
+    """Chooses among the ``instances`` of one component. ``metrics`` observes each choice by prefix.
+
+    An instance gets no more than ``limit`` requests at a time, as many as come where that is 0: who finds all
+    of them full waits, in the order of arrival.
+    """
 
     def __init__(
         self,
@@ -79,6 +88,7 @@ class WorkerRouter:
         fleet: FleetStatus | None = None,
         sleeping: SleepingWorkers | None = None,
         metrics: RouterMetrics | None = None,
+        limit: int = 0,
     ) -> None:
         self._discovery = discovery
         self._component = component
@@ -90,6 +100,7 @@ class WorkerRouter:
         self._prefixes = inputs.prefixes
         self._fleet = fleet or FleetStatus()
         self._metrics = metrics
+        self._limit = limit
         self._sleeping = sleeping
         if sleeping:
             sleeping.on_change(lambda fell_asleep: self.wake_waiting())
@@ -202,7 +213,9 @@ class WorkerRouter:
         usable = [
             each
             for each in instances
-            if books[each.instance_id].avoid_until_s <= now_s and each.instance_id not in asleep
+            if books[each.instance_id].avoid_until_s <= now_s
+            and each.instance_id not in asleep
+            and not self._is_full(each)
         ]
         if not usable:
             return None
@@ -239,7 +252,11 @@ class WorkerRouter:
             instance=instance,
             blocks=blocks,
             inputs=self._inputs,
+            closed=self.wake_waiting if self._limit else None,
         )
+
+    def _is_full(self, instance: Instance) -> bool:
+        return bool(self._limit) and self._book_of(instance).in_flight >= self._limit
 
     def _book_of(self, instance: Instance) -> _Book:
         book = self._books.get(instance.instance_id)
@@ -256,10 +273,12 @@ class WorkerRouter:
         return now_s - self._last_seen_s < timing.WORKER_RETURN_S or self._fleet.is_worker_starting
 
     def _next_chance_s(self, now_s: float) -> float:
-        """Return the time at which an avoided worker may be tried again; in 1 s when there is no worker."""
+        """Return the time at which an avoided worker may be tried again; in 1 s when none can be foretold."""
         asleep = self._sleeping or ()
         chances_s = (
-            now_s + 1.0 if instance in asleep else self._book_of(instance).avoid_until_s
+            now_s + 1.0
+            if instance in asleep or self._is_full(instance)
+            else self._book_of(instance).avoid_until_s
             for instance in self.instances
         )
         return min(chances_s, default=now_s + 1.0)

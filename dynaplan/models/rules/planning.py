@@ -101,7 +101,9 @@ def _refuse_failed_and_late(draft: Draft, name: str, status: ModelStatus) -> Non
         return
     timeout_s = draft.settings(name).load_timeout_s
     if status.waiting and status.oldest_arrival_s + timeout_s <= draft.now_s:
-        why = f"it was not there within {timeout_s:.0f} s (load-timeout)"
+        was_there = status.state is ModelState.READY
+        what = "it had no place for them" if was_there else "it was not there"
+        why = f"{what} within {timeout_s:.0f} s (load-timeout)"
         why += f": {status.reason}" if status.reason else ""
         draft.refuse(name, 503, why, load_s(draft.settings(name), status), draft.now_s - timeout_s)
     elif status.waiting:
