@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynaplan.cli.by_hand import record_by_hand
 from dynaplan.cli.models_view import READY, SavedKv, model_rows, model_state, models_table
-from dynaplan.cli.options import json_option, namespace_option
+from dynaplan.cli.options import json_option, namespace_argument, namespace_option
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.models import served_models
@@ -51,7 +52,7 @@ timeout_option = click.option(
 
 
 @click.command(name="models")
-@namespace_option
+@namespace_argument
 @json_option
 def models(namespace: str | None, as_json: bool) -> None:
     """Show each model: its state, its memory, who waits for it, and when it leaves."""
@@ -93,7 +94,8 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
     kept_s = seconds_of(duration) if duration else 0
     if kept_s is None:
         raise ConfigError(f"--for {duration}: no time", hint="For example 90s, 10m, 2h or 1d.")
-    _order(namespace, model, load_order(now_s, kept_s), READY if wait else "", timeout_s)
+    what = f"load, to stay for {duration}" if kept_s else "load"
+    _order(namespace, model, what, load_order(now_s, kept_s), READY if wait else "", timeout_s)
     if kept_s:
         click.echo(f"{model} stays until {datetime.fromtimestamp(now_s + kept_s):%Y-%m-%d %H:%M:%S}")
 
@@ -105,7 +107,7 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
 @timeout_option
 def unload(model: str, namespace: str | None, wait: bool, timeout_s: float) -> None:
     """Put MODEL away after the requests that it answers. A pinned one is unpinned."""
-    _order(namespace, model, unload_order(time.time()), UNLOADED if wait else "", timeout_s)
+    _order(namespace, model, "unload", unload_order(time.time()), UNLOADED if wait else "", timeout_s)
 
 
 @click.command(name="pin")
@@ -115,7 +117,7 @@ def unload(model: str, namespace: str | None, wait: bool, timeout_s: float) -> N
 @timeout_option
 def pin(model: str, namespace: str | None, wait: bool, timeout_s: float) -> None:
     """Load MODEL, and keep it whatever others need."""
-    _order(namespace, model, {"is_pinned": True}, READY if wait else "", timeout_s)
+    _order(namespace, model, "pin", {"is_pinned": True}, READY if wait else "", timeout_s)
     click.echo(f"{model} is pinned")
 
 
@@ -124,19 +126,23 @@ def pin(model: str, namespace: str | None, wait: bool, timeout_s: float) -> None
 @namespace_option
 def unpin(model: str, namespace: str | None) -> None:
     """Let MODEL leave again, when it is idle for too long or another one needs its memory."""
-    _order(namespace, model, {"is_pinned": False}, "", 0.0)
+    _order(namespace, model, "unpin", {"is_pinned": False}, "", 0.0)
     click.echo(f"{model} is not pinned")
 
 
 def _order(
-    namespace: str | None, model: str, order: Mapping[str, Any], wanted: str, timeout_s: float
+    namespace: str | None, model: str, what: str, order: Mapping[str, Any], wanted: str, timeout_s: float
 ) -> None:
-    """Write what is asked for the model, and wait for the state that is wanted, if one is."""
+    """Write what is asked for the model, and wait for the state that is wanted, if one is.
+
+    ``what`` are the words for it in the record of what was done by hand.
+    """
     found = connect(namespace)
     name = model_of(found, model)
 
     async def write(store: KeyValueStore, namespace: str) -> None:
         await change_order(store, namespace, name, order)
+        record_by_hand(found, f"model {name}: {what}")
         if wanted:
             await _wait(store, namespace, name, wanted, timeout_s)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
 from dynaplan.fleet.counts import WorkerCounts
 from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelEvent, ModelReport
-from dynaplan.util.durations import clock
+from dynaplan.util.durations import clock, local_time
 from dynaplan.util.tables import fold, text_table
 
 READY = "ready"
@@ -79,8 +78,7 @@ def model_notes(rows: Mapping[str, Row]) -> list[str]:
 
 def event_line(event: ModelEvent) -> str:
     """Return what was decided about a model, and when in local time."""
-    at = datetime.fromtimestamp(event.at_unix_s).isoformat(" ", "seconds")
-    return f"{at}  model {event.model}: {event.sentence}"
+    return f"{local_time(event.at_unix_s)}  model {event.model}: {event.sentence}"
 
 
 def _cells(name: str, row: Row, now_s: float) -> tuple[str, ...]:

@@ -17,11 +17,14 @@ from typing import Any
 
 from dynaplan.cli.load_past import samples_of_histories
 from dynaplan.cli.models_view import event_line
+from dynaplan.cli.running_deployment import manual_changes_of
 from dynaplan.cli.status_poller import StatusPoller
 from dynaplan.cli.status_view import view_of
 from dynaplan.fleet.model_keys import ModelEvent
+from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.planner.rules.explain import explain, is_change, summarize
 from dynaplan.process.helper_main import Channel, become_helper
+from dynaplan.util.durations import local_time
 from dynaplan.util.errors import DynaplanError
 from dynaplan.webui.charts import (
     ChartLimits,
@@ -125,16 +128,36 @@ def _listed_move(event: Mapping[str, Any]) -> dict[str, Any]:
     return {"at_s": event["at_unix_s"], "time": when[-8:], "text": text, "why": line, "is_change": True}
 
 
+def _listed_by_hand(change: ManualChange) -> dict[str, Any]:
+    """Return what a person has changed as a decision of the page's list."""
+    line = f"{local_time(change.at_unix_s)}  {change}"
+    return {
+        "at_s": change.at_unix_s,
+        "time": line[11:19],
+        "text": str(change),
+        "why": line,
+        "is_change": True,
+    }
+
+
 class PageFeed:
     """Polls the deployment's status and the planners' logs, and draws the charts of the pages that are open.
 
     ``read(component, number, tail_bytes)`` returns the latest records of one planner, oldest first.
     ``component`` is that of the model that the planner plans for, "" for the planner of a graph.
+    ``read_manual(number)`` returns the latest changes by hand.
     """
 
-    def __init__(self, poller: StatusPoller, read: Callable[[str, int, int], Sequence[Record]]) -> None:
+    def __init__(
+        self,
+        poller: StatusPoller,
+        read: Callable[[str, int, int], Sequence[Record]],
+        read_manual: Callable[[int], Sequence[ManualChange]],
+    ) -> None:
         self._poller = poller
         self._read = read
+        self._read_manual = read_manual
+        self._moves: dict[tuple[float, str], TimedChange] = {}
         self._histories: dict[str, DecisionHistory] = {}
         self._listed: list[dict[str, Any]] | None = None
         self._has_past = False
@@ -172,13 +195,20 @@ class PageFeed:
         for model, planned in (self._document.get("planned_models") or {"": {"component": ""}}).items():
             read, began_s = partial(self._read, planned["component"]), self._poller.found.began_s
             self._histories.setdefault(model, DecisionHistory(read, began_s, model)).poll(now_s)
-        moves = map(_listed_move, self._document.get("model_events", ()))
+        others = list(map(_listed_move, self._document.get("model_events", ())))
+        others += map(_listed_by_hand, self._read_manual(SHOWN_CHANGES))
+        self._mark(others, now_s)
         decided = [row for each in self._histories.values() for row in each.listed]
-        listed = sorted([*decided, *moves], key=lambda each: float(each["at_s"]), reverse=True)
+        listed = sorted([*decided, *others], key=lambda each: float(each["at_s"]), reverse=True)
         if listed == self._listed:
             return []
         self._listed = listed
         return [("decisions", json.dumps(listed, separators=(",", ":")))]
+
+    def _mark(self, rows: Sequence[Mapping[str, Any]], now_s: float) -> None:
+        """Keep what was changed by hand, and of models, for the charts; the lists themselves are short."""
+        self._moves |= {(row["at_s"], row["text"]): TimedChange(row["at_s"], row["text"]) for row in rows}
+        self._moves = {key: each for key, each in self._moves.items() if each.at_s >= now_s - HISTORY_S}
 
     def _drawn(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
         """Draw the charts that are shown and are not newer than the samples."""
@@ -186,6 +216,12 @@ class PageFeed:
         due = [each for each in shown if self._drawn_s.get(each, float("-inf")) < self._drawn_at_s]
         self._drawn_s |= dict.fromkeys(due, self._drawn_at_s)
         return [(each.name, self._drawing(each)) for each in due]
+
+    @property
+    def changes(self) -> list[TimedChange]:
+        """All that changed something: by the planners, by hand, and of models; the marks in the charts."""
+        decided = [change for each in self._histories.values() for change in each.changes]
+        return sorted([*decided, *self._moves.values()], key=lambda each: each.at_s)
 
     def _drawing(self, asked: ChartsRequest) -> str:
         document, now = self._document, datetime.now().astimezone()
@@ -197,11 +233,10 @@ class PageFeed:
         )
         offset = now.utcoffset()
         logged = [sample for each in self._histories.values() for sample in each.samples]
-        changes = [change for each in self._histories.values() for change in each.changes]
         return live_svg(
             asked,
             sorted([*logged, *self._past, *self._seen], key=lambda each: each.at_s),
-            sorted(changes, key=lambda each: each.at_s),
+            self.changes,
             limits,
             now.timestamp(),
             offset.total_seconds() if offset else 0.0,
@@ -217,7 +252,7 @@ async def _run(namespace: str, channel: Channel) -> None:
     def read(component: str, last: int, tail_bytes: int) -> Sequence[Record]:
         return recent_records(planner_dir / component, last, tail_bytes, began_s)
 
-    feed = PageFeed(poller, read)
+    feed = PageFeed(poller, read, partial(manual_changes_of, poller.found))
     try:
         while question := await asyncio.to_thread(channel.read):
             shown = [ChartsRequest(int(span_s), int(width)) for span_s, width in question[0]["charts"]]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynaplan.cli.by_hand import record_by_hand, record_scaling
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_args import describe_hours, new_hold
@@ -146,6 +147,7 @@ async def _reserve(
     check_alive(found)
     async with connections.open_store() as store:
         await change_entries(store, found.namespace, RESERVATIONS, ReservedGpus.from_text, change)
+    record_by_hand(found, f"GPU {','.join(map(str, chosen))} {reserved_words(made)}")
 
 
 async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
@@ -218,7 +220,8 @@ def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> bool:
     chosen = roles or list(SCALED_ROLES)
     written = asyncio.run(_end_holds(found, chosen))
     settings = planner_settings(found)
-    ended = {role: hold for role in chosen if (hold := written.before.of(role))}
+    ended = {role: hold for role in chosen if (hold := written.holds_before.of(role))}
+    record_scaling(found, chosen, written)
     for role, hold in ended.items():
         click.echo(f"released {role.value}: it was {hold}")
     for role in chosen:
@@ -242,6 +245,8 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
         )
     for index in sorted(gpus or before.by_gpu):
         made = before.by_gpu.get(index)
+        if made:
+            record_by_hand(found, f"released GPU {index}, it was {reserved_words(made)}")
         click.echo(
             f"released GPU {index}: it was {reserved_words(made)}" if made else f"GPU {index} is not reserved"
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynaplan.cli.by_hand import record_by_hand
 from dynaplan.cli.options import namespace_option, step_timeout_option
 from dynaplan.cli.running_deployment import connect, service_config
 from dynaplan.cli.scale_args import new_hold
@@ -56,6 +57,7 @@ def command(chosen: str | None, namespace: str | None, timeout: float | None) ->
     """
     found = connect(namespace)
     workers = chosen_workers(chosen, found.workers)
+    record_by_hand(found, f"restart of {', '.join(each.name for each in workers)}")
     run_interruptible(_restart(found, workers, timeout))
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dynaplan.config.service_config import ServiceConfig
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.gpus import Gpu
+    from dynaplan.planner.recorders.manual_changes import ManualChange
 
 
 def make_paths_absolute() -> None:
@@ -101,6 +102,13 @@ def decisions_of(found: RunningDeployment, last: int, component: str = "") -> li
     from dynaplan.planner.recorders.decision_log import recent_records
 
     return recent_records(found.log_dir / "planner" / component, last, since_s=found.began_s)
+
+
+def manual_changes_of(found: RunningDeployment, last: int) -> list[ManualChange]:
+    """Return the last changes that persons have made to this deployment, oldest first."""
+    from dynaplan.planner.recorders.manual_changes import manual_changes
+
+    return manual_changes(found.log_dir, last, found.began_s)
 
 
 def gpus_of(found: RunningDeployment) -> tuple[Gpu, ...]:

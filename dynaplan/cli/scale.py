@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynaplan.cli.by_hand import record_scaling
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.running_deployment import connect, gpus_of, refuse_on_demand
 from dynaplan.cli.scale_args import (
@@ -149,6 +150,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
 
         check_alive(found)
         written = await write_counts(store, found.namespace, change, arguments.leaving)
+        record_scaling(found, arguments.roles, written, arguments.leaving)
         if arguments.has_hours and settings:
             _echo_hours(arguments.roles, settings, written)
             return
@@ -191,7 +193,7 @@ def _echo_counts(written: WrittenCounts) -> None:
 def _echo_holds(roles: Iterable[Role], written: WrittenCounts) -> None:
     """Print which holds there are from now on, and what they replace."""
     for role in roles:
-        before, hold = written.before.of(role), written.holds.of(role)
+        before, hold = written.holds_before.of(role), written.holds.of(role)
         if hold:
             click.echo(describe_hold(role, hold, time.time()))
         if before and before != hold:

@@ -306,7 +306,9 @@ def parse_hold(
 def new_hold(duration: str | None, hours: str | None = None) -> Hold:
     """Return a hold without bounds: made now, by this process and its user, for that time and these hours."""
     now_s = round(time.time(), 3)
-    made = Hold(since_s=now_s, by=_user(), uid=os.getuid(), pid=os.getpid(), host=socket.gethostname()[:100])
+    made = Hold(
+        since_s=now_s, by=user_name(), uid=os.getuid(), pid=os.getpid(), host=socket.gethostname()[:100]
+    )
     made = _within(made, hours) if hours is not None else made
     if duration is None:
         return made
@@ -348,7 +350,8 @@ def describe_hours(made: Hold, now_s: float) -> str:
     return f"open now, until {when}" if hours.is_open_at(now_s, wall) else f"next from {when}"
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return the name of the user of this process."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -58,15 +58,16 @@ ATTEMPTS = 5
 class WrittenCounts:
     """The result of a user's change of counts and holds.
 
-    ``asked`` are the counts that were written by it, ``counts`` all desired ones after it; ``before`` are the
-    holds in force until then, ``holds`` those after it.
+    ``asked`` are the counts that were written by it. ``counts`` and ``holds`` are all that are in force after
+    it, ``counts_before`` and ``holds_before`` those until then.
     """
 
     decision_id: int
     asked: Mapping[Role, int]
     counts: DesiredCounts
-    before: RoleHolds
     holds: RoleHolds
+    counts_before: DesiredCounts
+    holds_before: RoleHolds
 
 
 Change = Callable[[DesiredCounts, RoleHolds], tuple[dict[Role, int], RoleHolds]]
@@ -115,7 +116,8 @@ async def write_counts(
         expected |= {key: item.revision for key, item in items.items()}
         if await store.commit(Transaction(expected=expected, puts=puts)):
             keys = {key: item.value for key, item in items.items()} | puts
-            return WrittenCounts(decision_id, asked, DesiredCounts.from_keys(namespace, keys), before, holds)
+            counts = DesiredCounts.from_keys(namespace, keys)
+            return WrittenCounts(decision_id, asked, counts, holds, now, before)
     raise TemporaryError("somebody else changes the desired counts all the time", hint="Try again.")
 
 

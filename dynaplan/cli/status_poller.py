@@ -14,7 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.running_deployment import connect, decisions_of, gpus_of, planner_components
+from dynaplan.cli.running_deployment import (
+    connect,
+    decisions_of,
+    gpus_of,
+    manual_changes_of,
+    planner_components,
+)
 from dynaplan.cli.status_document import (
     ENGINE_ROLES,
     DeploymentState,
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.planner.recorders.manual_changes import ManualChange
 
 
 class StatusPoller:
@@ -66,6 +73,7 @@ class StatusPoller:
         self._routed: Mapping[str, Mapping[str, str]] = {}
         self._gpu_rows = BlockingRead[dict[int, dict[str, Any]]](self._read_gpus, {})
         self._gpus_shown: dict[int, dict[str, Any]] = {}
+        self._by_hand: list[ManualChange] = []
         self._tokens: dict[str, tuple[float, int]] = {}
         self._listed = DeploymentState()
         self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
@@ -98,7 +106,8 @@ class StatusPoller:
             row |= self._gpus_shown.get(row["index"], {})
         for model, planned in document["planned_models"].items():
             planned |= self._planning(model, planned["targets"])
-        return {**document, **self._planning("", document["targets"])}
+        by_hand = [asdict(each) for each in self._by_hand]
+        return {**document, "by_hand": by_hand, **self._planning("", document["targets"])}
 
     async def close(self) -> None:
         if self._session:
@@ -111,6 +120,7 @@ class StatusPoller:
         self.found = find_deployment(self.found.namespace)
 
     async def _poll_slow_sources(self, answers: DeploymentState) -> None:
+        from dynaplan.planner.recorders.decision_log import record_time_s
         from dynaplan.planner.rules.explain import summarize
 
         self._routed = await read_routing(answers.registered)
@@ -122,7 +132,12 @@ class StatusPoller:
         for model, component in planners.items():
             if records := decisions_of(self.found, 1, component):
                 budget = records[0].get("next_state", {}).get("error_budget")
-                self._decisions[model] = {"last_decision": summarize(records[0]), "error_budget": budget}
+                self._decisions[model] = {
+                    "last_decision": summarize(records[0]),
+                    "decided_unix_s": record_time_s(records[0]),
+                    "error_budget": budget,
+                }
+        self._by_hand = manual_changes_of(self.found, 1)
 
     def _planning(self, model: str, targets: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the load of a model, or with "" of all, and the last decision of its planner."""

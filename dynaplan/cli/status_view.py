@@ -16,8 +16,9 @@ from dynaplan.fleet.gpus import indices
 from dynaplan.fleet.holds import Hold, reserved_words
 from dynaplan.fleet.model_keys import ModelEvent
 from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.util import screen
-from dynaplan.util.durations import clock
+from dynaplan.util.durations import clock, local_time
 from dynaplan.util.tables import fold, text_table
 
 Row = Mapping[str, Any]
@@ -78,15 +79,23 @@ def view_of(document: Document, now_s: float) -> View:
         gpus_title=_gpus_title(document),
         gpus=_gpus(document),
         notes=_notes(document, now_s),
-        decision=document.get("last_decision", "") or _last_event(document),
+        decision=_last_decided(document),
         planners=_planners(document),
         models=tuple(models_view.table_rows(on_request, now_s)) if on_request else (),
     )
 
 
-def _last_event(document: Document) -> str:
-    events = document.get("model_events", [])[-1:]
-    return models_view.event_line(ModelEvent(**events[0])) if events else ""
+def _last_decided(document: Document) -> str:
+    """Return what was decided last, by the planner, about a model, or by hand; empty before anything was."""
+    decided: list[tuple[float, str]] = [
+        (document.get("decided_unix_s", 0.0), document.get("last_decision", ""))
+    ]
+    for event in document.get("model_events", [])[-1:]:
+        decided.append((event["at_unix_s"], models_view.event_line(ModelEvent(**event))))
+    for change in document.get("by_hand", []):
+        line = f"{local_time(change['at_unix_s'])}  {ManualChange(**change)}"
+        decided.append((change["at_unix_s"], line))
+    return max(decided)[1]
 
 
 def table_rows(rows: Sequence[Row], *, is_short: bool = False) -> tuple[tuple[str, ...], ...]:

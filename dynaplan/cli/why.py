@@ -1,67 +1,93 @@
-"""``dynaplan why``: print the planner's last decisions in words, and which workers were removed, and why."""
+"""``dynaplan why``: what was decided lately, by whom, and why, as one story by time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynaplan.cli.models_view import event_line
 from dynaplan.cli.options import namespace_argument
-from dynaplan.cli.running_deployment import connect, decisions_of, planner_components, service_config
+from dynaplan.cli.running_deployment import (
+    connect,
+    decisions_of,
+    manual_changes_of,
+    planner_components,
+    service_config,
+)
+from dynaplan.cli.scale_counts import current_entries, statefile_holds
+from dynaplan.cli.status_view import hold_lines
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
+from dynaplan.config.overrides import MODELS
+from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
+from dynaplan.fleet.model_keys import model_events_in
+from dynaplan.fleet.rules.reconcile import Removal, removals_in
+from dynaplan.fleet.rules.statefile import planner_keys_of
+from dynaplan.planner.recorders.decision_log import record_time_s
+from dynaplan.planner.recorders.manual_changes import ManualChange
+from dynaplan.planner.rules.explain import explain, is_change
 from dynaplan.util import screen
+from dynaplan.util.durations import local_time
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.rules.reconcile import Removal
 
 
 @click.command(name="why")
 @namespace_argument
 @click.option(
-    "-n", "--last", type=click.IntRange(1), default=3, show_default=True, help="How many decisions."
+    "-n",
+    "--last",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="How many decisions of each planner, and how many by hand.",
 )
 @click.option("--changes", is_flag=True, help="Only those that changed something.")
 def command(namespace: str | None, last: int, changes: bool) -> None:
-    """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
-    from dynaplan.cli.models_view import event_line
-    from dynaplan.cli.scale_counts import current_entries, statefile_holds
-    from dynaplan.cli.status_view import hold_lines
-    from dynaplan.config.overrides import MODELS
-    from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
-    from dynaplan.fleet.model_keys import model_events_in
-    from dynaplan.fleet.rules.reconcile import removals_in
-    from dynaplan.fleet.rules.statefile import planner_keys_of
-    from dynaplan.planner.rules.explain import explain, is_change
+    """Say what the planner saw, what it decided, and why; "no change" has its reasons too.
 
+    By time with it: what persons have changed, what was decided about models, and which workers were removed.
+    """
     found = connect(namespace)
-    nothing = []
-    for model, component in planner_components(found).items():
-        records = decisions_of(found, 10_000 if changes else last, component)
-        if changes:
-            records = [record for record in records if is_change(record)]
-        if not records and (model or not service_config(found).get(MODELS)):
-            nothing.append(no_decisions(found, "change" if changes else "decision", model, component))
-        elif model:
-            click.echo(f"model {model}")
-        for record in records[-last:]:
-            click.echo(_shown(explain(record)) + "\n")
+    moments, missing = _decided(found, last, changes=changes)
+    moments += [(each.at_unix_s, manual_line(each)) for each in manual_changes_of(found, last)]
     fleet = asyncio.run(published(found.namespace))
-    lines = [*map(event_line, model_events_in(fleet)), *removal_lines(removals_in(fleet))]
-    for line in lines:
-        click.echo(fold(line, screen.width(), INDENT))
+    moments += [(each.at_unix_s, event_line(each)) for each in model_events_in(fleet)]
+    moments += [(each.at_unix_s, removal_line(each)) for each in removals_in(fleet)]
+    for _, text in sorted(moments, key=itemgetter(0)):
+        click.echo(text if "\n" in text else fold(text, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
     holds = statefile_holds(found.document).to_json()
     reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(fold(line, screen.width(), INDENT))
-    for line in nothing:
+    for line in missing:
         click.echo(fold(line, screen.width()))
+
+
+Moment = tuple[float, str]
+"""What happened, in words, and when."""
+
+
+def _decided(found: RunningDeployment, last: int, *, changes: bool) -> tuple[list[Moment], list[str]]:
+    """Return the decisions of the planners with their times, and a sentence for each that has none."""
+    moments, missing = [], []
+    for model, component in planner_components(found).items():
+        records = decisions_of(found, 10_000 if changes else last, component)
+        if changes:
+            records = [record for record in records if is_change(record)]
+        if not records and (model or not service_config(found).get(MODELS)):
+            missing.append(no_decisions(found, "change" if changes else "decision", model, component))
+        of_model = f"model {model}\n" if model else ""
+        moments += [
+            (record_time_s(record), f"{of_model}{_shown(explain(record))}\n") for record in records[-last:]
+        ]
+    return moments, missing
 
 
 def no_decisions(found: RunningDeployment, what: str, model: str = "", component: str = "") -> str:
@@ -83,7 +109,7 @@ def no_decisions(found: RunningDeployment, what: str, model: str = "", component
     planner_dir = found.log_dir / "planner" / component
     if not recent_records(planner_dir, 1):
         return text
-    began = _local(found.began_s)
+    began = local_time(found.began_s)
     return f"{text} This deployment began at {began}; {planner_dir} has the decisions of earlier ones."
 
 
@@ -114,10 +140,11 @@ async def published(namespace: str) -> dict[str, Any]:
         return {}
 
 
-def removal_lines(found: Iterable[Removal]) -> list[str]:
-    """Return a line for each, in local time."""
-    return [f"{_local(each.at_unix_s)}  {each.worker} was removed: {each.why}" for each in found]
+def removal_line(removal: Removal) -> str:
+    """Return which worker was removed, when in local time, and why."""
+    return f"{local_time(removal.at_unix_s)}  {removal.worker} was removed: {removal.why}"
 
 
-def _local(at_unix_s: float) -> str:
-    return datetime.fromtimestamp(at_unix_s).isoformat(" ", "seconds")
+def manual_line(change: ManualChange) -> str:
+    """Return what a person has changed, and when in local time."""
+    return f"{local_time(change.at_unix_s)}  {screen.good(str(change))}"

@@ -24,6 +24,11 @@ _FOLDER = "zoneinfo/"
 _UTC_NAMES = ("UTC", "Etc/UTC", "Universal", "Etc/Universal", "Zulu", "Etc/Zulu")
 
 
+def local_time(at_unix_s: float) -> str:
+    """Return a moment on the clock of this machine, ``2026-11-22 14:00:03``."""
+    return datetime.fromtimestamp(at_unix_s).isoformat(" ", "seconds")
+
+
 def zone_of(name: str) -> tzinfo:
     """Return the zone of that name, such as ``Europe/Berlin``; raises ValueError for an unknown one."""
     if name in _UTC_NAMES:

@@ -14,6 +14,7 @@ from dynaplan.cli import page_feed as module
 from dynaplan.cli.page_feed import HISTORY_S, DecisionHistory, PageFeed
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.model import DecisionRecord, PlannerState
+from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.planner.rules.decision import decide
 from dynaplan.webui.charts import ChartsRequest
 from tests.unit.cli.status_documents import FIGURES, document, worker_document
@@ -103,8 +104,12 @@ def no_records(component: str, last: int, tail_bytes: int) -> Sequence[dict[str,
     return []
 
 
+def nothing_by_hand(last: int) -> Sequence[ManualChange]:
+    return []
+
+
 def page_feed() -> PageFeed:
-    return PageFeed(Looks(), no_records)  # type: ignore[arg-type]
+    return PageFeed(Looks(), no_records, nothing_by_hand)  # type: ignore[arg-type]
 
 
 async def test_looks_have_the_sentences_of_top() -> None:
@@ -136,7 +141,8 @@ async def test_new_decisions_are_listed_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "DRAW_S", 0.0)
     monkeypatch.setattr(module.time, "time", lambda: NOW_S)
     records = [record(10, is_change=True)]
-    feed = PageFeed(Looks(), lambda component, last, tail_bytes: records)  # type: ignore[arg-type]
+    looks: Any = Looks()
+    feed = PageFeed(looks, lambda component, last, tail_bytes: records, nothing_by_hand)
     assert [name for name, _ in await feed.events([])] == ["look", "decisions"]
     assert [name for name, _ in await feed.events([])] == ["look"]
 
@@ -144,12 +150,12 @@ async def test_new_decisions_are_listed_once(monkeypatch: pytest.MonkeyPatch) ->
 async def test_the_decisions_of_every_planned_model_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "time", lambda: NOW_S)
     logs = {"ant": [record(10, is_change=True)], "b-2": [record(20, is_change=True)]}
-    looks = Looks()
+    looks: Any = Looks()
     looks.planned_models = {
         name: {"component": component, "policy": "load", "targets": None}
         for name, component in {"ant": "ant", "b/2": "b-2"}.items()
     }
-    feed = PageFeed(looks, lambda component, last, tail_bytes: logs[component])  # type: ignore[arg-type]
+    feed = PageFeed(looks, lambda component, last, tail_bytes: logs[component], nothing_by_hand)
     events = dict(await feed.events([]))
     listed = json.loads(events["decisions"])
     assert [each["text"].partition(": ")[0] for each in listed] == ["ant", "b/2"]
@@ -167,9 +173,22 @@ async def test_what_frontends_have_kept_is_read_until_one_answers(monkeypatch: p
     monkeypatch.setattr(module, "DEPLOYMENT_POLL_S", 0.0)
     monkeypatch.setattr(module, "DRAW_S", 0.0)
     poller = Looks()
-    feed = PageFeed(poller, no_records)  # type: ignore[arg-type]
+    feed = PageFeed(poller, no_records, nothing_by_hand)  # type: ignore[arg-type]
     await feed.events([])
     poller.histories = [{"bounds_s": {}, "steps": []}]
     await feed.events([])
     await feed.events([])
     assert poller.asked == 2
+
+
+async def test_what_a_person_changed_is_a_decision_of_the_list_and_a_mark_in_the_charts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module.time, "time", lambda: NOW_S)
+    looks: Any = Looks()
+    records, by_hand = [record(10, is_change=True)], [ManualChange(NOW_S - 5, "alice", "decode 4 -> 2")]
+    feed = PageFeed(looks, lambda component, last, tail_bytes: records, lambda last: by_hand)
+    listed = json.loads(dict(await feed.events([]))["decisions"])
+    whole = ["changed prefill 1, decode 1 -> prefill 1, decode 2", "by hand (alice): decode 4 -> 2"]
+    for found in ([each["text"] for each in reversed(listed)], [each.text for each in feed.changes]):
+        assert [text.startswith(start) for text, start in zip(found, whole, strict=True)] == [True, True]

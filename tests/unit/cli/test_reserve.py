@@ -18,6 +18,7 @@ from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus
 from dynaplan.fleet.rules.statefile import with_planner_keys
 from dynaplan.fleet.store_keys import scaling_key
 from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.recorders.manual_changes import manual_changes
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
@@ -59,7 +60,7 @@ def test_roles_and_gpus_are_released_by_their_names() -> None:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Any:
+def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A deployment with a worker on GPU 0, and its store."""
     store = MemoryStore(SystemClock())
 
@@ -72,6 +73,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
         workers=(worker("VllmWorker", gpus=(0,)),),
         document={},
         runtime_dir=Path("/nowhere"),
+        log_dir=tmp_path,
         store=store,
     )
     monkeypatch.setattr(connections, "connect_store", lambda: store)
@@ -97,6 +99,10 @@ async def test_a_reservation_is_kept_beside_others_and_released_alone(
     await reserve._release_gpus(found, frozenset({0, 2}))
     assert await reserved(found) == ReservedGpus({1: mine, 3: other})
     assert "GPU 2 is not reserved" in capsys.readouterr().out
+    assert [each.what for each in manual_changes(found.log_dir, 9)] == [
+        "GPU 0,1 reserved by me until `dynaplan release`",
+        "released GPU 0, it was reserved by me until `dynaplan release`",
+    ]
 
 
 async def test_the_gpus_that_nobody_has_reserved_must_do_for_a_decode_worker(found: Any) -> None:

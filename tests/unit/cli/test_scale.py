@@ -17,6 +17,7 @@ from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.fleet import scale_progress
 from dynaplan.fleet.scale_progress import ScaleRequest
 from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.planner.recorders.manual_changes import manual_changes
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
@@ -144,12 +145,16 @@ def test_a_hold_above_the_gpu_budget_or_the_gpus_is_refused(store: MemoryStore) 
 
 @pytest.mark.parametrize("planner", [None, {"no-operation": True}, {"no_operation": True}])
 def test_without_a_planner_that_scales_a_number_stays_and_a_hold_waits_for_one(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planner: dict[str, Any] | None
 ) -> None:
-    monkeypatch.setattr(scale, "connect", lambda _: deployment(planner))
+    found = deployment(planner)
+    found.log_dir = tmp_path
+    monkeypatch.setattr(scale, "connect", lambda _: found)
     assert typed("scale", "decode=2", "--no-wait").output == "asked for decode=2 (decision 2)\n"
     held = typed("scale", "decode=2", "--hold", "--no-wait").output
     assert "No planner scales this deployment now; one that is started keeps to it." in held
+    recorded = [each.what for each in manual_changes(tmp_path, 9)]
+    assert recorded == ["decode 1 -> 2", "decode 2 again, held at 2 until `dynaplan release`"]
 
 
 def test_it_waits_for_the_numbers_that_it_asked_for(

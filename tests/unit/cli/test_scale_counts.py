@@ -60,7 +60,7 @@ async def value(store: MemoryStore, name: str) -> str:
 
 async def test_counts_and_holds_are_written_together_above_every_id(store: MemoryStore) -> None:
     written = await write_counts(store, "ns", lambda now, holds: ({Role.DECODE: 2}, AT_2))
-    assert (written.decision_id, written.before, written.holds) == (8, RoleHolds(), AT_2)
+    assert (written.decision_id, written.holds_before, written.holds) == (8, RoleHolds(), AT_2)
     assert written.counts == DesiredCounts(-1, 2, 8, 7)
     assert await value(store, "num_decode_workers") == "2"
     assert RoleHolds.from_text(await value(store, "holds")) == AT_2
@@ -69,7 +69,7 @@ async def test_counts_and_holds_are_written_together_above_every_id(store: Memor
 async def test_a_release_is_no_new_decision_and_leaves_an_empty_value(store: MemoryStore) -> None:
     await store.put("v1/ns/planner_extensions/holds", AT_2.to_text())
     written = await write_counts(store, "ns", lambda now, holds: ({}, RoleHolds()))
-    assert written.before == AT_2
+    assert written.holds_before == AT_2
     assert await value(store, "holds") == "{}"
     assert await value(store, "decision_id") == "3"
 
@@ -78,7 +78,7 @@ async def test_holds_that_are_over_or_cannot_be_read_count_as_none(store: Memory
     for text in ('{"decode": 7}', RoleHolds(decode=Hold(2, until_s=time.time() - 1)).to_text()):
         await store.put("v1/ns/planner_extensions/holds", text)
         written = await write_counts(store, "ns", lambda now, holds: ({Role.DECODE: 2}, holds))
-        assert written.before == RoleHolds()
+        assert written.holds_before == RoleHolds()
         assert await value(store, "holds") == "{}"
 
 

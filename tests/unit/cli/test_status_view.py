@@ -52,6 +52,19 @@ def test_without_serve_nothing_is_said_of_planner_and_places() -> None:
     assert view_of(document(policy=None), 0.0).service.startswith("model llama  no planner")
 
 
+def test_what_was_decided_last_is_told_whoever_decided_it() -> None:
+    planner = {"decided_unix_s": 100.0, "last_decision": "16:37:24  no change"}
+    event = {"at_unix_s": 200.0, "model": "ant", "sentence": "load: asked for"}
+    change = {"at_unix_s": 300.0, "by": "alice", "what": "decode 4 -> 2"}
+    for shown, more in (
+        ("", {}),
+        ("16:37:24  no change", planner),
+        ("model ant: load: asked for", {**planner, "model_events": [event]}),
+        ("by hand (alice): decode 4 -> 2", {**planner, "model_events": [event], "by_hand": [change]}),
+    ):
+        assert view_of(document(**more), 0.0).decision.endswith(shown)
+
+
 def test_a_planner_that_only_observes_is_no_missing_one() -> None:
     service = view_of(document(observes_only=True), 0.0).service
     assert service.startswith("model llama  policy load, which only observes  ready")
