@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -17,13 +20,21 @@ from dynaplan.util.errors import ConfigError
 def command(words: tuple[str, ...]) -> None:
     """Run COMMAND with the modules dynamo.sdk and dynamo._core, which do dynaplan's work.
 
-    For example `dynaplan compat python client.py`.
+    For example `dynaplan compat client.py`: a Python program runs in the environment of dynaplan.
     """
     from dynaplan.graph.loading import compat_environment
 
+    program, *arguments = _with_interpreter(words)
     try:
-        os.execvpe(words[0], words, compat_environment(os.environ))
+        os.execvpe(program, [program, *arguments], compat_environment(os.environ))
     except OSError as error:
         raise ConfigError(
-            f"cannot run {words[0]}: {error.strerror}", hint="As in: dynaplan compat python client.py"
+            f"cannot run {program}: {error.strerror}", hint="As in: dynaplan compat python client.py"
         ) from error
+
+
+def _with_interpreter(words: Sequence[str]) -> Sequence[str]:
+    """Return the command; in the place of ``python`` and before a program's file is this interpreter."""
+    if words[0] in ("python", "python3"):
+        return [sys.executable, *words[1:]]
+    return [sys.executable, *words] if words[0].endswith(".py") and Path(words[0]).is_file() else words

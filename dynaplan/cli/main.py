@@ -99,6 +99,12 @@ OWN_PROCESS = "own process"
 """The ``obj`` of the root context where the command line is all that this process does: it may fork."""
 
 
+NO_RUN = (
+    "No such command 'run'. For a program beside a deployment: `dynaplan reserve gpu=0 --for 3h` keeps a GPU "
+    "free, and prints the CUDA_VISIBLE_DEVICES to start it with."
+)
+
+
 class LazyGroup(click.Group):
     """A group by a table: each command in the order of the help page, with its module and its purpose.
 
@@ -146,6 +152,8 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in self._table and not name.startswith("-"):
             meant = self._habits.get(name.lower())
+            if name == "run" and "--" in args:
+                raise click.UsageError(NO_RUN, ctx)
             hint = f"Did you mean {meant!r}?" if meant else nearest(name, self._table)
             raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -6,6 +6,7 @@ Some go into the environment of this process, where its children and the modules
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -29,6 +30,25 @@ Command = TypeVar("Command", bound=Callable[..., object])
 namespace_option = click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="The deployment; not needed when only one runs."
 )
+
+
+class GpuNumber(click.IntRange):
+    """A number of GPUs; ``all`` is as many as there are, as without the option."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1024)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "all":
+            return None
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            words = f"{value!r}: expected a number of GPUs, or all."
+            if re.fullmatch(r"\d+(,\d+)+", str(value)):
+                count = str(value).count(",") + 1
+                words += f" Which ones: CUDA_VISIBLE_DEVICES={value} dynaplan serve ... --gpus {count}"
+            self.fail(words, param, ctx)
 
 
 def namespace_argument(function: Callable[..., Any]) -> Callable[..., Any]:

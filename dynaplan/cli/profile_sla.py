@@ -34,7 +34,7 @@ log = logging.getLogger("dynaplan.profile_sla")
     name="profile-sla",
     epilog="Any option of a service: --Service.key=value",
 )
-@config_file_option("YAML of the graph to serve.", required=True)
+@config_file_option("YAML of the graph to serve.")
 @click.option(
     "--output-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -86,12 +86,18 @@ log = logging.getLogger("dynaplan.profile_sla")
 @click.option("--gpu-type", metavar="NAME", help="Of --estimate, such as h100_sxm.")
 @click.option("--graph", default="graphs.agg:Frontend", show_default=True, help="The aggregated graph.")
 @click.pass_context
-def command(context: click.Context, /, config_file: str, **given: Any) -> int:
+def command(context: click.Context, /, config_file: str | None, **given: Any) -> int:
     """Measure TTFT and ITL of an engine for each tensor parallel size, and recommend one.
 
     Each size is started by itself on this box. Points that were measured before are not measured again. With
     --estimate nothing is started, and this box needs no GPU.
     """
+    if config_file is None:
+        raise click.UsageError(
+            "Missing option '-f', the configuration of the engine. For example:\n"
+            "  dynaplan profile-sla -f llamacpp.yaml --Common.model=model.gguf --ttft 500 --itl 50",
+            context,
+        )
     options = _options(config_file, context.obj, given)
     _check_names(options)
     options, run_stage = _estimated(options, given) if given["estimate"] else _measured(options, given)

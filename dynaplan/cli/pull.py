@@ -7,6 +7,7 @@ import os
 
 import click
 
+from dynaplan.cli.service_options import HUB_ADDRESS, HUB_NAME, download_hint
 from dynaplan.engines.pulled_models import CATALOGUE, is_pulled, models_dir, pull
 from dynaplan.util.errors import ConfigError, nearest
 
@@ -24,6 +25,11 @@ def command(name: str | None) -> None:
         click.echo(_list())
         return
     if name not in CATALOGUE:
+        if HUB_NAME.fullmatch(name) or HUB_ADDRESS.fullmatch(name):
+            raise ConfigError(
+                f"{name} is a model on the hub: `dynaplan pull` fetches {', '.join(CATALOGUE)} alone",
+                hint=download_hint(HUB_ADDRESS.sub(r"\g<name>", name)),
+            )
         raise ConfigError(
             f"there is no model {name!r} to pull",
             hint=f"{nearest(name, CATALOGUE)} Any other model: serve its file, `dynaplan serve PATH`.",

@@ -13,6 +13,7 @@ from dynaplan.cli.by_hand import record_scaling
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.running_deployment import connect, gpus_of, refuse_on_demand
 from dynaplan.cli.scale_args import (
+    CountArgument,
     ScaleArguments,
     check_budget,
     check_gpus,
@@ -154,7 +155,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
         if arguments.has_hours and settings:
             _echo_hours(arguments.roles, settings, written)
             return
-        _echo_written(found, settings, written)
+        _echo_written(found, settings, written, arguments.counts)
         if arguments.timeout_s != 0.0:
             is_for_others = bool(settings and settings.is_carried_out_elsewhere)
             if is_for_others:
@@ -185,8 +186,12 @@ def _echo_hours(roles: Sequence[Role], settings: PlannerSettings, written: Writt
     )
 
 
-def _echo_counts(written: WrittenCounts) -> None:
-    counts = ", ".join(f"{role.value}={number}" for role, number in written.asked.items())
+def _echo_counts(written: WrittenCounts, asked: Sequence[CountArgument]) -> None:
+    more = {each.role: each.more for each in asked if each.more}
+    words = {role: f" ({abs(each)} {'more' if each > 0 else 'fewer'})" for role, each in more.items()}
+    counts = ", ".join(
+        f"{role.value}={number}{words.get(role, '')}" for role, number in written.asked.items()
+    )
     click.echo(f"asked for {counts} (decision {written.decision_id})")
 
 
@@ -200,9 +205,14 @@ def _echo_holds(roles: Iterable[Role], written: WrittenCounts) -> None:
             click.echo(f"that replaces: {role.value} {before}")
 
 
-def _echo_written(found: RunningDeployment, settings: PlannerSettings | None, written: WrittenCounts) -> None:
+def _echo_written(
+    found: RunningDeployment,
+    settings: PlannerSettings | None,
+    written: WrittenCounts,
+    asked: Sequence[CountArgument],
+) -> None:
     """Print what was asked for, what is held, and what the planner may do about the rest."""
-    _echo_counts(written)
+    _echo_counts(written, asked)
     _echo_holds(written.asked, written)
     if settings is None:
         if any(written.holds.of(role) for role in written.asked):

@@ -115,9 +115,7 @@ def parse_count(text: str, roles: Mapping[str, Role]) -> CountArgument:
                 f"scale {text}: of which role?",
                 hint=f"Write {' or '.join(f'{role}={name}' for role in _plain(roles))}.",
             )
-        raise ConfigError(
-            f"scale {text}: no role '{name}' here", hint=f"Known: {', '.join(roles) or 'none'}."
-        )
+        raise ConfigError(f"scale {text}: no role '{name}' here", hint=nearest(name, roles) or "Known: none.")
     if not equals:
         return CountArgument(roles[name])
     found = _ARGUMENT.fullmatch(number)

@@ -11,6 +11,7 @@ import click
 
 from dynaplan.cli.main import OWN_PROCESS
 from dynaplan.cli.options import (
+    GpuNumber,
     api_key_option,
     compat_option,
     config_file_option,
@@ -79,8 +80,8 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 )
 @click.option(
     "--gpus",
-    type=click.IntRange(0, 1024),
-    help="Use this many GPUs; simulated when there is no NVIDIA driver.",
+    type=GpuNumber(),
+    help="Use this many GPUs, or all; simulated when there is no NVIDIA driver.",
 )
 @click.option(
     "--model-memory",
@@ -310,13 +311,13 @@ def usable_gpus(number: int | None) -> int:
 
 
 def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context) -> tuple[str, str | None]:
-    """Return the graph and the file that these words mean: a graph, a model, several, or a file of models."""
+    """Return the graph and the file that these words mean: a graph, models, or a file of settings."""
     if len(words) == 1 and is_models_file(words[0]):
         if config_file:
             raise click.UsageError(
                 f"{words[0]} is a file of settings, and -f names another. Leave one out.", ctx
             )
-        return GRAPH_OF_MODELS, words[0]
+        return _graph_of_settings(words[0], ctx), words[0]
     if len(words) == 1 and is_model(words[0]):
         return _model_graph(words[0], config_file, ctx)
     if len(words) == 1:
@@ -328,6 +329,19 @@ def _graph_of(words: Sequence[str], config_file: str | None, ctx: click.Context)
         )
     ctx.obj = [*models_overrides(words), *ctx.obj]
     return GRAPH_OF_MODELS, config_file
+
+
+def _graph_of_settings(name: str, ctx: click.Context) -> str:
+    """Return the graph of a file or directory of settings, and say which it is where it has no ``Models``."""
+    from dynaplan.cli.graph_files import graph_of_file, has_models, shipped_file
+
+    path = Path(os.path.expanduser(name))
+    file = path if path.exists() else shipped_file(name) or path
+    if has_models(file, ctx.obj):
+        return GRAPH_OF_MODELS
+    graph = graph_of_file(file)
+    click.echo(f"{name} is the configuration of {graph}. This is: dynaplan serve {graph} -f {name}", err=True)
+    return graph
 
 
 def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:

@@ -45,6 +45,13 @@ ARGUMENTS = "dynaplan.arguments"
 """The key of a context's ``meta`` that holds the arguments of ``serve`` as they were typed."""
 
 
+WHAT_IS_SERVED = """What is to be served? One of these:
+  a model:         dynaplan serve model.gguf, or its name; `dynaplan pull` lists small ones to begin with
+  several models:  dynaplan serve models.yaml, a.gguf b.gguf, a directory, a file of llama-swap or llama.cpp
+  a graph:         dynaplan serve graphs.disagg:Frontend -f disagg.yaml, with simulated engines: no GPU"""
+"""The answer to a ``serve`` of nothing."""
+
+
 class ServeCommand(ServiceOptionsCommand):
     """Answers an option of a service that has no section with the way to write it."""
 
@@ -52,6 +59,8 @@ class ServeCommand(ServiceOptionsCommand):
         ctx.meta[ARGUMENTS] = tuple(args)
         try:
             return super().parse_args(ctx, list(args))
+        except click.MissingParameter as error:
+            raise click.MissingParameter(WHAT_IS_SERVED, ctx, error.param) from None
         except click.NoSuchOption as error:
             hint = option_hint(error.option_name, args)
             if not hint:
@@ -122,10 +131,14 @@ def is_models_file(text: str) -> bool:
     """Return whether this is a file of settings, or a directory of models, in the place of a graph."""
     path = Path(os.path.expanduser(text))
     if path.is_dir():  # of GGUF files: it is neither a model nor a place of graphs
-        return (
-            not any(path.glob("*.py")) and not (path / "config.json").is_file() and any(path.rglob("*.gguf"))
-        )
-    return text.lower().endswith((".yaml", ".yml", ".ini")) and path.is_file()
+        if (path / "config.json").is_file() or (path / "__init__.py").is_file():
+            return False
+        return any(path.glob("*.gguf")) or (not any(path.glob("*.py")) and any(path.rglob("*.gguf")))
+    if not text.lower().endswith((".yaml", ".yml", ".ini")):
+        return False
+    from dynaplan.cli.graph_files import shipped_file
+
+    return path.is_file() or shipped_file(text) is not None
 
 
 def is_model(text: str) -> bool:
@@ -161,12 +174,9 @@ HUB_ADDRESS = re.compile(r"(?:(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)
 def refuse_what_is_no_graph(text: str) -> None:
     """Raise ConfigError for a model's address, and for a directory that holds neither model nor graph."""
     if found := HUB_ADDRESS.fullmatch(text):
-        repository = "/".join(found["name"].split("/")[:2])
         raise ConfigError(
             f"{text} is an address: dynaplan downloads no model from there",
-            hint=f"`hf download {repository} --local-dir DIRECTORY` fetches it; then `dynaplan serve "
-            "DIRECTORY/FILE.gguf` (llama.cpp), or `dynaplan serve DIRECTORY` (vLLM).\n"
-            f"  vLLM fetches by itself what is no GGUF: `dynaplan serve {repository}`.",
+            hint=download_hint(found["name"]),
         )
     path = Path(os.path.expanduser(text))
     if path.is_dir() and ("/" in text or not text.isidentifier()) and not any(path.glob("*.py")):
@@ -175,6 +185,16 @@ def refuse_what_is_no_graph(text: str) -> None:
             hint="A model's directory has a config.json (vLLM, SGLang, TensorRT-LLM); llama.cpp takes "
             "the path of a .gguf file. `dynaplan pull` lists small models to begin with.",
         )
+
+
+def download_hint(name: str) -> str:
+    """Return how a repository of the hub is fetched, and served then."""
+    repository = "/".join(name.split("/")[:2])
+    return (
+        f"`hf download {repository} --local-dir DIRECTORY` fetches it; then `dynaplan serve "
+        "DIRECTORY/FILE.gguf` (llama.cpp), or `dynaplan serve DIRECTORY` (vLLM).\n"
+        f"  vLLM fetches by itself what is no GGUF: `dynaplan serve {repository}`."
+    )
 
 
 MODEL_NAME = re.compile(r"[A-Za-z][\w.-]*(:[\w.-]+)?", re.ASCII)

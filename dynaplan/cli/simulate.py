@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from dynaplan.simulation.many_models.box import SimulatedModel
 
 
+NO_TRACE = """Missing option '--trace', the load. For example:
+  dynaplan simulate --trace sinusoid:low=5,high=20,period=150 -f disagg.yaml"""
+
+
+def _given_trace(context: click.Context, parameter: click.Parameter, text: str | None) -> str:
+    if text is None:
+        raise click.UsageError(NO_TRACE, context)
+    return text
+
+
 @click.command(
     cls=ServiceOptionsCommand,
     name="simulate",
@@ -35,7 +45,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--trace",
-    required=True,
+    callback=_given_trace,
     help="A trace file, a directory of them, or made-up load: sinusoid:low=5,high=20,period=150, bursts",
 )
 @click.option(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynaplan.config.overrides import Sections
+from dynaplan.config.overrides import MODELS, Sections
 from dynaplan.config.settings.fields import kebab
 from dynaplan.util.errors import ConfigError
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import yaml
 
 
+MODELS_EXAMPLE = f"Write {MODELS}: {{NAME: {{model: /path/to/model.gguf}}}}, a key for each model."
 EXAMPLE = "Write sections such as 'VllmWorker:' with indented 'key: value' lines."
 
 MAX_SHOWN_CHARACTERS = 300
@@ -92,7 +93,10 @@ def read_sections_file(file: Path) -> Sections:
 
 
 def read_sections(text: str, source: str) -> Sections:
-    """The sections of YAML or JSON text; errors call it ``source``. A section without a body is empty."""
+    """The sections of YAML or JSON text; errors call it ``source``. A section without a body is empty.
+
+    ``models`` is ``Models``.
+    """
     import yaml
 
     try:
@@ -104,7 +108,10 @@ def read_sections(text: str, source: str) -> Sections:
         raise yaml_error(error, text, source) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not YAML: {error}", hint=EXAMPLE) from error
-    return {name: body or {} for name, body in sections.items()}
+    read = {name: body or {} for name, body in sections.items()}
+    if MODELS not in read and MODELS.lower() in read:
+        read[MODELS] = read.pop(MODELS.lower())
+    return read
 
 
 def _check(node: yaml.Node | None, source: str) -> None:
@@ -120,7 +127,8 @@ def _check(node: yaml.Node | None, source: str) -> None:
         if isinstance(body, yaml.MappingNode):
             _check_keys(body, source)
         elif body.tag != "tag:yaml.org,2002:null":
-            raise ConfigError(f"{_at(source, body)}: {key.value} is not a mapping of options", hint=EXAMPLE)
+            hint = MODELS_EXAMPLE if key.value.lower() == MODELS.lower() else EXAMPLE
+            raise ConfigError(f"{_at(source, body)}: {key.value} is not a mapping of options", hint=hint)
 
 
 def _check_keys(node: yaml.MappingNode, source: str) -> None:

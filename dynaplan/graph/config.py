@@ -56,6 +56,10 @@ SAME_FILE = 0.8
 """The similarity from which a file's name counts as a slip of another's: all end with the same letters."""
 
 
+MOST_FILES = 6
+"""The most files that are named where none is near."""
+
+
 def find_config_file(
     name: str, working_dir: Path, graph: Graph | None = None, *, beside: Sequence[Path] = ()
 ) -> Path:
@@ -68,7 +72,8 @@ def find_config_file(
             return folder / name
     known = [file.name for folder in folders for file in folder.glob("*.y*ml")]
     looked = " and ".join(dict.fromkeys(map(str, folders)))
-    raise ConfigError(f"-f {name}: no such file in {looked}", hint=nearest(name, known, cutoff=SAME_FILE))
+    hint = nearest(name, known, cutoff=SAME_FILE, most=MOST_FILES)
+    raise ConfigError(f"-f {name}: no such file in {looked}", hint=hint)
 
 
 def read_config(file: Path | None, overrides: Sequence[str] = ()) -> Sections:
@@ -188,13 +193,15 @@ def _check_unused_section(
     Values of options that are known are checked all the same. The warning says where this graph has them.
     """
     if name not in STOCK_SERVICES:
-        raise ConfigError(f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON]))
-    _, known, _ = SECTIONS.get(name, ("", {}, False))
+        raise ConfigError(
+            f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON, MODELS])
+        )
+    _, options, _ = SECTIONS.get(name, ("", {}, False))
     warning = f"{name}: this graph has no such service; its section has no effect"
     for key in section:
-        if kebab(key) not in known or kebab(key) == COMMON_CONFIGS:
+        if kebab(key) not in options or kebab(key) == COMMON_CONFIGS:
             continue
-        _check_option(f"{name}.{key}", key, section[key], known)
+        _check_option(f"{name}.{key}", key, section[key], options)
         having = [each.name for each in services.values() if kebab(key) in (each.options or {})]
         having.sort(key=lambda other: kebab(key) not in kebab_keys(config.get(other) or {}))
         if having and name != having[0]:

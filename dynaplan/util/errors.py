@@ -201,16 +201,21 @@ class ClusterRefused(PermanentError):
     """The Kubernetes API server does not take an object: it is wrong in itself."""
 
 
-def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, most: int = 0) -> str:
     """Return a hint: ``Did you mean X?`` when one of the names is near, else a list of them.
+
+    ``most`` > 0 bounds the list, which begins with the likest ones then.
 
     ``cutoff`` is the least similarity, difflib's ratio, of a name that is near.
     """
-    from difflib import get_close_matches
+    from difflib import SequenceMatcher, get_close_matches
 
     known = sorted(set(names))
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(name.lower(), by_lower, 1, cutoff=cutoff)
     if near:
         return f"Did you mean {by_lower[near[0]]!r}?"
+    if 0 < most < len(known):
+        known.sort(key=lambda other: -SequenceMatcher(None, name.lower(), other.lower()).ratio())
+        return f"Known: {', '.join(known[:most])} and {len(known) - most} others."
     return f"Known: {', '.join(known)}." if known else ""

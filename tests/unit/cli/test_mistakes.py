@@ -34,7 +34,13 @@ MISTAKES: list[tuple[str, list[str]]] = [
         ["common-configs", "Write --VllmWorker.model=a/b", "-f vllm.yaml"],
     ),
     (f"{AGG} --Common.engine=vllm --Common.model=a/b", ["pip install 'vllm'", "vllm-command"]),  # 17
+    ("serve", ["dynaplan serve model.gguf", "dynaplan serve models.yaml", "graphs.disagg:Frontend -f"]),
     # files
+    ("serve sections.yaml", ["no section Models", "graphs.agg:Frontend -f", "graphs.disagg:Frontend"]),
+    ("serve modells.yaml", ["'Modells'", "Did you mean 'Models'?"]),
+    ("serve listed.yaml --dry-run", ["Models is not a mapping", "Models: {NAME: {model:"]),
+    ("serve graphs.agg:Frontend -f agg.yaml --gpus two", ["'two'", "a number of GPUs, or all"]),
+    ("serve graphs.agg:Frontend -f agg.yaml --gpus 0,1", ["CUDA_VISIBLE_DEVICES=0,1", "--gpus 2"]),
     (
         "serve graphs.disagg:Frontend -f disag.yaml",
         ["no such file in", "Did you mean 'disagg.yaml'?"],
@@ -86,6 +92,12 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("bench --url localhost:8000", ["localhost:8000", "Write http://localhost:8000."]),
     ("bench --url http://127.0.0.1:1 --trace nothere.jsonl", ["there is no trace nothere.jsonl"]),
     ("simulate --trace sinusoid: --policy sal", ["sal", "Did you mean 'sla'?"]),  # 41
+    ("simulate", ["Missing option '--trace'", "--trace sinusoid:low="]),
+    ("profile-sla", ["Missing option '-f'", "dynaplan profile-sla -f llamacpp.yaml"]),
+    ("run -- python train.py", ["dynaplan reserve gpu=0", "CUDA_VISIBLE_DEVICES"]),
+    ("pull Qwen/Qwen3-0.6B-GGUF", ["a model on the hub", "hf download Qwen/Qwen3-0.6B-GGUF"]),
+    ("pull hf.co/Qwen/Qwen3-0.6B-GGUF", ["hf download Qwen/Qwen3-0.6B-GGUF"]),
+    ("compat no-such-program", ["cannot run no-such-program", "dynaplan compat python client.py"]),
     ("simulate --trace sinus:", ["sinus", "Did you mean 'sinusoid'?"]),  # 41
 ]
 
@@ -108,6 +120,9 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     (tmp_path / "list.yaml").write_text("VllmWorker:\n  - engine: sim\n")
     (tmp_path / "tow.yaml").write_text("VlmWorker:\n  engine: sim\n")
+    (tmp_path / "sections.yaml").write_text("VllmWorker:\n  engine: sim\n")
+    (tmp_path / "modells.yaml").write_text("Modells: {a: {engine: sim}}\n")
+    (tmp_path / "listed.yaml").write_text("Models:\n  - model: a.gguf\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "m.gguf").write_bytes(b"GGUF")

@@ -116,6 +116,51 @@ def test_an_amount_without_a_unit_is_asked_about(run: Run, text: str) -> None:
     assert "Write 20GB." in run("serve", "m.yaml", "--model-memory", "20")[1]
 
 
+@pytest.mark.parametrize(
+    ("file", "graph"),
+    [
+        ("agg", "graphs.agg:Frontend"),
+        ("disagg", "graphs.disagg:Frontend"),
+        ("llamacpp", "graphs.agg:Frontend"),
+        ("llamacpp_disagg", "graphs.disagg:Frontend"),
+        ("vllm", "graphs.agg:Frontend"),
+        ("hello_world", "graphs.hello_world:Frontend"),
+    ],
+)
+def test_a_shipped_file_is_served_with_the_graph_that_it_belongs_to(run: Run, file: str, graph: str) -> None:
+    _, output = run("serve", f"{file}.yaml", "--dry-run", "--gpus", "8", "--Common.model=second.gguf")
+    assert f"{file}.yaml is the configuration of {graph}" in output
+    assert "no such service" not in output
+
+
+def test_a_file_belongs_to_the_module_of_its_name_beside_it(run: Run, tmp_path: Path) -> None:
+    links = "Frontend.link(Processor).link(VllmWorker)\n"
+    (tmp_path / "mine.py").write_text(
+        f"from dynaplan.components import Frontend, Processor, VllmWorker\n{links}"
+    )
+    code, output = run("serve", "mine.yaml", "--dry-run", "--gpus", "8", mine="VllmWorker: {engine: sim}\n")
+    assert "mine.yaml is the configuration of mine.py" in output
+    assert code == 0, output
+
+
+def test_models_may_be_written_small(run: Run) -> None:
+    code, output = run("serve", "m.yaml", "--dry-run", m="models: {a: {model: smollm2}}\n")
+    assert code == 0, output
+    assert "llamacpp" in output
+
+
+def test_a_directory_of_gguf_files_is_served_whatever_else_lies_in_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "convert.py").touch()
+    code, output = run("serve", str(tmp_path), "--dry-run")
+    assert code == 0, output
+    assert "second" in output
+
+
+def test_all_gpus_may_be_asked_for_in_that_word(run: Run) -> None:
+    assert run("serve", "agg.yaml", "--dry-run", "--gpus", "all")[0] in (0, 2)
+    assert "number" not in run("serve", "agg.yaml", "--dry-run", "--gpus", "all")[1]
+
+
 def test_simulate_takes_the_same_names_and_refuses_in_the_same_words(run: Run) -> None:
     words = ("simulate", "--trace", "popularity:hours=0.1", "-f", "m.yaml")
     _, output = run(*words, m="Models: {a: {model: smolm2}}\n")

@@ -59,7 +59,7 @@ def test_what_is_no_number_of_workers_is_refused_with_an_example(text: str) -> N
 
 
 def test_an_unknown_role_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="Known: decode, VllmWorker, prefill"):
+    with pytest.raises(ConfigError, match="Known: VllmWorker, decode, prefill"):
         parse_count("router=2", ROLES)
 
 
