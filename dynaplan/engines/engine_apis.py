@@ -203,6 +203,21 @@ _RERANK: dict[str, FieldRule] = {
     "return_text": boolean(),
 }
 
+_MESSAGES: dict[str, FieldRule] = {
+    **_CHAT_FIELDS,
+    "messages": any_value(),
+    "system": any_value(),
+    "stop_sequences": strings(64, 4096),
+    "thinking": SCHEMA,
+    **{
+        name: any_value()
+        for name in (
+            *("container", "cache_control", "context_management", "mcp_servers", "inference_geo", "speed"),
+            *("betas", "output_format", "diagnostics"),
+        )
+    },
+}
+
 _PATHS: dict[str, dict[str, FieldRule]] = {
     "/v1/responses": {
         **_CHAT_FIELDS,
@@ -213,15 +228,8 @@ _PATHS: dict[str, dict[str, FieldRule]] = {
         "max_tool_calls": any_value(),
         **{name: any_value() for name in ("previous_response_id", "conversation", "background")},
     },
-    "/v1/messages": {
-        **_CHAT_FIELDS,
-        "messages": any_value(),
-        "system": any_value(),
-        "stop_sequences": strings(64, 4096),
-        "thinking": SCHEMA,
-        "container": any_value(),
-        "cache_control": any_value(),
-    },
+    "/v1/messages": _MESSAGES,
+    "/v1/messages/count_tokens": _MESSAGES,
     "/v1/embeddings": {
         "model": any_value(),
         "input": any_value(),

@@ -15,13 +15,13 @@ from typing import Any
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
 from dynaplan.store.instances import is_loopback
-from dynaplan.util.browser_policy import BrowserPolicy, HostNames
+from dynaplan.util.browser_policy import BrowserPolicy, HeaderLookup, HostNames
 
 
 class Admission:
     """The checks of one frontend; each raises ApiError for a request that does not pass.
 
-    ``check_key`` takes the header Authorization, ``check_room`` looks whether another request may wait for
+    ``check_key`` takes the headers, ``check_room`` looks whether another request may wait for
     its first token, and ``enter_room`` returns its place among them. ``browsers`` is the rule for web pages.
     """
 
@@ -109,14 +109,19 @@ class ApiKey:
     def __init__(self, *keys: str) -> None:
         self._expected = [key.encode() for key in keys if key]
 
-    def check(self, authorization: str) -> None:
-        """Raise ApiError (401), one for a missing key and one for a wrong one, unless the header has the key.
+    def check(self, headers: HeaderLookup) -> None:
+        """Raise ApiError (401), one for a missing key and one for a wrong one, unless it is in the headers.
+
+        It stands in ``Authorization``, or in ``x-api-key`` as Anthropic's clients have it.
 
         The comparison takes the same time wherever the first difference lies, so that response times do not
         tell how much of a guessed key is right.
         """
         if not self._expected:
             return
+        authorization, plain = headers.get("Authorization", ""), headers.get("x-api-key", "")
+        if plain and not authorization:
+            authorization = f"Bearer {plain}"
         scheme, _, key = authorization.partition(" ")
         given = key.strip().encode("utf-8", "surrogateescape")
         is_right = [hmac.compare_digest(given, each) for each in self._expected]
@@ -135,7 +140,8 @@ def _unauthorized(authorization: str) -> ApiError:
         fault, code = "The API key is not the one that this service was started with", "invalid_api_key"
     return ApiError(
         401,
-        f"{fault}. Send 'Authorization: Bearer <key>', with the value of DYNAPLAN_API_KEY there.",
+        f"{fault}. Send 'Authorization: Bearer <key>' or 'x-api-key: <key>', with the value of "
+        "DYNAPLAN_API_KEY there.",
         kind="authentication_error",
         code=code,
         metric="validation",

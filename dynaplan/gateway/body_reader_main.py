@@ -52,8 +52,8 @@ def make_answer(question: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any
     """Return the answer for one body: the object, and the beginning of its prompt or the translated body."""
     path: str = question["path"]
     try:
-        if "known" in question:
-            asked, translated = translate(path, body, question["known"])
+        if question.get("is_ollama"):
+            asked, translated = translate(path, body)
             return vars(asked), translated
         return _describe(parse_call(API_PATHS[path], body))
     except ApiError as error:

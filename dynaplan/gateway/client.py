@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynaplan.gateway.http_messages import Request, Response
+from dynaplan.gateway.http_messages import Headers, Request, Response
 from dynaplan.gateway.request_bodies import BodyShare, receive_body
 from dynaplan.util.http_routes import NO_TRACE, TRACE_PARENT, TRACE_STATE, trace_headers
 
@@ -31,9 +31,9 @@ class Client:
         self.request_id = request.name
 
     @property
-    def authorization(self) -> str:
-        """The header ``Authorization``; empty without one."""
-        return self._request.headers.get("authorization")
+    def headers(self) -> Headers:
+        """The headers of the request."""
+        return self._request.headers
 
     @property
     def content_type(self) -> str:

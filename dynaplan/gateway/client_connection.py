@@ -30,6 +30,7 @@ from typing import cast
 import httptools
 
 from dynaplan.gateway import timing
+from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.http_messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
 from dynaplan.gateway.openai_api import internal_error
 from dynaplan.gateway.stream_batching import StreamBatch
@@ -318,9 +319,9 @@ class ClientConnection(asyncio.Protocol):
                 raise
             except Exception:
                 log.exception("a request failed")
-                error = internal_error()
+                body = error_body(request.path, internal_error())
                 is_begun = self._is_started and not self._unsent_head
-                response = None if is_begun else Response(500, _JSON, error.to_json())
+                response = None if is_begun else Response(500, _JSON, body)
             if response is not None:
                 await self.respond(request, response)
         except ConnectionError:

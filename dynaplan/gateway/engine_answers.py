@@ -172,7 +172,9 @@ def find_usage(answer: bytes) -> Usage:
 # -- 3. failures -------------------------------------------------------------------------------------
 
 _ABORT = re.compile(rb'"finish_reason":\s*"abort"')
-_ERROR = re.compile(rb'^data: *(\{"(?:error"|object": *"error").*)', re.MULTILINE)
+_ERROR = re.compile(
+    rb'^(?:event: error\r?\n)?data: *(\{"(?:error"|object": *"error"|type": *"error").*)', re.MULTILINE
+)
 _ABORTED = "it aborted the request"
 
 
@@ -180,14 +182,14 @@ _ABORTED = "it aborted the request"
 class Failure:
     """A failure that an engine reports inside its answer, after the status 200.
 
-    ``good`` holds the events before it in the same bytes. ``event`` is the error event to pass on, empty
+    ``good`` holds the events before it in the same bytes. ``body`` is the engine's error to pass on, empty
     for an aborted request. ``status`` is the HTTP status that the failure would have had as an answer of
     its own.
     """
 
     good: bytes
     message: str
-    event: bytes = b""
+    body: bytes = b""
     status: int = 500
     error: dict[str, Any] | None = None
 
@@ -235,7 +237,7 @@ def _read_error(good: bytes, text: bytes) -> Failure:
     code = error.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
     message = str(error.get("message") or "its engine failed")
-    return Failure(good, message, b"data: " + text.rstrip() + b"\n\n", status, error)
+    return Failure(good, message, text.rstrip(), status, error)
 
 
 # -- 4. errors that are answered otherwise ---------------------------------------------------------------

@@ -20,6 +20,7 @@ from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.gateway import model_management, ollama_api
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
+from dynaplan.gateway.error_forms import sentence_of
 from dynaplan.gateway.http_messages import Answering, Request, RequestBody, Response
 from dynaplan.gateway.models import FrontendModel
 from dynaplan.gateway.ollama_api import OllamaModel, Translation
@@ -53,10 +54,10 @@ class ModelRoutes:
             ("GET", "/"): self._say_running,
             ("HEAD", "/"): self._say_running,
             ("GET", "/api/version"): self._version,
-            ("GET", "/api/tags"): with_ollama_errors(self._tags),
-            ("GET", "/api/ps"): with_ollama_errors(self._ps),
-            ("POST", "/api/show"): with_ollama_errors(self._show),
-            **{("POST", each): with_ollama_errors(self._ollama) for each in ollama_api.TRANSLATORS},
+            ("GET", "/api/tags"): self._tags,
+            ("GET", "/api/ps"): self._ps,
+            ("POST", "/api/show"): self._show,
+            **{("POST", each): self._ollama for each in ollama_api.TRANSLATORS},
         }
         if models.are_on_demand:
             self._handlers |= {
@@ -178,9 +179,7 @@ class ModelRoutes:
 
     async def _show(self, request: Request) -> Response:
         document = await self._document(request)
-        name = ollama_api.resolve_model_name(
-            str(document.get("model") or document.get("name") or ""), self._models.names()
-        )
+        name = str(document.get("model") or document.get("name") or "")
         return Response.json(ollama_api.show_document(_described(name, self._models.find(name))))
 
     async def _refuse_unsupported(self, request: Request) -> Response:
@@ -194,7 +193,7 @@ class ModelRoutes:
     async def _ollama(self, request: Request) -> Response | None:
         with self._path.bodies.body() as share:
             body = await self._body(request, share)
-            asked, body = await self._path.reader.translate(request.path, body, self._models.names())
+            asked, body = await self._path.reader.translate(request.path, body)
         return await self._answer_ollama(request, asked, body)
 
     async def _answer_ollama(self, request: Request, asked: Translation, body: bytes) -> Response | None:
@@ -220,7 +219,7 @@ class ModelRoutes:
     # --------------------------------------------------------------------------------------------
 
     def _check_key(self, request: Request) -> None:
-        self._path.admission.check_key(request.headers.get("authorization"))
+        self._path.admission.check_key(request.headers)
 
     async def _document(self, request: Request) -> dict[str, Any]:
         """Return a body that only names a model."""
@@ -286,20 +285,6 @@ def _described(name: str, model: FrontendModel) -> OllamaModel:
     )
 
 
-def with_ollama_errors(handler: Handler) -> Handler:
-    """Return the handler with its errors turned into Ollama's JSON."""
-
-    async def answer(request: Request) -> Response | None:
-        try:
-            return await handler(request)
-        except ApiError as error:
-            headers = {"Content-Type": "application/json", **error.headers}
-            document = json.dumps(ollama_api.error_document(str(error)))
-            return Response(error.status, headers, document.encode())
-
-    return answer
-
-
 class WholeBody(RequestBody):
     """A body that is there already."""
 
@@ -327,7 +312,7 @@ class OllamaConnection:
         except ValueError:
             return response
         if response.status != 200:
-            return Response.json(ollama_api.error_document(_message(document)), response.status)
+            return Response.json(ollama_api.error_document(sentence_of(document)), response.status)
         now_s = time.monotonic()
         if self._is_embedding:
             found = self._answer.on_embeddings(document, now_s)
@@ -367,13 +352,7 @@ class OllamaConnection:
                 continue
             event = json.loads(line.removeprefix(b"data: "))
             if event.get("error") or event.get("object") == "error":
-                lines += self._answer.on_failure(_message(event))
+                lines += self._answer.on_failure(sentence_of(event))
             else:
                 lines += self._answer.on_event(event, now_s)
         return lines
-
-
-def _message(document: Any) -> str:
-    """Return the sentence of an engine's error: OpenAI's form, vLLM's of old, or another."""
-    error = (document.get("error") or document) if isinstance(document, dict) else document
-    return str((error.get("message") or error) if isinstance(error, dict) else error)

@@ -18,6 +18,7 @@ from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.model_management import LLAMA_CPP_STATUS
 from dynaplan.gateway.model_queue import ModelQueue
+from dynaplan.gateway.ollama_api import LATEST
 from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.routing_logic import KV_MODE
@@ -80,7 +81,10 @@ class FrontendModel:
         A large body stays as it is, and a form. Raises ApiError (400) for a body that is nested too deep.
         """
         name = self.upstream_name or self.name
-        is_other = self.queue is not None and call.model != name
+        if self.queue is None:
+            is_tagged = call.model.endswith(LATEST) and call.model not in self.names
+            name = call.model.removesuffix(LATEST) if is_tagged else call.model
+        is_other = call.model != name
         if call.endpoint.is_form or not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
             return call
         document = {**self.filters.apply(call.document), "model": name}
@@ -88,7 +92,7 @@ class FrontendModel:
             body = json.dumps(document).encode()
         except RecursionError:
             raise nested_too_deep() from None
-        return structs.replace(call, model=self.name, body=body, document=document)
+        return structs.replace(call, model=self.name or name, body=body, document=document)
 
 
 class FrontendModels:
@@ -124,7 +128,7 @@ class FrontendModels:
             return asked[0]
         if self.are_on_demand and name in self._by_name:
             return self._by_name[name]
-        found = next((each for each in self.all if name in each.names), None)
+        found = next((each for each in self.all if name in each.names), None) or self._find_tagged(name)
         if found:
             self._asked[name] = found, found.router.instances
             return found
@@ -133,14 +137,18 @@ class FrontendModels:
             raise self.all[0].router.no_worker_error(
                 "No worker has said yet which model it serves. Try again."
             )
-        close = nearest(name, known) if len(known) > MAX_LISTED else f"there is {', '.join(sorted(known))}"
         raise ApiError(
             404,
-            f"The model {name!r} does not exist; {close}",
+            f"The model {name!r} does not exist. {nearest(name, known)}",
             code="model_not_found",
             param="model",
             metric="not_found",
         )
+
+    def _find_tagged(self, name: str) -> FrontendModel | None:
+        """Return the model of that name with ``:latest`` or without, as Ollama's clients have it."""
+        other = name.removesuffix(LATEST) if name.endswith(LATEST) else f"{name}{LATEST}"
+        return next((each for each in self.all if other in each.names), None)
 
     def names(self) -> set[str]:
         """Return every name that a client may use."""
@@ -181,10 +189,6 @@ class FrontendModels:
             if each.queue:
                 each.queue.follow_fleet(fleet)
                 each.router.wake_waiting()
-
-
-MAX_LISTED = 8
-"""The most names that an error about an unknown one lists; beyond it the nearest is named."""
 
 
 def on_demand_model(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
@@ -43,7 +43,19 @@ UNSUPPORTED = {
 }
 """The paths that are answered 501, and the sentence."""
 
+
+def is_ollama(path: str) -> bool:
+    """Tell whether a path is one of Ollama's API; llama-swap has others below ``/api/``."""
+    return path in _PATHS or path.startswith("/api/blobs/")
+
+
+_PATHS = frozenset(
+    {"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/ps", "/api/show"}
+    | {"/api/version", *UNSUPPORTED}
+)
+
 LATEST = ":latest"
+"""The tag that a name without one has for Ollama's clients."""
 
 NO_IMAGE = "an image has to be a base64 text"
 
@@ -79,15 +91,9 @@ def error_document(message: str) -> dict[str, str]:
     return {"error": message}
 
 
-def resolve_model_name(name: str, known: Collection[str]) -> str:
-    """Return the name without Ollama's tag ``:latest`` where only that one is known."""
-    plain = name.removesuffix(LATEST)
-    return plain if name not in known and plain in known else name
-
-
-def chat_request(document: Document, known: Collection[str] = ()) -> Translation:
+def chat_request(document: Document) -> Translation:
     """Translate the body of ``/api/chat``; raises ApiError (400)."""
-    model, keep_alive_s = _model(document, known), _keep_alive(document)
+    model, keep_alive_s = _model(document), _keep_alive(document)
     messages = document.get("messages") or []
     if not isinstance(messages, list):
         raise bad_request("messages is no list")
@@ -99,9 +105,9 @@ def chat_request(document: Document, known: Collection[str] = ()) -> Translation
     return Translation(model, "/v1/chat/completions", body, _is_streamed(document), True, keep_alive_s)
 
 
-def generate_request(document: Document, known: Collection[str] = ()) -> Translation:
+def generate_request(document: Document) -> Translation:
     """Translate the body of ``/api/generate``; raises ApiError (400)."""
-    model, keep_alive_s = _model(document, known), _keep_alive(document)
+    model, keep_alive_s = _model(document), _keep_alive(document)
     prompt, streamed = document.get("prompt") or "", _is_streamed(document)
     if not isinstance(prompt, str):
         raise bad_request("prompt is no text")
@@ -119,9 +125,9 @@ def generate_request(document: Document, known: Collection[str] = ()) -> Transla
     return Translation(model, "/v1/chat/completions", body, streamed, False, keep_alive_s)
 
 
-def embed_request(document: Document, known: Collection[str] = ()) -> Translation:
+def embed_request(document: Document) -> Translation:
     """Translate the body of ``/api/embed``, or of the older ``/api/embeddings``; raises ApiError (400)."""
-    model = _model(document, known)
+    model = _model(document)
     texts = document.get("input", document.get("prompt"))
     if not texts:
         return Translation(model, "", is_streamed=False, keep_alive_s=_keep_alive(document))
@@ -131,7 +137,7 @@ def embed_request(document: Document, known: Collection[str] = ()) -> Translatio
     return Translation(model, "/v1/embeddings", body, False, False, _keep_alive(document))
 
 
-TRANSLATORS: Mapping[str, Callable[[Document, Collection[str]], Translation]] = {
+TRANSLATORS: Mapping[str, Callable[[Document], Translation]] = {
     "/api/chat": chat_request,
     "/api/generate": generate_request,
     "/api/embed": embed_request,
@@ -140,24 +146,24 @@ TRANSLATORS: Mapping[str, Callable[[Document, Collection[str]], Translation]] = 
 """The paths of requests that an engine answers, and what translates them."""
 
 
-def translate(path: str, body: bytes, known: Collection[str]) -> tuple[Translation, bytes]:
+def translate(path: str, body: bytes) -> tuple[Translation, bytes]:
     """Translate a request for one of the paths of ``TRANSLATORS``.
 
     Returns the translation with an empty body, and its body encoded. Raises ApiError (400) for one that is no
     JSON object or cannot be translated.
     """
     try:
-        asked = TRANSLATORS[path](parse_object(body or b"{}"), known)
+        asked = TRANSLATORS[path](parse_object(body or b"{}"))
         return replace(asked, body={}), json.dumps(asked.body).encode()
     except RecursionError:
         raise nested_too_deep() from None
 
 
-def _model(document: Document, known: Collection[str]) -> str:
+def _model(document: Document) -> str:
     name = document.get("model") or document.get("name")
     if not isinstance(name, str) or not name:
         raise bad_request("model is required")
-    return resolve_model_name(name, known)
+    return name
 
 
 def _is_streamed(document: Document) -> bool:

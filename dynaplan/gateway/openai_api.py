@@ -42,6 +42,9 @@ SET_BY_SERVER = (
 CONTEXT_CODE = "context_length_exceeded"
 """OpenAI's code of an error about a prompt that is longer than the context."""
 
+UNKNOWN_URL = "unknown_url"
+"""The code of an error about a path that is not there."""
+
 CONTEXT_ADVICE = "Shorten the prompt, or have the service started with a larger max-model-len."
 
 
@@ -50,7 +53,10 @@ MAX_TEXTS = 2048
 
 
 class ApiError(Exception):
-    """An error answer to a client; ``kind`` is OpenAI's ``type``, ``metric`` the metrics' ``error_type``."""
+    """An error answer to a client; ``kind`` is OpenAI's ``type``, ``metric`` the metrics' ``error_type``.
+
+    ``error_forms`` writes it in the form of the API that was asked.
+    """
 
     def __init__(
         self,
@@ -67,15 +73,11 @@ class ApiError(Exception):
         self.status = status
         self.metric = metric
         self.headers = dict(headers or {})
-        self._error = {"message": message, "type": kind, "param": param, "code": code}
+        self.document = {"message": message, "type": kind, "param": param, "code": code}
 
     def to_json(self) -> bytes:
         """Write the error in OpenAI's form: ``{"error": {...}}``."""
-        return json.dumps({"error": self._error}).encode()
-
-    def to_event(self) -> bytes:
-        """Write the error as an event of a stream."""
-        return b"data: " + self.to_json() + b"\n\n"
+        return json.dumps({"error": self.document}).encode()
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
@@ -122,12 +124,7 @@ def no_such_path(path: str) -> ApiError:
     message = f"The engine that serves this model has no {path}, or not for a model of this kind."
     if path.startswith("/v1/audio/"):
         return not_implemented(message)
-    return ApiError(
-        404,
-        message,
-        code="unknown_url",
-        metric="not_found",
-    )
+    return ApiError(404, message, code=UNKNOWN_URL, metric="not_found")
 
 
 def not_implemented(message: str, *, code: str = "not_implemented") -> ApiError:
@@ -344,6 +341,12 @@ def _check_number(name: str, value: Any) -> None:
 
 def _length(prompt: _Prompt) -> int:
     return count_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+
+
+def estimate_tokens(call: Call) -> int:
+    """Return about how many tokens a request's texts have."""
+    text = call.prompt if call.is_whole else call.body.decode(errors="replace")
+    return _length(text)
 
 
 def check_media(call: Call, allows_urls: bool) -> None:

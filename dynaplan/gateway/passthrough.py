@@ -13,6 +13,11 @@ from typing import Any
 
 from dynaplan.engines.timing_model.tokens import TEXT_PARTS, count_tokens
 
+MESSAGES = "/v1/messages"
+"""Anthropic's API, with paths of its own below."""
+
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
+
 SCORED = ("text_1", "text_2", "queries", "documents", "data_1", "data_2")
 
 INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -23,7 +28,8 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "/v1/score": SCORED,
     "/score": SCORED,
     "/v1/responses": ("instructions", "input", "previous_input_messages", "prompt"),
-    "/v1/messages": ("system", "messages"),
+    MESSAGES: ("system", "messages"),
+    COUNT_TOKENS: ("system", "messages"),
     "/tokenize": ("prompt", "messages", "content"),
     "/detokenize": ("tokens",),
     "/pooling": ("input", "messages"),
@@ -32,10 +38,10 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 }
 """Each passed path, with the fields of its body that hold what the engine reads."""
 
-STREAMING = frozenset({"/v1/responses", "/v1/messages"})
+STREAMING = frozenset({"/v1/responses", MESSAGES})
 """The passed paths that generate an answer, and so may stream it: in events with names."""
 
-UNCOMPUTED = frozenset({"/tokenize", "/detokenize"})
+UNCOMPUTED = frozenset({"/tokenize", "/detokenize", COUNT_TOKENS})
 """The passed paths for which no model computes: their texts do not count as load."""
 
 _NOT_KEPT = "Nothing is kept here: send whole conversations to /v1/chat/completions or /v1/responses."

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Collection
 from typing import Any
 
 from dynaplan.gateway import ollama_api, timing
@@ -193,11 +192,11 @@ class BodyReader:
         answer, prompt = await self._ask({"path": endpoint.path}, body)
         return _call_from_answer(endpoint, body, answer, prompt)
 
-    async def translate(self, path: str, body: bytes, known: Collection[str]) -> tuple[Translation, bytes]:
+    async def translate(self, path: str, body: bytes) -> tuple[Translation, bytes]:
         """Translate a request of Ollama's API, as ``ollama_api.translate`` does."""
         if len(body) <= MAX_INLINE_PARSE_BYTES:
-            return ollama_api.translate(path, body, known)
-        answer, translated = await self._ask({"path": path, "known": list(known)}, body)
+            return ollama_api.translate(path, body)
+        answer, translated = await self._ask({"path": path, "is_ollama": True}, body)
         return Translation(**answer), translated
 
     async def _ask(self, question: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
@@ -52,16 +51,19 @@ from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count_tokens
+from dynaplan.gateway.error_forms import as_event, error_event, has_openai_form, translated
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.models import FrontendModel, FrontendModels
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
+    UNKNOWN_URL,
     ApiError,
     ApiPath,
     Call,
     check_fields,
     check_tools,
+    estimate_tokens,
     internal_error,
     needs_local_prefill,
     nested_too_deep,
@@ -70,6 +72,7 @@ from dynaplan.gateway.openai_api import (
     out_of_descriptors,
     worker_failed,
 )
+from dynaplan.gateway.passthrough import COUNT_TOKENS
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
 from dynaplan.gateway.prefill.remote_prefill import HandOff
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
@@ -103,7 +106,6 @@ NO_BOUNDS = EngineApi()
 _DONE_EVENT = b"data: [DONE]\n\n"
 _JSON = "application/json"
 _ERROR_TYPES = {429: "overload", 501: "not_implemented"}
-_OPENAI_ERROR = re.compile(rb'"error":\s*\{')
 _FORWARDED_HEADERS = ("Retry-After",)
 
 
@@ -210,7 +212,7 @@ class RequestPath:
         name = "unknown"
         try:
             if self.admission.asks_for_key:
-                self.admission.check_key(client.authorization)
+                self.admission.check_key(client.headers)
             self.admission.check_room()
             body = await client.read_body(
                 share,
@@ -235,7 +237,7 @@ class RequestPath:
         progress = RequestProgress(self, request)
         error_type = CANCELLED  # case 8, unless something else is known
         try:
-            answered = await progress.run()
+            answered = await self._run(progress, request.call)
             error_type = answered.error_type or CANCELLED
             await request.client.finish(answered.whole)
             error_type = answered.error_type
@@ -254,6 +256,15 @@ class RequestPath:
         finally:
             request.place.leave()
             request.report.end(progress.ending(error_type))
+
+    async def _run(self, progress: RequestProgress, call: Call) -> Answered:
+        """Return how the request was answered: a count of tokens by an estimate where the engine has none."""
+        try:
+            return await progress.run()
+        except ApiError as error:
+            if call.endpoint.path != COUNT_TOKENS or error.document["code"] != UNKNOWN_URL:
+                raise
+            return Answered(whole=WholeAnswer.json({"input_tokens": estimate_tokens(call)}))
 
     def api_of(self, instance: Instance) -> EngineApi:
         """Return the API of the instance's engine, as its card names it."""
@@ -310,7 +321,7 @@ class RequestProgress:
         except ApiError as error:  # case 2, or the last of case 5
             if not self.has_begun:
                 raise
-            await self.request.client.break_off(error.to_event())
+            await self.request.client.break_off(error_event(self.call.endpoint.path, error))
             return Answered(error.metric)
         finally:
             self.release_hand_off()
@@ -331,7 +342,7 @@ class RequestProgress:
     async def _as_event(self, answered: Answered) -> Answered:
         """Send an answer that is no stream, an engine's error, as an event where the stream has begun."""
         assert answered.whole
-        await self.request.client.break_off(b"data: " + answered.whole.body.replace(b"\n", b" ") + b"\n\n")
+        await self.request.client.break_off(as_event(self.call.endpoint.path, answered.whole.body))
         return replace(answered, whole=None)
 
     def _decide(self, outcome: Refused | Asleep | Died | StreamBroken) -> None:
@@ -543,13 +554,15 @@ class Attempt:
             )
         if answer.status == 200 and engine_answers.is_aborted(body):
             raise WorkerDied("it aborted the request")
-        if self._call.endpoint.inputs and answer.status in (404, 405) and not _OPENAI_ERROR.search(body):
+        if self._call.endpoint.inputs and answer.status in (404, 405) and not has_openai_form(body):
             raise no_such_path(self._call.endpoint.path)
         self._note_answering()
         self._end_bytes = body
         headers = {name: value for name in _FORWARDED_HEADERS if (value := answer.header(name)) is not None}
         headers["Content-Type"] = answer.header("Content-Type") or _JSON
-        body = engine_answers.rewrite_context_error(answer.status, body)
+        if answer.status >= 400:
+            body = engine_answers.rewrite_context_error(answer.status, body)
+            body = translated(self._call.endpoint.path, answer.status, body)
         return Answered(_error_type(answer.status), WholeAnswer(answer.status, headers, body))
 
     async def _read_first_token(self, answer: EngineAnswer) -> tuple[bytes, int]:
@@ -631,9 +644,11 @@ class Attempt:
         self._request.report.record.observe(count_tokens(self._call.endpoint, sent))
         death = self._death_by(failure)
         self._note_death(death)
-        if death.is_connection_lost or not failure.event:
-            return await self._cut(stream, death, failure.event)
-        await self._request.client.break_off(failure.event)
+        path = self._call.endpoint.path
+        event = failure.body and as_event(path, translated(path, failure.status, failure.body))
+        if death.is_connection_lost or not event:
+            return await self._cut(stream, death, event)
+        await self._request.client.break_off(event)
         return Answered(_error_type(failure.status))
 
     async def _cut(self, stream: MigratableStream, death: WorkerDied, event: bytes = b"") -> Answered:
@@ -649,7 +664,7 @@ class Attempt:
         if not obstacle:
             raise _StreamBreak(str(death), stream.migrate(tokens, self._api))
         error = worker_failed(f"The worker died over this request: {death}; {obstacle}")
-        await client.break_off(event or error.to_event())
+        await client.break_off(event or error_event(self._call.endpoint.path, error))
         return Answered("internal")
 
     def _death_by(self, failure: Failure) -> WorkerDied:

@@ -11,10 +11,11 @@ from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
+from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.http_messages import Headers, Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
 from dynaplan.gateway.model_routes import ModelRoutes, is_changed_by_get
-from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, not_implemented
+from dynaplan.gateway.openai_api import API_PATHS, UNKNOWN_URL, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.util.browser_policy import is_preflight, preflight_headers
@@ -67,7 +68,7 @@ class FrontendRoutes:
         }
 
     async def handle(self, request: Request) -> Response | None:
-        """Return the answer, or None when it has been sent; every ApiError gets a body of OpenAI's shape."""
+        """Return the answer, or None when it has been sent; every ApiError gets a body of its API's shape."""
         try:
             self._check_browser(request)
             if is_preflight(request.method, request.headers):
@@ -75,7 +76,7 @@ class FrontendRoutes:
             return await self._handler(request)(request)
         except ApiError as error:
             headers = {"Content-Type": "application/json", **error.headers}
-            return Response(error.status, headers, error.to_json())
+            return Response(error.status, headers, error_body(request.path, error))
 
     @property
     def paths(self) -> dict[str, frozenset[str]]:
@@ -110,19 +111,15 @@ class FrontendRoutes:
         method, handler = self._handlers.get(path, ("", self._check_life))
         if not method and (reason := find_unserved(request.path)):
             raise not_implemented(reason)
-        if not method:
-            hint = nearest(request.path, self._handlers, cutoff=SLIP)
+        if request.method == method:
+            return handler
+        methods = ", ".join(sorted([method] if method else self.paths.get(path, ())))
+        if methods:
             raise ApiError(
-                404, f"There is no {request.path} here. {hint}", code="unknown_url", metric="not_found"
+                405, f"{path} takes {methods} only", code="method_not_allowed", headers={"Allow": methods}
             )
-        if request.method != method:
-            raise ApiError(
-                405,
-                f"{request.path} takes {method} only",
-                code="method_not_allowed",
-                headers={"Allow": method},
-            )
-        return handler
+        hint = nearest(path, self.paths, cutoff=SLIP)
+        raise ApiError(404, f"There is no {path} here. {hint}", code=UNKNOWN_URL, metric="not_found")
 
     def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> Awaitable[None]:
         if self._begun >= MAX_STARTS_A_TURN:
@@ -142,7 +139,7 @@ class FrontendRoutes:
 
     async def _list_models(self, request: Request) -> Response:
         admission = self._path.admission
-        admission.check_key(request.headers.get("authorization"))
+        admission.check_key(request.headers)
         chosen, models = request.path.removeprefix(MODELS).removeprefix("/"), self._path.models
         if not chosen:
             return Response.json({"object": "list", "data": models.documents(self._created_s)})

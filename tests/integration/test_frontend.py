@@ -289,7 +289,7 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
         ):
             _, text = await here.get(wrong)
             assert f"Did you mean '{meant}'?" in json.loads(text)["error"]["message"]
-        for other in ("/nothing", "/api/chat"):
+        for other in ("/nothing", "/api/nothing"):
             _, text = await here.get(other)
             assert "/metrics/history, /pooling, /rerank, /score, /tokenize, /v1/audio/speech, " in text
             assert f"/v1/audio/translations, {CHAT}, " in text

@@ -19,6 +19,7 @@ from dynaplan.gateway.engine_answers import (
     is_ended,
     rewrite_context_error,
 )
+from dynaplan.gateway.error_forms import as_event
 from dynaplan.gateway.openai_api import API_PATHS, CHAT_COMPLETIONS
 from dynaplan.util.errors import UserError
 
@@ -157,13 +158,14 @@ ERROR = b'data: {"error": {"message": "cannot go on", "type": "Internal", "code"
 def test_an_abort_is_a_failure_after_the_events_before_it(abort: bytes) -> None:
     failure = find_failure(OPEN_TOKEN + OPEN_TOKEN + abort + DONE)
     assert failure
-    assert (failure.good, failure.event, failure.is_clients_fault) == (OPEN_TOKEN + OPEN_TOKEN, b"", False)
+    assert (failure.good, failure.body, failure.is_clients_fault) == (OPEN_TOKEN + OPEN_TOKEN, b"", False)
 
 
 def test_an_error_event_is_a_failure_to_pass_on() -> None:
     failure = find_failure(OPEN_TOKEN + ERROR + DONE)
     assert failure
-    assert (failure.good, failure.event, failure.status) == (OPEN_TOKEN, ERROR, 500)
+    assert (failure.good, as_event("/v1/completions", failure.body)) == (OPEN_TOKEN, ERROR)
+    assert failure.status == 500
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from dynaplan.gateway.ollama_api import (
     keep_alive_s,
     load_answer,
     ps_document,
-    resolve_model_name,
     show_document,
     tags_document,
 )
@@ -224,12 +223,6 @@ def test_a_field_of_any_type_is_translated_or_refused(
 def test_a_list_in_a_message_is_a_list(name: str, value: Any) -> None:
     with pytest.raises(ApiError, match=f"{name} is no list"):
         chat(messages=[{"role": "user", "content": "hi", name: value}])
-
-
-def test_the_tag_latest_is_left_out_where_the_model_is_known_without() -> None:
-    assert chat_request({"model": "qwen:latest"}, ["qwen"]).model == "qwen"
-    assert resolve_model_name("qwen:latest", ["qwen:latest"]) == "qwen:latest"
-    assert resolve_model_name("qwen:7b", ["qwen"]) == "qwen:7b"
 
 
 # Leases
