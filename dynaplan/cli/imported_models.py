@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.config.command_words import ADDRESS, COMMAND, DROPPED, read_command, recognise
 from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections, parse_overrides
 from dynaplan.engines.local_models import locate_entries
 from dynaplan.models.files import llama_cpp, llama_swap
@@ -81,10 +82,6 @@ def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
     for name, model in found.models.items():
         models[name] = _entry(name, model, found.constraints)
         notes += _use_own_llama_server(name, models[name])
-        if model.stop_command and "command" not in models[name]:
-            notes.append(
-                f"models.{name}.cmdStop: an engine is ended by SIGTERM, and killed if it does not end."
-            )
     for name in found.preload:
         models[name]["preload"] = True
     sections: Sections = {MODELS: models}
@@ -98,11 +95,20 @@ def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
 
 def _use_own_llama_server(name: str, entry: dict[str, Any]) -> list[str]:
     """Have a model served by the installed package where its ``llama-server`` is not on this machine."""
-    program = entry.get("llama-server")
-    if not program or shutil.which(str(program)) or not importlib.util.find_spec("xllamacpp"):
+    command = read_command(entry.get(COMMAND))
+    found = recognise(command.words)
+    if not found or found.engine != "llamacpp" or not importlib.util.find_spec("xllamacpp"):
         return []
-    del entry["llama-server"]
+    program = command.words[found.start - 1]
+    if shutil.which(program):
+        return []
+    del entry[COMMAND]
+    entry |= {"engine": found.engine, **{key: each for key, each in found.flags.items() if key not in OURS}}
     return [f"models.{name}.cmd: there is no {program} here; the xllamacpp package serves it."]
+
+
+OURS = frozenset({*ADDRESS, *DROPPED, "alias", "metrics", "slots", "webui", "ui"})
+"""Flags of a command that dynaplan sets, or that would be of no use behind it."""
 
 
 def _entry(name: str, model: ImportedModel, constraints: Constraints) -> dict[str, Any]:
@@ -110,7 +116,7 @@ def _entry(name: str, model: ImportedModel, constraints: Constraints) -> dict[st
     leaves = constraints.leaves.get(name, frozenset())
     said = {
         "url": model.url,
-        "stop-command": model.stop_command if "command" in model.options else "",
+        "stop-command": model.stop_command,
         "upstream-name": model.upstream_name,
         "unlisted": model.is_unlisted,
         "strip-params": list(filters.removed),

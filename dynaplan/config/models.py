@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any
 
+from dynaplan.config.command_words import COMMAND, read_command, recognise
 from dynaplan.config.overrides import MODEL_SETS, MODELS, PLANNER, PREFILL, Sections, merge_sections
 from dynaplan.config.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, kebab_keys
 from dynaplan.config.settings.fields import kebab, options_of
@@ -31,9 +32,6 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SIMULATED, Resources
 from dynaplan.config.stock import OWN_OPTIONS, WORKER
 from dynaplan.util.errors import ConfigError, all_faults
-
-COMMAND = "command"
-"""The engine of an entry with a command."""
 
 RESOURCES = "resources"
 """A short form of ``ServiceArgs.resources`` in an entry."""
@@ -151,14 +149,18 @@ def with_worker_sections(config: Sections) -> Sections:
 def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     _check_entry(name, entry)
     own = kebab_keys(entry)
-    engine = own.get("engine") or (COMMAND if "command" in own else common.get("engine"))
+    started = _started_by(own[COMMAND], f"{MODELS}.{name}.{COMMAND}") if COMMAND in own else {}
+    engine = own.get("engine") or started.get("engine") or common.get("engine")
     engine = engine or engine_for(own.get("model") or common.get("model"))
-    reaching = {key: value for key, value in common.items() if _reaches(key, str(engine))}
-    section = _with_worker_options({}, {**reaching, **own, "engine": engine})
+    reaching = {
+        key: value for key, value in common.items() if _reaches(key, COMMAND if started else str(engine))
+    }
+    section = _with_worker_options({}, {**reaching, **started, **own, "engine": engine})
     section.setdefault("model", name)
     section["served-model-name"] = name
     if own.get(PREFILL) is not None:
-        if why := NO_PREFILL_WORKERS.get(str(section["engine"])):
+        engine = COMMAND if COMMAND in own else str(section["engine"])
+        if why := NO_PREFILL_WORKERS.get(engine):
             raise ConfigError(f"{MODELS}.{name}.{PREFILL}: engine is {section['engine']!r}", hint=why)
         section["remote-prefill"] = True
     section.pop(COMMON_CONFIGS, None)
@@ -166,13 +168,19 @@ def _worker_section(name: str, entry: Any, common: Mapping[str, Any]) -> dict[st
 
 
 def _reaches(key: str, engine: str) -> bool:
-    """Tell whether an option of ``Common`` is one that a model with that engine has."""
+    """Tell whether an option of ``Common`` is one that a model with that engine, or a command, has."""
     option = WORKER.get(key)
     if engine == COMMAND:
         return key in OWN_OPTIONS and key not in ("model", "engine")
     if option is None:
         return engine != SIMULATED or key in _NOT_WORKER_OPTIONS
     return option.engine in ("", engine)
+
+
+def _started_by(command: Any, where: str) -> dict[str, str]:
+    """Return the engine and the model that a command starts; of one that is not known only that it is one."""
+    found = recognise(read_command(command, where).words)
+    return {"engine": found.engine, "model": found.model} if found else {"engine": COMMAND}
 
 
 def _with_worker_options(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +283,7 @@ OPTIONS_OF_ENTRIES = _ON_DEMAND | _NOT_WORKER_OPTIONS
 """Options of an entry that its workers' section does not have."""
 
 _MODEL_ONLY = (_ON_DEMAND - set(PREFILL_POOL_OPTIONS)) | {
-    *(PLANNER, PREFILL, "model", "engine", "served-model-name", "command"),
+    *(PLANNER, PREFILL, "model", "engine", "served-model-name", COMMAND),
     *options_of(DisaggregationSettings),
 }
 """Keys that prefill workers cannot have of their own."""

@@ -9,36 +9,21 @@ trusts the machine's users.
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from dynaplan.config.settings.worker import WorkerSettings
-from dynaplan.config.stock import OWN_OPTIONS
+from dynaplan.config.command_words import PORT
 from dynaplan.engines.port import Engine, EngineContext
 from dynaplan.engines.server.engine import ServerEngine
-from dynaplan.engines.server.engine_options import Options, split_command
+from dynaplan.engines.server.engine_options import Options
 from dynaplan.engines.server.kind import EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
-from dynaplan.util.errors import ConfigError, nearest
-
-PORT = "${PORT}"
-"""What stands for the leased port in a command."""
-
-PID = "${PID}"
-"""What stands in a ``stop-command`` for the pid of the program."""
+from dynaplan.engines.server.owners_command import URL, check_command, command_line
+from dynaplan.util.errors import ConfigError
 
 DEFAULT_CHECK = "/health"
 
-STOP_COMMAND = "stop-command"
-
 UNCHECKED = "none"
 """The ``check`` of a program that is ready when it answers at all, with whatever status."""
-
-URL = "url"
-
-KEYS = frozenset({"command", "check", URL, STOP_COMMAND, "model", "served-model-name", *OWN_OPTIONS})
-"""The options that a command has: any other would have to go on its command line, by its owner."""
 
 
 class CommandKind(EngineKind):
@@ -57,22 +42,12 @@ class CommandKind(EngineKind):
     def own_url(self, options: Options) -> str:
         return str(options.get(URL) or "").replace("://localhost", "://127.0.0.1", 1).rstrip("/")
 
-    def stop_command(self, options: Options, port: int, pid: int) -> Sequence[str]:
-        words = split_command(options[STOP_COMMAND], STOP_COMMAND) if options.get(STOP_COMMAND) else ()
-        return [word.replace(PORT, str(port)).replace(PID, str(pid)) for word in words]
-
     def check(self, options: Options, gpus: float) -> None:
-        WorkerSettings.from_options(options)
-        words = words_of(options)
-        if shutil.which(words[0]) is None:
+        texts = (*check_command(options).texts, *_variables(options))
+        if not options.get(URL) and not any(PORT in text for text in texts):
             raise ConfigError(
-                f"command is {options['command']!r}, but there is no program {words[0]}",
-                hint="Expected a program on PATH, or the path of one that may be executed.",
-            )
-        if (stop := self.stop_command(options, 0, 0)) and shutil.which(stop[0]) is None:
-            raise ConfigError(
-                f"{STOP_COMMAND} is {options[STOP_COMMAND]!r}, but there is no program {stop[0]}",
-                hint="Expected a program on PATH, or leave it out: SIGTERM ends the command then.",
+                f"command is {options['command']!r}",
+                hint=f"Expected a program that listens on the port {PORT}, or `{URL}` with its own address.",
             )
         path = options.get("check", DEFAULT_CHECK)
         if not isinstance(path, str) or not (path.startswith("/") or path == UNCHECKED):
@@ -80,26 +55,16 @@ class CommandKind(EngineKind):
             raise ConfigError(f"check is {path!r}", hint=hint)
         if (url := options.get(URL)) and not str(url).startswith("http://"):
             raise ConfigError(f"{URL} is {url!r}", hint="Expected http://HOST:PORT, with a path or without.")
-        for name in options:
-            if name not in KEYS:
-                raise ConfigError(
-                    f"{name} is no option of a command",
-                    hint=f"Write --{name} into the command, if it has that flag. {nearest(name, KEYS)}",
-                )
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-        return LaunchLine(tuple(word.replace(PORT, str(ports[0])) for word in words_of(options)))
+        return command_line(options, ports[0])
 
 
-def words_of(options: Options) -> list[str]:
-    """Return the words of the command, which must have a place for the port; ConfigError."""
-    words = split_command(options.get("command"), "command")
-    if not words or not (options.get(URL) or any(PORT in word for word in words)):
-        raise ConfigError(
-            f"command is {options.get('command')!r}",
-            hint=f"Expected a program that listens on the port {PORT}, or `{URL}` with its own address.",
-        )
-    return [os.path.expanduser(words[0]), *words[1:]]
+def _variables(options: Options) -> list[str]:
+    """Return the values of the worker's variables, in which the port may stand."""
+    arguments = options.get("ServiceArgs")
+    given = arguments.get("envs") if isinstance(arguments, Mapping) else None
+    return [str(value) for value in given.values()] if isinstance(given, Mapping) else []
 
 
 def check(options: Options, gpus: float) -> None:

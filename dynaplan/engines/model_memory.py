@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynaplan.config.command_words import COMMAND, stated_options
 from dynaplan.config.parallelism import data_parallel_size, tensor_parallel_size
 from dynaplan.engines.gguf import read_metadata
 from dynaplan.engines.model_files import DIRECTORY, GGUF_FILE, MODEL_KINDS, gguf_parts
@@ -221,6 +222,7 @@ DEFAULT_MEMORY_FRACTION = 0.9
 
 def memory_need(engine: str, options: Options, gpus: float) -> MemoryNeed | None:
     """Return what one worker takes; None for a model whose files are not here or do not tell it."""
+    options = stated_options(options)
     kind, model = MODEL_KINDS.get(engine), options.get("model")
     if kind is None or not isinstance(model, str):
         return None
@@ -244,13 +246,18 @@ def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | No
     shape = gguf_shape(path)
     if shape is None:
         return None
-    checked = read_options(options, gpus)
     key_bytes, value_bytes = (TYPE_BYTES.get(str(options.get(f"cache-type-{k}") or "f16")) for k in "kv")
     if key_bytes is None or value_bytes is None:
         return None
+    token_bytes, weights_bytes = shape.bytes_per_token(key_bytes, value_bytes), gguf_weights_bytes(path)
+    if options.get(COMMAND):
+        context = options.get("ctx-size")
+        tokens = context if isinstance(context, int) and context > 0 else shape.trained_tokens
+        return MemoryNeed(weights_bytes, token_bytes, tokens)
+    checked = read_options(options, gpus)
     return MemoryNeed(
-        gguf_weights_bytes(path),
-        shape.bytes_per_token(key_bytes, value_bytes),
+        weights_bytes,
+        token_bytes,
         checked.context_tokens // checked.slots,
         checked.slots,
         shape.is_exact,

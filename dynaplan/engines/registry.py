@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.config.command_words import COMMAND
 from dynaplan.util.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
     """Raise the ConfigError that making and starting this engine would; nothing is made. The warnings.
 
     ``gpus`` is the ``resources.gpu`` of one worker. Also checks the model's files, and whether the engine
-    is installed.
+    is installed, but where its owner's command starts it: what that finds is its own.
     """
     module = _engine_module(name, CHECKS)
     from dynaplan.engines.model_files import check_model
     from dynaplan.engines.requirements import check_installed
 
+    if options.get(COMMAND):
+        module.check(options, gpus)
+        return []
     warnings = check_model(name, options.get("model"))
     module.check(options, gpus)
     check_installed(name, options)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from dynaplan.config.command_words import COMMAND, words_of
 from dynaplan.config.parallelism import TENSOR, tensor_parallel_size
 from dynaplan.engines.model_files import public_name
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
@@ -26,11 +27,11 @@ from dynaplan.engines.server.engine_options import (
     memory_fraction,
     merge_aliases,
     removed_options,
-    split_command,
     ucx_loopback_variable,
 )
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
 
@@ -107,8 +108,11 @@ class SglangKind(EngineKind):
     holds_hand_offs = False
 
     def check(self, options: Options, gpus: float) -> None:
+        if options.get(COMMAND):
+            check_engine_command(options, self.name)
+            return
         check_common(options, "sglang", SET_HERE)
-        split_command(options.get("sglang-command"), "sglang-command")
+        words_of(options.get("sglang-command"), "sglang-command")
         tensor_parallel_size(options, gpus)
         if ":" in served_name(options):
             raise ConfigError(
@@ -125,6 +129,8 @@ class SglangKind(EngineKind):
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line. ``ports``: HTTP, NCCL, and for a prefill worker the bootstrap server's."""
+        if options.get(COMMAND):
+            return _line_of_owner(options, context, ports[0])
         for option, why in removed_options(options, STYLE).items():
             log.warning("SGLang does not take %s, it has no effect: %s", option, why)
         files = _key_file(context)
@@ -173,6 +179,18 @@ class SglangKind(EngineKind):
         return context.role != "prefill" and bool(options.get("remote-prefill"))
 
 
+def _line_of_owner(options: Options, context: EngineContext, port: int) -> LaunchLine:
+    """Return the owner's words, with metrics; the key would be on the command line, so none is asked for."""
+    added = [
+        ("--served-model-name", served_name(options)),
+        ("--enable-metrics",),
+        ("--log-level-http", "warning"),  # we ask every second
+    ]
+    if context.memory_fraction:
+        added.append(("--mem-fraction-static", f"{context.memory_fraction:g}"))
+    return engine_line(options, port, added, {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"})
+
+
 KIND = SglangKind()
 check = KIND.check
 
@@ -183,7 +201,7 @@ def make(options: Options, context: EngineContext) -> Engine:
 
 def _program(options: Options) -> Sequence[str]:
     """Find the words before the flags; SGLang may live in an environment of its own."""
-    given = split_command(options.get("sglang-command"), "sglang-command")
+    given = words_of(options.get("sglang-command"), "sglang-command")
     if given:
         return given
     if find_spec("sglang"):

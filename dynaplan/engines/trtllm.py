@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dynaplan.config.command_words import words_of
 from dynaplan.config.parallelism import DATA, TENSOR, tensor_parallel_size
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.engine import ServerEngine
@@ -27,7 +28,6 @@ from dynaplan.engines.server.engine_options import (
     memory_fraction,
     merge_aliases,
     removed_options,
-    split_command,
 )
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_body
 from dynaplan.engines.server.metrics import MetricNames
@@ -121,7 +121,7 @@ class TrtllmKind(EngineKind):
 
     def check(self, options: Options, gpus: float) -> None:
         check_common(options, "trtllm", SET_HERE)
-        split_command(options.get("trtllm-command"), "trtllm-command")
+        words_of(options.get("trtllm-command"), "trtllm-command")
         tensor_parallel_size(options, gpus)
         check_no_data_parallel(options, "trtllm")
         _extra(options)
@@ -135,7 +135,7 @@ class TrtllmKind(EngineKind):
             log.warning("TensorRT-LLM does not take %s, it has no effect: %s", option, why)
         directory = Path(context.scratch_dir or tempfile.gettempdir())
         file = directory / f"{context.worker_name}.trtllm.yaml"
-        program = split_command(options.get("trtllm-command"), "trtllm-command")
+        program = words_of(options.get("trtllm-command"), "trtllm-command")
         argv = (
             *(program or [shutil.which("trtllm-serve") or "trtllm-serve"]),
             str(options["model"]),

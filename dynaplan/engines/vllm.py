@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
+from dynaplan.config.command_words import COMMAND, stated_options, words_of
 from dynaplan.config.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
@@ -32,11 +33,11 @@ from dynaplan.engines.server.engine_options import (
     memory_fraction,
     physical_gpus,
     removed_options,
-    split_command,
     ucx_loopback_variable,
 )
 from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_first
 from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.engines.server.sleep import SleepPaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.store.instances import host_of, is_loopback
@@ -226,9 +227,12 @@ class VllmKind(EngineKind):
     )
 
     def check(self, options: Options, gpus: float) -> None:
+        if options.get(COMMAND):
+            check_engine_command(options, self.name)
+            return
         check_common(options, "vllm", SET_HERE)
         tensor_parallel_size(options, gpus)
-        split_command(options.get("vllm-command"), "vllm-command")
+        words_of(options.get("vllm-command"), "vllm-command")
         transfer = WORKER["kv-transfer-config"]
         if not transfer.accepts(options.get("kv-transfer-config")):
             raise ConfigError(
@@ -237,10 +241,12 @@ class VllmKind(EngineKind):
             )
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+        if options.get(COMMAND):
+            return _line_of_owner(options, context, ports[0])
         for option, why in removed_options(options, FLAGS).items():
             log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
         model, gpus = str(options["model"]), context.gpus
-        program = split_command(options.get("vllm-command"), "vllm-command") or default_program()
+        program = words_of(options.get("vllm-command"), "vllm-command") or default_program()
         argv = [*program, *([model] if program[-1] == "serve" else ["--model", model])]
         argv += ["--host", "127.0.0.1", "--port", str(ports[0])]
         argv += ["--served-model-name", str(options.get("served-model-name") or model)]
@@ -288,6 +294,19 @@ class VllmKind(EngineKind):
     ) -> None:
         """Prefill first; vLLM keeps the blocks, and its answer says where."""
         await prefill_first(request, hand_off_ready, ask, "kv_transfer_params", ASK_TO_HOLD)
+
+
+def _line_of_owner(options: Options, context: EngineContext, port: int) -> LaunchLine:
+    """Return the owner's words, with the name that clients use, and his share of a GPU that others use too.
+
+    vLLM asks for the key on its own paths only: a guard would have to be found by his Python.
+    """
+    added = [("--served-model-name", str(options.get("served-model-name") or options.get("model")))]
+    if context.memory_fraction:
+        added.append(("--gpu-memory-utilization", str(context.memory_fraction)))
+    key = {"VLLM_API_KEY": context.token} if context.token else {}
+    sleep = {DEV_MODE_VARIABLE: "1"} if stated_options(options).get("enable-sleep-mode") else {}
+    return engine_line(options, port, added, {**key, **sleep})
 
 
 KIND = VllmKind()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from dynaplan.config.command_words import stated_options, words_of
 from dynaplan.config.models import models_together
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.engines.server.engine_options import split_command
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.gpu_words import GPU_OPTIONS, OwnersGpus, owners_gpus
 from dynaplan.models.model import Constraints, ModelPolicy, SleepLevel
@@ -38,7 +38,7 @@ def chosen_gpus(
     if not real or engine_of(options) == SIMULATED:
         return OwnersGpus()
     command = options.get("command")
-    words = split_command(command, "command") if command else []
+    words = words_of(command, "command")
     for name in GPU_OPTIONS & options.keys():
         value = options[name]
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -61,6 +61,7 @@ def model_policy(
     are_real = any(not gpu.is_simulated for gpu in inventory)
     is_on_gpus = gpus > 0 and bool(inventory) and (are_real or engine_of(options) == SIMULATED)
     chosen = chosen_gpus(options, environment, inventory)
+    options = stated_options(options)
     devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
     claim_bytes = own.memory_bytes or 0
     if is_on_gpus and chosen.number is not None:

@@ -75,16 +75,15 @@ class CommandSettings(Settings):
     trtllm_command: list[str] | None = option(None, "The same for `trtllm-serve`")
     command: list[str] | None = option(
         None,
-        "A program that speaks OpenAI's API, with `${PORT}` in the place of its port: a text, or a list",
-        engine="command",
+        "A program that speaks OpenAI's API, run as it is written, with `${PORT}` in the place of its port: "
+        "a text, or a list. In one that starts llama.cpp, vLLM or SGLang the engine is recognised",
     )
     check_path: str = option(
-        "/health", "The path of it that answers 200 when it takes requests", name="check", engine="command"
+        "/health", "The path of a command that answers 200 when it takes requests", name="check"
     )
     stop_command: list[str] | None = option(
         None,
         "What is run to end it in the place of SIGTERM, with `${PID}` and `${PORT}`; killed if that does not",
-        engine="command",
     )
     llama_server: Any = option(
         None,

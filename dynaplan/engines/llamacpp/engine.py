@@ -9,6 +9,7 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dynaplan.config.command_words import COMMAND
 from dynaplan.engines.llamacpp.launch_line import KIND, check_fields, fingerprint, read_options
 from dynaplan.engines.llamacpp.saved_slots import (
     RESTORE_TIMEOUT_S,
@@ -37,6 +38,9 @@ def make(options: Options, context: EngineContext) -> Engine:
 
 
 def check(options: Options, gpus: float) -> None:
+    if options.get(COMMAND):
+        KIND.check(options, gpus)
+        return
     checked = read_options(options, gpus)
     if not checked.server and importlib.util.find_spec("xllamacpp"):
         import xllamacpp
@@ -63,7 +67,7 @@ class LlamaCppEngine(ServerEngine):
         self._files = SlotFiles(context.scratch_dir, context.worker_name)
         self._holds = self._files.holds
         self._allocator = SlotAllocator(self._client, self._pool, self._files, checked.slots, clock)
-        self._context_tokens = 0
+        self._context_tokens = self._slots = 0
         self._lacks_tools = False
         self._restored: dict[int, int] = {}
         self._saved = None if is_prefill or self._takes_hand_offs else self._make_saved_slots()
@@ -112,7 +116,8 @@ class LlamaCppEngine(ServerEngine):
         """The model as ``/slots`` describes it; raises TemporaryError when the engine cannot be asked."""
         await self._watch.count_requests()
         self._lacks_tools = await self._ask_whether_tools_are_lacking()
-        return {"id": self._checked.name, "max_model_len": self._context_tokens}
+        named = await super()._first_model() if self._options.get(COMMAND) else {}
+        return {"id": named.get("id") or self._checked.name, "max_model_len": self._context_tokens}
 
     async def _ask_whether_tools_are_lacking(self) -> bool:
         """Ask whether the chat template lacks tools; False where the engine does not tell."""
@@ -124,13 +129,20 @@ class LlamaCppEngine(ServerEngine):
 
     async def _read(self) -> EngineMetrics:
         signals = await super()._read()
-        slots = await self._allocator.refresh()
+        try:
+            slots = await self._allocator.refresh()
+        except TemporaryError:
+            if not self._options.get(COMMAND):
+                raise
+            return signals  # its owner's, or its age's: it does not show its slots
         block_tokens = self._checked.block_tokens
+        self._slots = len(slots)
         all_tokens = sum(slot.context_tokens for slot in slots)
         used_tokens = [slot.used_tokens for slot in slots if slot.is_computing]
         self._context_tokens = min((slot.context_tokens for slot in slots), default=0)
         return replace(
             signals,
+            request_slots=self._slots,
             kv_usage=min(1.0, sum(used_tokens) / all_tokens) if all_tokens else 0.0,
             kv_active=sum(-(-tokens // block_tokens) for tokens in used_tokens),
             kv_total=all_tokens // block_tokens,
@@ -175,7 +187,7 @@ class LlamaCppEngine(ServerEngine):
         return SavedSlots(directory, checked.name, digest, checked.saved_kv_bytes) if digest else None
 
     async def _restore_slots(self, saved: SavedSlots) -> None:
-        claimed = saved.claim([self._files.new_name() for _ in range(self._checked.slots)])
+        claimed = saved.claim([self._files.new_name() for _ in range(self._slots)])
         try:
             for slot, name in enumerate(claimed):
                 self._restored[slot] = (await self._allocator.restore(slot, name)).tokens

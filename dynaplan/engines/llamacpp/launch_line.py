@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dynaplan.config.command_words import COMMAND, NEGATABLE, engine_command, read_command, stated_options
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
 from dynaplan.engines.llamacpp.saved_slots import fingerprint_of
@@ -37,6 +38,7 @@ from dynaplan.engines.server.engine_options import (
 )
 from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.util.errors import ConfigError, nearest
 
 DEFAULT_SLOT_TOKENS = 4096
@@ -95,15 +97,7 @@ TRANSLATED_OPTIONS: Mapping[str, TranslatedOption] = {
 NAMES = {own: option for option, names in engine_names("llamacpp").items() for own in names}
 """llama.cpp's own name of an option -> the option."""
 
-STYLE = FlagStyle(
-    negatable=frozenset(
-        {
-            *("cont-batching", "context-shift", "escape", "fit", "jinja", "kv-offload", "mmap", "mmproj"),
-            *("op-offload", "perf", "prefill-assistant", "repack", "warmup"),
-        }
-    )
-)
-"""``negatable`` are the flags that llama-server has on by default."""
+STYLE = FlagStyle(negatable=NEGATABLE)
 
 HANDLED = frozenset(
     {
@@ -139,6 +133,8 @@ class LlamaOptions:
 
 def read_options(options: Options, gpus: float) -> LlamaOptions:
     """Read a worker's section; raises ConfigError for a wrong option."""
+    if options.get(COMMAND):
+        return _options_of_command(options)
     check_common(options, "llamacpp", SET_HERE)
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "llamacpp")
@@ -157,8 +153,28 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         takes_hand_offs=bool(own.get("remote-prefill")),
         saved_kv_bytes=_saved_kv_bytes(own),
         translated=_translated(own),
-        passthrough={key: value for key, value in own.items() if key not in OWN_OPTIONS | HANDLED | SET_HERE},
+        passthrough={key: value for key, value in _not_ours(own).items() if key not in HANDLED | SET_HERE},
         environment=hf_token_variable(own),
+    )
+
+
+def _not_ours(options: Options) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in OWN_OPTIONS}
+
+
+def _options_of_command(options: Options) -> LlamaOptions:
+    """Return what is known of a server that its owner's command starts: slots and context it tells itself."""
+    stated, command = stated_options(options), read_command(options[COMMAND])
+    found = engine_command(options)
+    return LlamaOptions(
+        model=str(stated.get("model", "")),
+        name=str(options.get("served-model-name") or stated.get("alias") or stated.get("model")),
+        slots=0,
+        context_tokens=0,
+        block_tokens=WORKER["block-size"].engine_defaults["llamacpp"],
+        server=command.words[found.start - 1] if found else "",
+        saved_kv_bytes=_saved_kv_bytes(stated),
+        passthrough={COMMAND: command.words, **_not_ours(stated)},
     )
 
 
@@ -386,10 +402,26 @@ def _child_words(options: LlamaOptions, port: int, slots: str) -> tuple[str, ...
 
 def _server_words(program: str, options: LlamaOptions, port: int, slots: str) -> tuple[str, ...]:
     return (
-        *(program, "--host", "127.0.0.1", "--port", str(port), "--metrics", "--slots", "--no-webui"),
+        *(program, "--host", "127.0.0.1", "--port", str(port), "--metrics", "--slots"),
         *(("--slot-save-path", slots) if slots else ()),
         *server_flags(options),
     )
+
+
+def _line_of_owner(options: Options, context: EngineContext, port: int, slots: str) -> LaunchLine:
+    """Return the owner's words, with what he cannot notice.
+
+    Flags that builds of another age or origin may not know are variables, which such a build ignores.
+    """
+    name = str(options.get("served-model-name") or options.get("model"))
+    added = [("--alias", name), ("--metrics",), *([("--slot-save-path", slots)] if slots else [])]
+    variables = {
+        "LLAMA_ARG_ENDPOINT_SLOTS": "1",
+        "LLAMA_ARG_THREADS_HTTP": str(HTTP_THREADS),
+        "GGML_NO_BACKTRACE": "1",  # else a crash would start a debugger on the process, if there is one
+        **({"LLAMA_API_KEY": context.token} if context.token else {}),
+    }
+    return engine_line(options, port, added, variables)
 
 
 class LlamaCppKind(EngineKind):
@@ -405,6 +437,9 @@ class LlamaCppKind(EngineKind):
     prefills = True
 
     def check(self, options: Options, gpus: float) -> None:
+        if options.get(COMMAND):
+            check_engine_command(options, self.name)
+            return
         checked = read_options(options, gpus)
         check_installed("llamacpp", {"llama-server": checked.server})
 
@@ -413,10 +448,12 @@ class LlamaCppKind(EngineKind):
 
         Without the xllamacpp package it is PATH's llama-server.
         """
-        checked = read_options(options, context.gpus)
-        program = _program(checked.server)
         # llama.cpp puts a file's name right behind the directory's.
         slots = context.scratch_dir.rstrip("/") + "/" if context.scratch_dir else ""
+        if options.get(COMMAND):
+            return _line_of_owner(options, context, ports[0], slots)
+        checked = read_options(options, context.gpus)
+        program = _program(checked.server)
         if program:
             argv = _server_words(program, checked, ports[0], slots)
         else:
@@ -425,9 +462,6 @@ class LlamaCppKind(EngineKind):
         # Else a crash would start a debugger on the process, if there is one.
         backtrace = {"GGML_NO_BACKTRACE": os.environ.get("GGML_NO_BACKTRACE", "1")}
         return LaunchLine(argv, {**key, **backtrace, **checked.environment})
-
-    def request_slots(self, options: Options) -> int:
-        return read_options(options, 0).slots
 
 
 KIND = LlamaCppKind()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,21 +153,6 @@ def ucx_loopback_variable(environ: Mapping[str, str]) -> dict[str, str]:
     Returns the environment variable to add; none when ``environ`` names the devices that UCX may use.
     """
     return {} if environ.get("UCX_NET_DEVICES") else {"UCX_NET_DEVICES": "lo"}
-
-
-def split_command(value: Any, option: str) -> list[str]:
-    """Split a command, given as a string or as a list of strings; [] when it is not given."""
-    try:
-        words = shlex.split(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ConfigError(f"{option} is {value!r}: {error}", hint="Expected a command line.") from None
-    if words is None:
-        return []
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise ConfigError(
-            f"{option} is {value!r}", hint="Expected a command: a string, or a list of strings."
-        )
-    return words
 
 
 def physical_gpus(environ: Mapping[str, str]) -> list[str]:

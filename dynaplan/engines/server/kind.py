@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dynaplan.config.command_words import COMMAND, PORT, read_command
 from dynaplan.config.parallelism import DATA, parallel_size
 from dynaplan.engines.port import EngineContext, HandOffReady
 from dynaplan.engines.server.engine_options import Options
@@ -18,6 +19,12 @@ from dynaplan.util.errors import PermanentError, TemporaryError
 
 EXIT_USAGE = 2
 """The exit code for a wrong command line, of argparse and click alike; another start cannot help."""
+
+
+STOP_COMMAND = "stop-command"
+
+PID = "${PID}"
+"""What stands in a ``stop-command`` for the pid of the program."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,8 @@ class EngineKind(ABC):
 
     def stop_command(self, options: Options, port: int, pid: int) -> Sequence[str]:
         """Return the command that ends the engine with that pid; empty where SIGTERM does."""
-        return ()
+        words = read_command(options.get(STOP_COMMAND), STOP_COMMAND).words
+        return [word.replace(PORT, str(port)).replace(PID, str(pid)) for word in words]
 
     @abstractmethod
     def check(self, options: Options, gpus: float) -> None:
@@ -123,6 +131,8 @@ class EngineKind(ABC):
         """Return the reason why it cannot report which KV blocks it holds; empty where it can."""
         if not self.publishes_kv_events:
             return "it has no way to"
+        if options.get(COMMAND):
+            return "its command is its owner's"
         if options.get("kv-events-config") is not None:
             return "kv-events-config is set, so its events are the user's"
         if parallel_size(options, DATA) > 1:

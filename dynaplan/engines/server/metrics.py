@@ -62,7 +62,8 @@ class EngineMetrics:
     """One reading. ``kv_usage`` and ``prefix_hit_rate`` are fractions from 0 to 1.
 
     ``kv_active`` and ``kv_total`` are blocks, or tokens where the engine counts tokens; ``block_tokens`` is
-    the size of a block, 0 when it is unknown. ``progress`` differs between two readings if the engine has
+    the size of a block, 0 when it is unknown. ``request_slots`` is 0 where the engine does not say how many
+    requests it computes at once. ``progress`` differs between two readings if the engine has
     done anything; it is empty if the engine has no progress counter. ``samples`` are for ``/metrics``, by
     the engine's own names. ``missing`` are the signals that the text lacks, each as
     ``signal (names that were tried)``. Nothing moves in an engine that ``is_asleep``; one without weights
@@ -71,6 +72,7 @@ class EngineMetrics:
 
     running: int = 0
     waiting: int = 0
+    request_slots: int = 0
     kv_usage: float = 0.0
     kv_active: int = 0
     kv_total: int = 0
@@ -86,7 +88,7 @@ class EngineMetrics:
     def load(self, request_slots: int = 0) -> WorkerLoad:
         return WorkerLoad(
             running_requests=self.running,
-            request_slots=request_slots,
+            request_slots=self.request_slots or request_slots,
             waiting_requests=self.waiting,
             kv_active_blocks=self.kv_active,
             kv_total_blocks=self.kv_total,

@@ -1,37 +1,52 @@
 """llama.cpp's router mode: ``models.ini`` (``--models-preset``) and a directory of models (``--models-dir``).
 
 A preset file has a section for each model and ``[*]`` for all of them. Its keys are llama-server's flags
-without dashes, long or short, or its environment variables (``LLAMA_ARG_CTX_SIZE``). Each becomes an option
-of the same name. ``load-on-startup`` and ``stop-timeout`` are the file's own.
+without dashes, long or short, or its environment variables (``LLAMA_ARG_CTX_SIZE``). Each section becomes the
+command that the router would run. ``load-on-startup`` and ``stop-timeout`` are the file's own.
+
+Sources: llama.cpp's ``tools/server/README.md``, "Using multiple models", and ``common/preset.cpp``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dynaplan.models.files.command_lines import LLAMA_OTHER_NAMES, LLAMA_SHORT, SET_BY_US, typed
+from dynaplan.config.command_words import (
+    ADDRESS,
+    COMMAND,
+    DROPPED,
+    MODEL_FLAGS,
+    NEGATABLE,
+    SWITCHES,
+    long_flag,
+)
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
 from dynaplan.util.errors import ConfigError
 
 TOOL = "llama.cpp"
+PROGRAM = "llama-server"
 EVERY_MODEL = "*"
+VERSION = "version"
 LOAD_ON_STARTUP = "load-on-startup"
 STOP_TIMEOUT = "stop-timeout"
-OWN_KEYS = frozenset({LOAD_ON_STARTUP, STOP_TIMEOUT, "dedup-cache-models"})
-TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
+NO_FLAGS = frozenset({VERSION, LOAD_ON_STARTUP, STOP_TIMEOUT, "dedup-cache-models", *ADDRESS, *DROPPED})
+"""Keys that are the file's own, or of the address, which is ours."""
 
-_SECTION = re.compile(r"\[(?P<name>.+)\]")
-_VARIABLE = "LLAMA_ARG_"
+TRUE, FALSE = ("true", "on", "enabled", "1"), ("false", "off", "disabled", "0")
+
+_COMMENT = re.compile(r"\s*[;#].*")
+_SECTION = re.compile(r"\[(?P<name>[^]]+)\]")
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
-_HAS_MODEL = ("model", "hf-repo", "model-url")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 def is_presets(text: str) -> bool:
     """Tell whether a text is a file of presets: its first lines are ``version = 1`` or a section."""
-    lines = (line.strip() for line in text.splitlines())
-    first = next((line for line in lines if line and line[0] not in "#;"), "")
+    lines = (_COMMENT.sub("", line).strip() for line in text.splitlines())
+    first = next((line for line in lines if line), "")
     return bool(_SECTION.fullmatch(first)) or re.fullmatch(r"version\s*=\s*\d+", first) is not None
 
 
@@ -43,10 +58,12 @@ def read_presets(text: str) -> ImportedFile:
     preload: list[str] = []
     notes: list[str] = []
     for name, own in sections.items():
-        options = {**common, **own}
-        if str(options.get(LOAD_ON_STARTUP, "")).lower() in TRUE:
+        flags = {**common, **own}
+        if flags.get(LOAD_ON_STARTUP, "").lower() in TRUE:
             preload.append(name)
-        models[name] = _model(name, options, notes)
+        if STOP_TIMEOUT in flags:
+            notes.append(f"[{name}] {STOP_TIMEOUT}: a model finishes what it answers: `drain-deadline`.")
+        models[name] = ImportedModel({COMMAND: _command(name, flags)})
     if not models:
         raise ConfigError("the preset file has no model", hint="Expected a section [NAME] for each model.")
     return ImportedFile(TOOL, models, preload=tuple(preload), notes=tuple(notes))
@@ -56,52 +73,45 @@ def _sections(text: str) -> dict[str, dict[str, str]]:
     sections: dict[str, dict[str, str]] = {}
     current: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.strip()
-        if not words or words[0] in "#;":
+        words = _COMMENT.sub("", line).strip()
+        if not words:
             continue
         if found := _SECTION.fullmatch(words):
-            current = sections.setdefault(found["name"].strip(), {})
+            current = sections[found["name"].strip()] = {}
             continue
-        key, is_there, value = words.partition("=")
-        if not is_there or not key.strip():
+        key, is_there, value = (part.strip() for part in words.partition("="))
+        if not is_there or not key:
             raise ConfigError(f"line {number}: {words!r}", hint="Expected [NAME], or key = value.")
-        if sections:
-            current[_long(key.strip())] = value.strip()
-        elif (key.strip(), value.strip()) != ("version", "1"):
+        if not sections and key != VERSION:
             raise ConfigError(f"line {number}: {words!r}", hint="Expected version = 1, or a section [NAME].")
+        current |= _flag(long_flag(key), value)
     return sections
 
 
-def _long(key: str) -> str:
-    """Return the long flag, without dashes, that a key stands for."""
-    if key.startswith(_VARIABLE):
-        return key.removeprefix(_VARIABLE).lower().replace("_", "-")
-    key = key.lstrip("-")
-    key = LLAMA_SHORT.get(key, key)
-    return LLAMA_OTHER_NAMES.get(key, key)
+def _flag(name: str, value: str) -> dict[str, str]:
+    """Return the flag and its value; ``no-flag`` is the opposite of ``flag``."""
+    opposite = name.removeprefix("no-")
+    if name in SWITCHES or opposite == name or opposite not in NEGATABLE:
+        return {name: value}
+    return {opposite: FALSE[0] if value.lower() in TRUE else TRUE[0]}
 
 
-def _model(name: str, options: Mapping[str, str], notes: list[str]) -> ImportedModel:
-    if not any(options.get(key) for key in _HAS_MODEL):
-        raise ConfigError(f"[{name}] has no model", hint="Expected model = /path/to/model.gguf.")
-    if "model" not in options:
-        given = next(key for key in _HAS_MODEL if options.get(key))
-        raise ConfigError(
-            f"[{name}] has {given} = {options[given]}",
-            hint="dynaplan fetches nothing from a hub: download the file, and name it in model = ...",
-        )
-    if STOP_TIMEOUT in options:
-        notes.append(f"[{name}] {STOP_TIMEOUT}: a model finishes what it answers: `drain-deadline`.")
-    passed = {key: value for key, value in options.items() if key not in SET_BY_US | OWN_KEYS}
-    return ImportedModel({"engine": "llamacpp", **dict(_option(*item) for item in passed.items())})
+def _command(name: str, flags: Mapping[str, str]) -> str:
+    """Return the command of a model; its section may be called like a model on the hub, and name no other."""
+    if not any(flags.get(key) for key in MODEL_FLAGS["llamacpp"]):
+        if not _HUB_NAME.fullmatch(name):
+            raise ConfigError(f"[{name}] has no model", hint="Expected model = /path/to/model.gguf.")
+        flags = {"hf-repo": name, **flags}
+    words = [_words(flag, value) for flag, value in flags.items() if flag not in NO_FLAGS]
+    return shlex.join([PROGRAM, *(word for each in words for word in each)])
 
 
-def _option(key: str, value: str) -> tuple[str, Any]:
-    """Return the option; a flag that is switched on or off is true or false."""
-    is_flag = value.lower() in ("true", "false")
-    if key.startswith("no-") and is_flag:
-        return key.removeprefix("no-"), value.lower() != "true"
-    return key, value.lower() == "true" if is_flag else typed(value)
+def _words(flag: str, value: str) -> Sequence[str]:
+    if flag not in SWITCHES:
+        return f"--{flag}", value
+    if value.lower() not in FALSE:
+        return (f"--{flag}",)
+    return (f"--no-{flag}",) if flag in NEGATABLE else ()
 
 
 def read_directory(directory: str, files: Iterable[str]) -> ImportedFile:

@@ -4,7 +4,7 @@ Sources: its ``config.example.yaml``, ``config-schema.json`` and ``internal/conf
 
 | there | here |
 |---|---|
-| ``cmd`` | the engine that it starts, where that is recognised (``command_lines``), else ``command`` |
+| ``cmd`` | ``command``, as it stands; the engine that it starts is recognised (``command_words``) |
 | ``cmdStop`` | ``stop-command`` of a command |
 | ``proxy`` | on this machine and ``${PORT}``: nothing; another address: ``url`` of the command |
 | ``checkEndpoint`` | ``check`` of a command |
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.models.files.command_lines import recognise
+from dynaplan.config.command_words import read_command, recognise, split_words, without_comments
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel, MatchRule, RequestFilters
 from dynaplan.models.files.model_sets import expand
 from dynaplan.models.model import Constraints
@@ -155,12 +155,12 @@ class _Reader:
         stop = macros.fill_command(given.get("cmdStop"), f"{where}.cmdStop")
         left = ("macros", "cmd", "cmdStop", "env")
         model = macros.fill({key: each for key, each in given.items() if key not in left}, where)
-        options = dict(recognise(words) or {"command": shlex.join(words)})
-        url = _address(str(model.get("proxy") or ""))
-        if "engine" in options and url:
+        options: dict[str, Any] = {"command": shlex.join(words)}
+        url, is_engine = _address(str(model.get("proxy") or "")), recognise(read_command(words).words)
+        if is_engine and url:
             self._notes.append(f"{where}.proxy: the engine gets a port of its own.")
             url = ""
-        if "engine" not in options:
+        if not is_engine:
             options["check"] = str(model.get("checkEndpoint") or "/health")
         filters = self._filters(_mapping(model.get("filters"), f"{where}.filters"), where)
         envs = self._envs(macros.fill(given.get("env") or [], f"{where}.env", keeps_unknown=True), where)
@@ -243,7 +243,7 @@ class _Reader:
         as there.
         """
         models = self._models
-        unknown = {name for name, each in models.items() if "engine" not in each.options}
+        unknown = {name for name, each in models.items() if "check" in each.options}
         if not unknown or len(models) < 2:
             return Constraints()
         names = ", ".join(sorted(unknown))
@@ -402,29 +402,17 @@ def _port(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].rpartition(":")[2]
 
 
+def _uncommented(text: str) -> str:
+    return without_comments(getattr(text, "lines", text))
+
+
 def split_command(text: str, where: str) -> list[str]:
     """Return the words of a command without its comments; a backslash joins lines."""
-    try:
-        words = shlex.split(_CONTINUED.sub(" ", without_comments(text)))
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}", hint="Close every quote.") from None
+    words = split_words(text, where)
     if not words:
         raise ConfigError(f"{where} is empty", hint="Expected the command that starts the model's server.")
     return words
 
-
-def without_comments(text: str) -> str:
-    """Return a command without its lines of comments, and without comments at ends of lines.
-
-    Those begin with a ``#`` that neither stands in quotes nor in a word.
-    """
-    lines = getattr(text, "lines", text)
-    text = "\n".join(line for line in lines.splitlines() if not line.lstrip().startswith("#"))
-    return _COMMENT.sub(lambda found: found["kept"] or "", text)
-
-
-_COMMENT = re.compile(r"""(?P<kept>\\.|"(?:\\.|[^"\\])*"|'[^']*')|(?<!\S)\#[^\n]*""", re.DOTALL)
-_CONTINUED = re.compile(r"\\[ \t]*(?:\n|$)")
 
 # macros
 
@@ -440,7 +428,7 @@ class _Macros:
 
     def fill_command(self, text: Any, where: str) -> str:
         """Return the command with all macros put in, but for those of its comments, and theirs."""
-        return self._filled(without_comments(text), where, (), clean=without_comments) if text else ""
+        return self._filled(_uncommented(text), where, (), clean=_uncommented) if text else ""
 
     def fill(self, value: Any, where: str, *, keeps_unknown: bool = False) -> Any:
         """Return the value with all macros put in; one that is a whole text keeps its type."""

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.cli import imported_models
 from dynaplan.cli.imported_models import imported_file, read_config_file
 from dynaplan.cli.service_options import is_models_file, models_overrides
 from dynaplan.config.models import components_of
 from dynaplan.config.overrides import Sections, parse_overrides
-from dynaplan.engines.command import KEYS, check
+from dynaplan.engines.command import check
+from dynaplan.engines.server.owners_command import KEYS
 from dynaplan.graph.config import validate_config
 from dynaplan.graph.loading import load_graph
 from dynaplan.util.errors import all_faults
@@ -66,6 +68,7 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("API_KEY", "sk-two")
+    monkeypatch.setattr(imported_models.shutil, "which", lambda _: None)
     config, notes = read(DOCUMENTED, [])
     models = config["Models"]
     assert (models["chat"]["engine"], models["small"]["engine"]) == ("llamacpp", "llamacpp")
@@ -85,6 +88,7 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     ]
     graph = load_graph("dynaplan.components:Frontend", Path.cwd()).with_models(components_of(models))
     assert validate_config(graph, config) == []
+    monkeypatch.undo()
     for name in ("container", "fixed"):
         check({key: each for key, each in models[name].items() if key in KEYS}, 0)
     left_out = {each.partition(": ")[0] for each in notes}
@@ -113,11 +117,14 @@ models:
     assert config["Models"]["a"]["description"] == "a # b c"
 
 
-def test_presets_and_directories_of_llama_cpp_are_recognised(tmp_path: Path) -> None:
+def test_presets_and_directories_of_llama_cpp_are_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     presets = tmp_path / "models.ini"
     presets.write_text("version = 1\n[tiny]\nmodel = /m/tiny.gguf\nload-on-startup = true\n")
+    monkeypatch.setattr(imported_models.shutil, "which", lambda name: f"/bin/{name}")
     config, _ = read(presets, [])
-    assert config["Models"]["tiny"] == {"engine": "llamacpp", "model": "/m/tiny.gguf", "preload": True}
+    assert config["Models"]["tiny"] == {"command": "llama-server --model /m/tiny.gguf", "preload": True}
     folder = tmp_path / "models"
     folder.mkdir()
     (folder / "big.gguf").touch()

@@ -135,7 +135,7 @@ def line(**options: Any) -> LaunchLine:
 def test_the_program_gets_the_options_as_flags_and_its_key_is_none_of_them() -> None:
     made = line(llama_server="/opt/llama-server", mlock=True, tensor_split=[3, 1], jinja=False)
     assert made.argv == (
-        *("/opt/llama-server", "--host", "127.0.0.1", "--port", "7001", "--metrics", "--slots", "--no-webui"),
+        *("/opt/llama-server", "--host", "127.0.0.1", "--port", "7001", "--metrics", "--slots"),
         *("--slot-save-path", "/dev/shm/d/", "--model", MODEL, "--alias", "mine"),
         *("--ctx-size", "8192", "--parallel", "4", "--threads", "2", "--batch-size", "1024"),
         *("--n-gpu-layers", "20", "--flash-attn", "on", "--cache-type-k", "q8_0", "--no-cache-prompt"),

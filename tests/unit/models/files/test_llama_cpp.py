@@ -10,48 +10,47 @@ PRESETS = """
 version = 1
 
 [*]
-n-gpu-layers = 99
+n-gpu-layers = all  ; of each
 c = 8192
 LLAMA_ARG_CACHE_TYPE_K = q8_0
 jinja = true
+flash-attn = on
 
 [ggml-org/qwen:Q4]
-model = /models/qwen.gguf
+model = /models/my qwen.gguf
 load-on-startup = on
 parallel = 2
-no-mmap = true
+no-mmap = 1
+mlock = false
 host = 0.0.0.0
 
 [embed]
-m = /models/e5.gguf
-c = 512
+m = /models/e5.gguf  # small
+c = 0
 embedding = true
+jinja = off
 stop-timeout = 10
+
+[ggml-org/other-GGUF:Q8_0]
+temp = 0.6
 """
 
 
-def test_sections_are_models_with_the_options_of_all_below_their_own() -> None:
+def test_sections_are_the_commands_that_the_router_would_run() -> None:
     assert llama_cpp.is_presets(PRESETS)
     imported = llama_cpp.read_presets(PRESETS)
     assert {name: model.options for name, model in imported.models.items()} == {
         "ggml-org/qwen:Q4": {
-            "engine": "llamacpp",
-            "n-gpu-layers": 99,
-            "ctx-size": 8192,
-            "cache-type-k": "q8_0",
-            "jinja": True,
-            "model": "/models/qwen.gguf",
-            "parallel": 2,
-            "mmap": False,
+            "command": "llama-server --n-gpu-layers all --ctx-size 8192 --cache-type-k q8_0 --jinja "
+            "--flash-attn on --model '/models/my qwen.gguf' --parallel 2 --no-mmap",
         },
         "embed": {
-            "engine": "llamacpp",
-            "n-gpu-layers": 99,
-            "ctx-size": 512,
-            "cache-type-k": "q8_0",
-            "jinja": True,
-            "model": "/models/e5.gguf",
-            "embeddings": True,
+            "command": "llama-server --n-gpu-layers all --ctx-size 0 --cache-type-k q8_0 --no-jinja "
+            "--flash-attn on --model /models/e5.gguf --embeddings",
+        },
+        "ggml-org/other-GGUF:Q8_0": {
+            "command": "llama-server --hf-repo ggml-org/other-GGUF:Q8_0 --n-gpu-layers all --ctx-size 8192 "
+            "--cache-type-k q8_0 --jinja --flash-attn on --temp 0.6",
         },
     }
     assert imported.preload == ("ggml-org/qwen:Q4",)
@@ -61,10 +60,9 @@ def test_sections_are_models_with_the_options_of_all_below_their_own() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("version = 2\n[a]\nm = x", "line 1: 'version = 2'"),
+        ("versions = 2\n[a]\nm = x", "line 1: 'versions = 2'"),
         ("[a]\nnothing", "line 2: 'nothing'"),
         ("[a]\nc = 5", r"\[a\] has no model"),
-        ("[a]\nhf = org/model", r"\[a\] has hf-repo = org/model(?s:.*)fetches nothing"),
         ("version = 1\n[*]\nc = 5", "has no model"),
     ],
 )
