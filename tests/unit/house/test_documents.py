@@ -124,14 +124,8 @@ def options_in(text: str) -> set[str]:
 OF_OTHER_PROGRAMS = frozenset(
     {
         *(
-            "tensor-split",
-            "main-gpu",
-            "logdir",
-            "endpoint",
-            "stream-interval",
-            "no-deps",
-            "extra-index-url",
-            "no-kv-events",
+            *("tensor-split", "main-gpu", "metrics", "slot-save-path", "logdir", "endpoint"),
+            *("stream-interval", "no-deps", "extra-index-url", "no-kv-events"),
         ),
         *(
             flag.removeprefix("--")
