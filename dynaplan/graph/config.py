@@ -116,6 +116,9 @@ STOCK_SERVICES = frozenset(
 )  # fmt: skip
 """Names of our stock services and of Dynamo's. A YAML may have a section for one that the graph lacks."""
 
+ENGINES_BY_SERVICE = {"SGLang": "sglang", "TensorRTLLM": "trtllm", "TRTLLM": "trtllm"}
+"""The engine of the original's services, by the beginnings of their names."""
+
 FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 ARGUMENTS = {
     **{name: f"{SERVICE_ARGS}.{name}" for name in ("workers", "resources", "envs")},
@@ -198,6 +201,8 @@ def _check_unused_section(
         )
     _, options, _ = SECTIONS.get(name, ("", {}, False))
     warning = f"{name}: this graph has no such service; its section has no effect"
+    if engine := next((each for prefix, each in ENGINES_BY_SERVICE.items() if name.startswith(prefix)), ""):
+        warning += f"; here `engine` is an option of VllmWorker and PrefillWorker, as in -f {engine}.yaml"
     for key in section:
         if kebab(key) not in options or kebab(key) == COMMON_CONFIGS:
             continue

@@ -277,6 +277,12 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
                 f"min-gpu-budget is {self.min_gpu_budget} and min-endpoint {self.min_endpoint}",
                 hint="Expected one of the two: they state the same minimum, in GPUs and in workers.",
             )
+        for name, value_ms, least_ms in (("ttft", self.ttft_ms, 1.0), ("itl", self.itl_ms, 0.2)):
+            if value_ms < least_ms:
+                raise ConfigError(
+                    f"{name} is {value_ms:g}: {value_ms:g} ms is no target that anybody means",
+                    hint=f"Write {name}: {value_ms * 1000:g}, if it is in seconds, as old examples have it.",
+                )
         self._require_order("decode-kv-scale-down-threshold", "decode-kv-scale-up-threshold")
         self._require_order("prefill-queue-scale-down-threshold", "prefill-queue-scale-up-threshold")
         if self.min_endpoint is None:

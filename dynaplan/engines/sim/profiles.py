@@ -237,5 +237,21 @@ def _first_version_arrays(directory: Path) -> dict[str, list[float]]:
 def check(options: Mapping[str, Any], gpus: float) -> None:
     """Raise the ConfigError that making this engine would; ``gpus`` is other engines' to check."""
     known = SimOptions.from_options(options)
+    _check_times_known(known)
     _, profile_kv_tokens = timing_for(known)
     EngineSettings.of(known, profile_kv_tokens)
+
+
+def _check_times_known(options: SimOptions) -> None:
+    """Raise ConfigError for a model of which the profile that is chosen for it has no times."""
+    size, name = options.tensor_parallel_size, options.profile_name
+    if options.profile or name in known_profiles():
+        return
+    sizes = [each.rpartition("-tp")[2] for each in known_profiles() if each.startswith(f"{name}-tp")]
+    if str(size) not in sizes:
+        raise ConfigError(
+            f"no engine is named, so {options.model} is simulated, and of a model of that size with "
+            f"tensor-parallel-size {size} no times are known",
+            hint="Write engine: vllm here and in the other workers' sections to serve the model itself. To "
+            f"simulate it: a tensor-parallel-size of {', '.join(sizes)}, or profile: h200-bf16, a formula.",
+        )

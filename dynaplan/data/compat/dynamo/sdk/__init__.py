@@ -25,9 +25,12 @@ __all__ = [
     "AbstractService",
     "abstract_endpoint",
     "api",
+    "async_on_shutdown",
     "async_on_start",
     "depends",
+    "dynamo_api",
     "dynamo_context",
+    "dynamo_endpoint",
     "endpoint",
     "liveness",
     "on_shutdown",
@@ -37,6 +40,20 @@ __all__ = [
 
 DYNAMO_IMAGE = os.environ.get("DYNAMO_IMAGE", "dynamo:latest-vllm")
 """The image of the original's containers; nothing here reads it."""
+
+dynamo_api = api
+"""The name of ``api`` in 0.2.1."""
+
+async_on_shutdown = on_shutdown
+"""The name of ``on_shutdown`` in 0.2."""
+
+
+def dynamo_endpoint(
+    name: str | None = None, is_api: bool = False, transports: Any = None, **_ignored: Any
+) -> Any:
+    """Mark an endpoint as 0.2 calls it; one that ``is_api`` is served to users, too."""
+    return api(name) if is_api else endpoint(name, transports)
+
 
 _ROUTES_OF_EVERY_APP = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"})
 
