@@ -60,6 +60,8 @@ class EngineApi:
     assistant's, is taken for the beginning of the answer; None where the engine cannot continue an answer.
     ``errors`` are answers of status 5xx that are no fault of the engine, or give another program's advice.
     ``contradictions`` are fields that the engine follows in place of others, by the others' names.
+    ``is_unknown``: it is any program, whose answers are passed on as they come: with any status, in any form,
+    and with any end of a stream. Only a connection that breaks is a death then.
     """
 
     fields: Mapping[str, FieldRule] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class EngineApi:
     streams_lists: bool = True
     errors: tuple[ErrorRule, ...] = ()
     contradictions: Mapping[str, str] = field(default_factory=dict)
+    is_unknown: bool = False
 
     def fault(self, document: Mapping[str, Any], path: str = "") -> FieldFault | None:
         """Return the first fault of a request's fields; None when they are as the engine takes them."""

@@ -407,5 +407,6 @@ ENGINE_APIS: Mapping[str, EngineApi] = {
     "vllm": VLLM_API,
     "sglang": SGLANG_API,
     "trtllm": TRTLLM_API,
+    "command": EngineApi(is_unknown=True),
 }
 """The API of each engine by its name."""

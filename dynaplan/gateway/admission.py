@@ -42,7 +42,7 @@ class Admission:
         ``cards`` are those of the workers that may answer.
         """
         if call.address:
-            check_media(call, self._settings.allow_media_urls)
+            check_media(call.address, self._settings.allow_media_urls)
         if context_tokens := _context_tokens(cards):
             check_context(call, context_tokens)
 

@@ -421,14 +421,14 @@ class ClientConnection(asyncio.Protocol):
         await self._send(head if request.method == "HEAD" else head + body)
         self._is_ended = True
 
-    def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
+    def start_stream(self, request: Request, headers: Mapping[str, str], status: int = 200) -> None:
         if self.transport is None or self.transport.is_closing():
             raise ConnectionResetError("the client has left")
         self._is_kept = self._is_kept and not (request.is_http_10 or self._server.is_draining)
         self._is_chunked = not request.is_http_10
         framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
         self._is_started = True
-        self._unsent_head = self._head(request, 200, headers, framing)
+        self._unsent_head = self._head(request, status, headers, framing)
 
     async def write(self, data: bytes) -> None:
         if not data:  # an empty chunk is the last one

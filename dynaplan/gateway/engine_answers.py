@@ -132,6 +132,23 @@ def _frames(events: bytes) -> set[int]:
     return found
 
 
+def as_stream(body: bytes) -> bytes:
+    """Return the stream that says what a whole answer says; one of another form is its only event."""
+    try:
+        document = json.loads(body)
+        for choice in document["choices"]:
+            if "message" in choice:
+                choice["delta"] = choice.pop("message")
+                for index, call in enumerate(choice["delta"].get("tool_calls") or ()):
+                    call["index"] = index
+        if document.get("object") == "chat.completion":
+            document["object"] = "chat.completion.chunk"
+        body = json.dumps(document).encode()
+    except (ValueError, LookupError, AttributeError, TypeError):
+        body = body.replace(b"\r", b" ").replace(b"\n", b" ")
+    return b"data: " + body + b"\n\ndata: [DONE]\n\n"
+
+
 # -- 2. usage ----------------------------------------------------------------------------------------
 
 

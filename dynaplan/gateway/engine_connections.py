@@ -54,12 +54,12 @@ class Target(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def target_of(url: str) -> Target:
+def target_of(url: str, method: str = "POST") -> Target:
     """Return what a request to that address needs."""
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     path = parts.path + (f"?{parts.query}" if parts.query else "")
-    line = f"POST {path or '/'} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n".encode()
+    line = f"{method} {path or '/'} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n".encode()
     return Target(Origin(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls), line)
 
 

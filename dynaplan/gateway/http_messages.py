@@ -6,9 +6,9 @@ import asyncio
 import json
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
@@ -35,6 +35,11 @@ class Headers:
             if found == wanted:
                 return value.decode("utf-8", "surrogateescape")
         return default
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        """Yield all of them, names in lower case."""
+        for name, value in self._pairs:
+            yield name.decode("latin-1"), value.decode("utf-8", "surrogateescape")
 
     def get_all(self, name: str) -> list[str]:
         wanted = name.lower().encode()
@@ -71,8 +76,8 @@ class Answering(Protocol):
         """Send a whole answer; raises ConnectionError, as the others do, when the client has left."""
         ...
 
-    def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
-        """Begin an answer whose length is not known: status 200 and the headers, sent with its first part."""
+    def start_stream(self, request: Request, headers: Mapping[str, str], status: int = 200) -> None:
+        """Begin an answer whose length is not known: status and headers, sent with its first part."""
         ...
 
     async def write(self, data: bytes) -> None:
@@ -219,6 +224,15 @@ class RequestBody:
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)
+
+
+class WholeBody(RequestBody):
+    """A body that is there already."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(len(data), "", cast(asyncio.Transport, None))
+        self.is_complete = True
+        self._pieces.append(data)
 
 
 ENCODINGS = ("gzip", "x-gzip", "deflate", "identity")

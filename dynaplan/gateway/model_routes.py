@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -20,8 +20,9 @@ from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.gateway import model_management, ollama_api
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
+from dynaplan.gateway.engine_passage import Completions, EnginePassage
 from dynaplan.gateway.error_forms import sentence_of
-from dynaplan.gateway.http_messages import Answering, Request, RequestBody, Response
+from dynaplan.gateway.http_messages import Answering, Request, Response, WholeBody
 from dynaplan.gateway.models import FrontendModel
 from dynaplan.gateway.ollama_api import OllamaModel, Translation
 from dynaplan.gateway.openai_api import ApiError, bad_request, parse_object
@@ -33,9 +34,6 @@ EVENTS_POLL_S = 0.2
 """Time between two looks for changes that ``/models/sse`` tells."""
 
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-
-Completions = Callable[[Request], Awaitable[Response | None]]
-"""Answers a request for one of OpenAI's paths."""
 
 
 class ModelRoutes:
@@ -49,6 +47,7 @@ class ModelRoutes:
         self._store = store
         self._namespace = namespace
         self._completions = completions
+        self._passage = EnginePassage(path, completions)
         self._created_s = int(time.time())
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/"): self._say_running,
@@ -133,15 +132,7 @@ class ModelRoutes:
         return Response.text("OK")
 
     async def _upstream(self, request: Request) -> Response | None:
-        """Answer ``/upstream/MODEL/PATH`` as PATH; the body names the model."""
-        self._check_key(request)
-        rest = request.path.removeprefix(_UPSTREAM)
-        for model in sorted(self._models.names(), key=len, reverse=True):
-            if rest.startswith(f"{model}/"):
-                return await self._completions(replace(request, path=rest.removeprefix(model)))
-        raise ApiError(
-            404, f"There is no model for {request.path}", code="model_not_found", metric="not_found"
-        )
+        return await self._passage.answer_upstream(request, _UPSTREAM)
 
     async def _events(self, request: Request) -> None:
         """Send an event for each change of a model's state, until the client leaves."""
@@ -285,15 +276,6 @@ def _described(name: str, model: FrontendModel) -> OllamaModel:
     )
 
 
-class WholeBody(RequestBody):
-    """A body that is there already."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(len(data), "", cast(asyncio.Transport, None))
-        self.is_complete = True
-        self._pieces.append(data)
-
-
 class OllamaConnection:
     """The connection of a request in Ollama's words: what is written to it in OpenAI's goes on in its own."""
 
@@ -322,7 +304,7 @@ class OllamaConnection:
     async def respond(self, request: Request, response: Response) -> None:
         await self._connection.respond(request, self.translated(response))
 
-    def start_stream(self, request: Request, headers: Mapping[str, str]) -> None:
+    def start_stream(self, request: Request, headers: Mapping[str, str], status: int = 200) -> None:
         self._connection.start_stream(request, {"Content-Type": "application/x-ndjson"})
 
     async def write(self, data: bytes) -> None:

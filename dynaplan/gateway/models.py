@@ -80,19 +80,29 @@ class FrontendModel:
 
         A large body stays as it is, and a form. Raises ApiError (400) for a body that is nested too deep.
         """
-        name = self.upstream_name or self.name
-        if self.queue is None:
-            is_tagged = call.model.endswith(LATEST) and call.model not in self.names
-            name = call.model.removesuffix(LATEST) if is_tagged else call.model
-        is_other = call.model != name
-        if call.endpoint.is_form or not call.is_whole or not (is_other or self.filters is not NO_FILTERS):
+        if call.endpoint.is_form or not call.is_whole or not self.changes_requests_for(call.model):
             return call
-        document = {**self.filters.apply(call.document), "model": name}
+        document = self.changed(call.document)
         try:
             body = json.dumps(document).encode()
         except RecursionError:
             raise nested_too_deep() from None
-        return structs.replace(call, model=self.name or name, body=body, document=document)
+        return structs.replace(call, model=self.name or document["model"], body=body, document=document)
+
+    def sent_name(self, asked: str) -> str:
+        """Return the name that its workers get in the place of the one that was asked for."""
+        if self.queue is not None:
+            return self.upstream_name or self.name
+        is_tagged = asked.endswith(LATEST) and asked not in self.names
+        return asked.removesuffix(LATEST) if is_tagged else asked
+
+    def changes_requests_for(self, asked: str) -> bool:
+        """Tell whether its workers get other bodies than clients send that ask for it by that name."""
+        return self.sent_name(asked) != asked or self.filters is not NO_FILTERS
+
+    def changed(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request's body as its workers get it."""
+        return {**self.filters.apply(document), "model": self.sent_name(str(document.get("model") or ""))}
 
 
 class FrontendModels:

@@ -349,19 +349,28 @@ def estimate_tokens(call: Call) -> int:
     return _length(text)
 
 
-def check_media(call: Call, allows_urls: bool) -> None:
+def check_media(address: str, allows_urls: bool) -> None:
     """Raise ApiError (400) for an address that an engine would fetch, unless that is allowed.
 
     Files of the engine's machine are never allowed.
     """
-    if call.address and not (allows_urls and is_web(call.address)):
+    if address and not (allows_urls and is_web(address)):
         advice = "Send the data itself, as data:image/png;base64,..."
-        if is_web(call.address):
+        if is_web(address):
             advice += ", or have the service started with --Frontend.allow-media-urls=true"
         raise bad_request(
-            f"{call.address!r} would be fetched by the engine. {advice}.",
+            f"{address!r} would be fetched by the engine. {advice}.",
             code="media_address",
         )
+
+
+def check_passed(document: Mapping[str, Any], allows_urls: bool) -> None:
+    """Raise ApiError (400) for what no client may send to an engine, on whatever path."""
+    _check_server_fields(document)
+    found = survey(document.values())
+    if found.tensors:
+        raise bad_request(f"{found.tensors!r} are not taken from clients", code="invalid_field")
+    check_media(found.address, allows_urls)
 
 
 def check_fields(call: Call, api: EngineApi) -> None:
@@ -432,6 +441,10 @@ def _check_types(document: Mapping[str, Any]) -> None:
         value = document.get(name)
         if value is not None and (type(value) is not int or value < (name == "n")):
             raise bad_request(f"{name!r} must be a whole number, not negative", param=name)
+    _check_server_fields(document)
+
+
+def _check_server_fields(document: Mapping[str, Any]) -> None:
     for name in SET_BY_SERVER:
         if name in document:
             raise bad_request(f"{name!r} is set by the server", param=name)

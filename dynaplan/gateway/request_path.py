@@ -81,7 +81,7 @@ from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
 from dynaplan.gateway.routing.worker_router import Booking
-from dynaplan.gateway.upstream import EngineAnswer, Upstream, WorkerDied, WorkerRefused
+from dynaplan.gateway.upstream import REFUSALS, EngineAnswer, Upstream, WorkerDied, WorkerRefused
 from dynaplan.store.instances import Instance
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import REQUEST_ID
@@ -340,9 +340,12 @@ class RequestProgress:
         await self.request.client.write(f": {words}\n\n".encode())
 
     async def _as_event(self, answered: Answered) -> Answered:
-        """Send an answer that is no stream, an engine's error, as an event where the stream has begun."""
+        """Send an answer that is no stream, such as an engine's error, where the stream has begun."""
         assert answered.whole
-        await self.request.client.break_off(as_event(self.call.endpoint.path, answered.whole.body))
+        if answered.error_type:
+            await self.request.client.break_off(as_event(self.call.endpoint.path, answered.whole.body))
+        else:
+            await self.request.client.write(engine_answers.as_stream(answered.whole.body))
         return replace(answered, whole=None)
 
     def _decide(self, outcome: Refused | Asleep | Died | StreamBroken) -> None:
@@ -516,14 +519,16 @@ class Attempt:
                     content_type=self._call.content_type,
                     is_kept=self.instance.card.get("keep_alive", True),
                     trace=self._request.client.trace_headers(),
+                    refusals=() if self._api.is_unknown else REFUSALS,
                 )
                 if answer.status >= 500 and (
                     error := engine_answers.corrected_error(self._api, await answer.read_all())
                 ):
                     raise error
-                if answer.status == 500:
+                if answer.status == 500 and not self._api.is_unknown:
                     await self._judge_500(answer)
-                if answer.status != 200 or not self._call.is_stream:
+                is_document = (answer.header("Content-Type") or "").startswith(_JSON)
+                if answer.status != 200 or not self._call.is_stream or is_document:
                     return await self._answer_whole(answer)
                 first, tokens = await self._read_first_token(answer)
             self._booking.finish_prefill()
@@ -552,18 +557,23 @@ class Attempt:
             raise worker_failed(
                 f"{self.instance.worker} did not go on with the answer ({answer.status}): {reason}"
             )
-        if answer.status == 200 and engine_answers.is_aborted(body):
-            raise WorkerDied("it aborted the request")
-        if self._call.endpoint.inputs and answer.status in (404, 405) and not has_openai_form(body):
-            raise no_such_path(self._call.endpoint.path)
+        if not self._api.is_unknown:
+            self._check_whole(answer.status, body)
         self._note_answering()
         self._end_bytes = body
         headers = {name: value for name in _FORWARDED_HEADERS if (value := answer.header(name)) is not None}
         headers["Content-Type"] = answer.header("Content-Type") or _JSON
-        if answer.status >= 400:
+        if answer.status >= 400 and not self._api.is_unknown:
             body = engine_answers.rewrite_context_error(answer.status, body)
             body = translated(self._call.endpoint.path, answer.status, body)
         return Answered(_error_type(answer.status), WholeAnswer(answer.status, headers, body))
+
+    def _check_whole(self, status: int, body: bytes) -> None:
+        """Raise what is meant by the answer of an engine that is known."""
+        if status == 200 and engine_answers.is_aborted(body):
+            raise WorkerDied("it aborted the request")
+        if self._call.endpoint.inputs and status in (404, 405) and not has_openai_form(body):
+            raise no_such_path(self._call.endpoint.path)
 
     async def _read_first_token(self, answer: EngineAnswer) -> tuple[bytes, int]:
         """Read the stream up to its first token; return the events, and the tokens in them.
@@ -581,7 +591,7 @@ class Attempt:
             tokens = count_tokens(self._call.endpoint, events)
             if tokens or len(beginning) > MAX_BEGINNING_BYTES:
                 return beginning, tokens
-        if not engine_answers.is_ended(self._call.endpoint, beginning):
+        if not (self._api.is_unknown or engine_answers.is_ended(self._call.endpoint, beginning)):
             raise WorkerDied("its stream ended before the first token")
         return beginning, 0
 
@@ -617,7 +627,8 @@ class Attempt:
             death = error
             self._note_death(error)
         self._end_bytes = b"".join(last)
-        if engine_answers.is_ended(endpoint, self._end_bytes):
+        is_whole = self._api.is_unknown and death is None
+        if is_whole or engine_answers.is_ended(endpoint, self._end_bytes):
             return Answered()
         return await self._cut(stream, death or WorkerDied("its stream ended early"))
 

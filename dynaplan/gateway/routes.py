@@ -11,6 +11,7 @@ from dynaplan.fleet.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
+from dynaplan.gateway.engine_passage import EnginePassage
 from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.http_messages import Headers, Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
@@ -31,6 +32,17 @@ SLIP = 0.75
 READING = ("GET", "HEAD")
 """The methods of requests that change nothing, unless their route does."""
 
+OTHER_NAMES = {
+    "/chat/completions": "/v1/chat/completions",
+    "/reranking": "/rerank",
+    "/v1/reranking": "/v1/rerank",
+    **{
+        f"/v/{name}": f"/v1/{name}"
+        for name in ("chat/completions", "completions", "embeddings", "rerank", "responses", "messages")
+    },
+}
+"""Further names of paths: llama.cpp's, and llama-swap's without a version."""
+
 MAX_STARTS_A_TURN = 16
 """Requests that begin in one turn of the loop, which takes some 4 ms.
 
@@ -48,6 +60,7 @@ class FrontendRoutes:
     def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics) -> None:
         self.page: Handler | None = None
         self.model_routes: ModelRoutes | None = None
+        self._passage = EnginePassage(path, self.handle)
         self._path = path
         self._browsers = path.admission.browsers
         self._begun = 0
@@ -56,8 +69,8 @@ class FrontendRoutes:
         self.is_draining = False
         self._handlers: dict[str, tuple[str, Handler]] = {
             **{
-                each.path: ("POST", partial(self._answer_by_worker, endpoint=each))
-                for each in API_PATHS.values()
+                path: ("POST", partial(self._answer_by_worker, endpoint=API_PATHS[known]))
+                for path, known in {**{each: each for each in API_PATHS}, **OTHER_NAMES}.items()
             },
             MODELS: ("GET", self._list_models),
             "/health": ("GET", self._check_health),
@@ -109,16 +122,17 @@ class FrontendRoutes:
             return found
         path = MODELS if request.path.startswith(MODELS + "/") else request.path
         method, handler = self._handlers.get(path, ("", self._check_life))
-        if not method and (reason := find_unserved(request.path)):
-            raise not_implemented(reason)
         if request.method == method:
             return handler
-        methods = ", ".join(sorted([method] if method else self.paths.get(path, ())))
-        if methods:
+        if methods := ", ".join(sorted([method] if method else self.paths.get(path, ()))):
             raise ApiError(
                 405, f"{path} takes {methods} only", code="method_not_allowed", headers={"Allow": methods}
             )
-        hint = nearest(path, self.paths, cutoff=SLIP)
+        hint = nearest(path, self.paths.keys() - OTHER_NAMES, cutoff=SLIP)
+        if self._passage.takes(path, is_slip=hint.startswith("Did")):
+            return self._passage.answer
+        if reason := find_unserved(path):
+            raise not_implemented(reason)
         raise ApiError(404, f"There is no {path} here. {hint}", code=UNKNOWN_URL, metric="not_found")
 
     def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> Awaitable[None]:

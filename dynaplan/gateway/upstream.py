@@ -8,7 +8,7 @@ elsewhere too, but the deaths are counted, in case that it is the request that k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from dynaplan.gateway.engine_connections import EngineConnection, EnginePool, Target, target_of
 from dynaplan.gateway.openai_api import JSON_TYPE, out_of_descriptors
@@ -59,10 +59,12 @@ class Upstream:
         is_kept: bool = True,
         trace: Mapping[str, str] = NO_TRACE,
         content_type: str = JSON_TYPE,
+        refusals: Collection[int] = REFUSALS,
     ) -> EngineAnswer:
         """Post the request; return the answer as soon as its status is there. The caller closes it.
 
-        ``trace`` are the headers of the client's trace.
+        ``trace`` are the headers of the client's trace, ``refusals`` the statuses that say that the worker
+        has not begun.
 
         Raises WorkerRefused, or WorkerDied when the worker may have begun with the request. When a reused
         connection fails without a byte of an answer, the worker had most likely closed it as idle at that
@@ -73,17 +75,31 @@ class Upstream:
         head = self._head(target, len(body), request_id, headers, is_kept=is_kept)
         kept = self._pool.pop_idle(target.origin) if is_kept else None
         if kept is None:
-            return await self._exchange(await self._connect(target), target, head, body, is_kept=is_kept)
+            connection = await self._connect(target)
+            return await self._exchange(connection, target, head, body, refusals, is_kept=is_kept)
         try:
-            return await self._exchange(kept, target, head, body)
+            return await self._exchange(kept, target, head, body, refusals)
         except WorkerDied:
             pass
         try:
-            return await self._exchange(await self._connect(target), target, head, body)
+            return await self._exchange(await self._connect(target), target, head, body, refusals)
         except WorkerRefused as error:
             raise WorkerDied(
                 str(error), is_connection_lost=True
             ) from None  # the first attempt may have reached it before it died
+
+    async def forward(
+        self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes, request_id: str
+    ) -> EngineAnswer:
+        """Send a request as it is, over a connection of its own; return the answer, whatever its status.
+
+        Raises WorkerRefused where nothing listens, and WorkerDied.
+        """
+        target = target_of(url, method)
+        more = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        own = f"X-Request-Id: {request_id}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{more}\r\n"
+        head = target.line + self._authorization + own.encode("utf-8", "surrogateescape")
+        return await self._exchange(await self._connect(target), target, head, body, (), is_kept=False)
 
     async def close(self) -> None:
         """Close every connection to an engine, and break off the answers on them."""
@@ -107,13 +123,20 @@ class Upstream:
             raise WorkerRefused(_reason(error)) from None
 
     async def _exchange(
-        self, connection: EngineConnection, target: Target, head: bytes, body: bytes, *, is_kept: bool = True
+        self,
+        connection: EngineConnection,
+        target: Target,
+        head: bytes,
+        body: bytes,
+        refusals: Collection[int],
+        *,
+        is_kept: bool = True,
     ) -> EngineAnswer:
         answer = EngineAnswer(connection, self._pool, target, is_kept=is_kept)
         try:
             await connection.send(head, body)
             answer.status, answer.headers = connection.status, connection.headers
-            if answer.status in REFUSALS:
+            if answer.status in refusals:
                 raise WorkerRefused(f"status {answer.status}")
         except ConnectionError as error:
             answer.close()
@@ -151,7 +174,7 @@ class EngineAnswer:
         """Return the whole answer, the same at each call; raises WorkerDied."""
         if self._whole is None:
             pieces = []
-            while piece := await self._read_some():
+            while piece := await self.read_some():
                 pieces.append(piece)
             self._whole = b"".join(pieces)
         return self._whole
@@ -179,11 +202,12 @@ class EngineAnswer:
             if end:
                 self._held = lines[end:]
                 return lines[:end]
-            chunk = await self._read_some()
+            chunk = await self.read_some()
             lines += chunk
         return lines
 
-    async def _read_some(self) -> bytes:
+    async def read_some(self) -> bytes:
+        """Return what has come since the last call; empty only at the end. Raises WorkerDied."""
         try:
             return await self._connection.read()
         except ConnectionError as error:

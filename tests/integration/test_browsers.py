@@ -23,7 +23,9 @@ DECISIONS: Mapping[str, str] = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses"), CHANGES),
     **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), CHANGES),
     **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank"), CHANGES),
-    **dict.fromkeys(("/v1/score", "/score"), CHANGES),
+    **dict.fromkeys(("/v1/score", "/score", "/reranking", "/v1/reranking", "/chat/completions"), CHANGES),
+    **dict.fromkeys(("/v/chat/completions", "/v/completions", "/v/responses", "/v/messages"), CHANGES),
+    **dict.fromkeys(("/v/embeddings", "/v/rerank"), CHANGES),
     **dict.fromkeys(("/tokenize", "/detokenize", "/pooling", "/classify"), CHANGES),
     **dict.fromkeys((f"/v1/audio/{each}" for each in ("speech", "transcriptions", "translations")), CHANGES),
     **dict.fromkeys(

@@ -283,7 +283,6 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
         status, text = await here.get("/v2/models")
         assert (status, json.loads(text)["error"]["code"]) == (404, "unknown_url")
         for wrong, meant in (
-            ("/chat/completions", CHAT),
             ("/v1/chat/completion", CHAT),
             ("/models", "/v1/models"),
         ):

@@ -61,24 +61,24 @@ def test_an_address_that_an_engine_would_fetch_is_refused_unless_that_is_allowed
     part: dict[str, Any],
 ) -> None:
     with pytest.raises(ApiError, match="would be fetched by the engine") as refusal:
-        check_media(chat(part), allows_urls=False)
+        check_media(chat(part).address, allows_urls=False)
     assert "--Frontend.allow-media-urls=true" in str(refusal.value)
-    check_media(chat(part), allows_urls=True)
+    check_media(chat(part).address, allows_urls=True)
 
 
 @pytest.mark.parametrize("address", ["file:///etc/passwd", "/etc/passwd", "", "gopher://x"])
 def test_files_and_other_schemes_are_never_fetched(address: str) -> None:
     with pytest.raises(ApiError, match="would be fetched"):
-        check_media(chat({"type": "image_url", "image_url": {"url": address}}), allows_urls=True)
+        check_media(chat({"type": "image_url", "image_url": {"url": address}}).address, allows_urls=True)
 
 
 def test_data_is_no_address() -> None:
-    check_media(chat(IMAGE), allows_urls=False)
+    check_media(chat(IMAGE).address, allows_urls=False)
     sound = {
         "type": "input_audio",
         "input_audio": {"data": "UklGR" * 1000, "format": "wav"},
     }
-    check_media(chat(sound), allows_urls=False)
+    check_media(chat(sound).address, allows_urls=False)
     assert chat(sound).prompt_tokens < 40
 
 
