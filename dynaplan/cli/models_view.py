@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
 from dynaplan.fleet.counts import WorkerCounts
 from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelEvent, ModelReport
+from dynaplan.models.model import HOST
 from dynaplan.util.durations import clock, local_time
 from dynaplan.util.tables import fold, text_table
 
 READY = "ready"
 NOT_LOADED = ("unloaded", "failed")
 
-COLUMNS_DROPPED = ("GPUS", "LEAVES")
+COLUMNS_DROPPED = ("REQ/S", "GPUS", "LEAVES", "TOK/S")
 """The columns that a narrow screen does without, the first first."""
 
 Row = Mapping[str, Any]
@@ -51,11 +52,19 @@ def model_rows(
 
 
 def table_rows(rows: Mapping[str, Row], now_s: float) -> list[tuple[str, ...]]:
-    """Return the table, its headings first; workers have a column where a model may have several."""
+    """Return the table, its headings first; workers have a column where a model may have several.
+
+    The load of the last minute has columns where it was followed.
+    """
     have_several = any(row["max_workers"] > 1 or row["prefill"] for row in rows.values())
     headings = ("MODEL", "STATE", "WORKERS", "MEMORY", "GPUS", "RUNNING", "WAITING", "LEAVES")
     table = [headings, *(_cells(name, row, now_s) for name, row in rows.items())]
-    return table if have_several else [(*each[:2], *each[3:]) for each in table]
+    if not have_several:
+        table = [(*each[:2], *each[3:]) for each in table]
+    if any("load" in row for row in rows.values()):
+        rates = [("REQ/S", "TOK/S"), *(_rates(row.get("load")) for row in rows.values())]
+        table = [(*each, *more) for each, more in zip(table, rates, strict=True)]
+    return table
 
 
 def models_table(rows: Mapping[str, Row], now_s: float, width: int) -> str:
@@ -71,9 +80,32 @@ def model_notes(rows: Mapping[str, Row]) -> list[str]:
         why = row["refusal"]["why"] if row["refusal"] else row["why"]
         if why and row["state"] != READY:
             notes.append(f"{name}: {why}")
+        if row["state"] == READY and row["waiting"] and row["in_flight"]:
+            notes.append(
+                f"{name}: {row['waiting']} wait until one of the {row['in_flight']} that it answers has ended"
+            )
         if row["saved_kv"]["prompts"]:
             notes.append(f"{name}: {_saved_words(SavedKv(**row['saved_kv']))}")
     return notes
+
+
+def memory_lines(devices: Iterable[Row]) -> list[str]:
+    """Return a sentence for each device about which model has how much of the memory that they share."""
+    lines = []
+    for row in devices:
+        others_bytes = row["foreign_bytes"]
+        held = [f"{name} {_gb(held_bytes)}" for name, held_bytes in row["by_model"].items()]
+        if others_bytes:
+            held.append(f"other programs {_gb(others_bytes)}")
+        free_bytes = row["total_bytes"] - others_bytes - sum(row["by_model"].values())
+        where = "of the machine's memory" if row["index"] == HOST else f"of GPU {row['index']}"
+        held.append(f"free {_gb(max(0, free_bytes))} of {_gb(row['total_bytes'])} GB {where} for models")
+        lines.append(", ".join(held))
+    return lines
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 10**9:.1f}"
 
 
 def event_line(event: ModelEvent) -> str:
@@ -93,6 +125,10 @@ def _cells(name: str, row: Row, now_s: float) -> tuple[str, ...]:
         f"{row['waiting']}{waits}",
         _leaves(row, now_s),
     )
+
+
+def _rates(load: Row | None) -> tuple[str, str]:
+    return (f"{load['requests_per_s']:.1f}", f"{load['tokens_per_s']:.0f}") if load else ("-", "-")
 
 
 def _workers(pool: Row) -> str:

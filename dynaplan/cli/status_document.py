@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,10 +21,19 @@ from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings_of, statefile_holds
 from dynaplan.cli.timing import HEALTH_TIMEOUT_S, ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
-from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, demand_in, model_events_in, reports_in
+from dynaplan.fleet.model_keys import (
+    MODEL_DEMAND,
+    ModelDemand,
+    ModelReport,
+    demand_in,
+    devices_in,
+    model_events_in,
+    reports_in,
+)
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
 from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
 from dynaplan.util.durations import wall_clock
@@ -261,8 +271,30 @@ def _on_request(found: RunningDeployment, answers: DeploymentState) -> dict[str,
     """Return the models that are loaded on request, by name, and what was last decided about them."""
     if not (reports := reports_in(answers.fleet)):
         return {"on_request": {}}
-    rows = model_rows(reports, answers.demand, saved_kv(found))
-    return {"on_request": rows, "model_events": [asdict(each) for each in model_events_in(answers.fleet)]}
+    return {
+        "on_request": model_rows(reports, answers.demand, saved_kv(found)),
+        "model_events": [asdict(each) for each in model_events_in(answers.fleet)],
+        "model_memory": _model_memory(found, answers, reports),
+    }
+
+
+def _model_memory(
+    found: RunningDeployment, answers: DeploymentState, reports: Mapping[str, ModelReport]
+) -> list[dict[str, Any]]:
+    """Return how the memory of each device that models share is divided, in bytes.
+
+    Where no model computes on a GPU the machine's memory alone is shared.
+    """
+    models = {report.component: name for name, report in reports.items()}
+    shown = {HOST, *(gpu.index for gpu in gpus_of(found))}
+    devices = (each for each in devices_in(answers.fleet) if each.index in shown)
+    rows = {each.index: {**each.to_json(), "by_model": Counter[str]()} for each in devices}
+    for worker in found.workers:
+        is_held = worker.memory_bytes and worker.state in HOLDS_GPUS
+        for index in (worker.gpus or (HOST,)) if is_held else ():
+            if row := rows.get(index):
+                row["by_model"][models.get(worker.component, worker.component)] += worker.memory_bytes
+    return list(rows.values())
 
 
 def _planned_models(found: RunningDeployment) -> dict[str, dict[str, Any]]:

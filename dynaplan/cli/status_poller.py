@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,7 @@ from dynaplan.cli.status_document import (
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
 from dynaplan.planner.metrics.exposition import (
     ITL,
+    OSL,
     REQUESTS,
     TTFT,
     Counts,
@@ -45,11 +47,13 @@ from dynaplan.store.instances import public_urls
 from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.documents import parse_object
 from dynaplan.util.http_routes import LOAD_HISTORY_PATH
+from dynaplan.util.masking import mask_secrets
 
 if TYPE_CHECKING:
     import aiohttp
 
     from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.gpus import GpuProcess
     from dynaplan.planner.recorders.manual_changes import ManualChange
 
 
@@ -68,7 +72,10 @@ class StatusPoller:
         self._read_uses = uses_reader(self._gpus)
         self._read_activity = activity_reader(self._gpus)
         self._session: aiohttp.ClientSession | None = None
-        self._loads = {"": ModelLoad(self.found.namespace)}
+        self._read_load = Exposition(
+            metrics_prefix(), self.found.namespace, buckets=(TTFT, ITL)
+        ).read_by_model
+        self._loads: dict[str, LoadWindow] = {}
         self._decisions: dict[str, dict[str, Any]] = {}
         self._routed: Mapping[str, Mapping[str, str]] = {}
         self._gpu_rows = BlockingRead[dict[int, dict[str, Any]]](self._read_gpus, {})
@@ -104,6 +111,8 @@ class StatusPoller:
             row["tokens_per_s"] = self._tokens_per_s(row["worker"], now_s, generated)
         for row in document["gpus"]:
             row |= self._gpus_shown.get(row["index"], {})
+        for model, row in document["on_request"].items():
+            row["load"] = self._load(model)
         for model, planned in document["planned_models"].items():
             planned |= self._planning(model, planned["targets"])
         by_hand = [asdict(each) for each in self._by_hand]
@@ -126,9 +135,8 @@ class StatusPoller:
         self._routed = await read_routing(answers.registered)
         texts = [await self._get(f"{url}/metrics") for url in public_urls(answers.registered)]
         planners, at_s = planner_components(self.found), time.monotonic()
-        for model in ("", *planners):
-            load = self._loads.setdefault(model, ModelLoad(self.found.namespace, model))
-            load.add(at_s, filter(None, texts))
+        for model, counts in self._counts(filter(None, texts)).items():
+            self._loads.setdefault(model, LoadWindow()).add(at_s, counts)
         for model, component in planners.items():
             if records := decisions_of(self.found, 1, component):
                 budget = records[0].get("next_state", {}).get("error_budget")
@@ -139,11 +147,26 @@ class StatusPoller:
                 }
         self._by_hand = manual_changes_of(self.found, 1)
 
+    def _counts(self, texts: Iterable[bytes]) -> dict[str, Counts]:
+        """Return the counts of all frontends for each model, and under "" those of all models together."""
+        sums: dict[str, Counts] = {}
+        for text in texts:
+            for model, counts in self._read_load(text).items():
+                for each in {model, ""}:
+                    own = sums.setdefault(each, {})
+                    for key, value in counts.items():
+                        own[key] = own.get(key, 0.0) + value
+        return sums
+
     def _planning(self, model: str, targets: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the load of a model, or with "" of all, and the last decision of its planner."""
-        load = self._loads.get(model)
-        figures = load.figures(targets or {}) if load else None
-        return {"load": asdict(figures) if figures else None, **self._decisions.get(model, {})}
+        return {"load": self._load(model, targets), **self._decisions.get(model, {})}
+
+    def _load(self, model: str, targets: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return the load of the last minute; None before a second reading."""
+        window = self._loads.get(model)
+        figures = window.figures(targets or {}) if window else None
+        return asdict(figures) if figures else None
 
     async def load_histories(self) -> list[dict[str, Any]]:
         """Read the load of the last hours from the frontends; empty while none answers."""
@@ -184,12 +207,34 @@ class StatusPoller:
             use, doing = uses.get(gpu.index), activity.get(gpu.index)
             others = [each for each in use.processes if _session(each.pid) not in sessions] if use else []
             rows[gpu.index] = {
-                "used_bytes": use.used_bytes if use else None,
+                "used_bytes": use.used_bytes if use and (use.used_bytes or not gpu.is_simulated) else None,
                 "utilisation": doing.utilisation if doing else None,
                 "watts": doing.watts if doing else None,
-                "others": [f"{each.name or 'a process'} ({each.pid})" for each in others if each.pid],
+                "others": [_described(each) for each in others if each.pid],
             }
         return rows
+
+
+COMMAND_CHARACTERS = 60
+"""The characters that are shown of another program's command line."""
+
+
+def _described(process: GpuProcess) -> str:
+    """Return ``alice: python train.py (4242)``, as far as the process can be inspected."""
+    from dynaplan.process.kernel import command_line
+
+    words = (command_line(process.pid) or b"").decode(errors="replace").split("\0")
+    command = mask_secrets(" ".join(filter(None, words))) or process.name or "a process"
+    shown = command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}..."
+    return f"{user_of(process.uid)}{shown} ({process.pid})"
+
+
+def user_of(uid: int) -> str:
+    """Return ``alice: `` for a user's id; empty for one that is not known."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name}: " if uid >= 0 else ""
+    except KeyError:
+        return f"uid {uid}: "
 
 
 def _session(pid: int) -> int:
@@ -251,37 +296,17 @@ class LoadWindow:
         return summarize_load(increase(first, last), max(last_s - first_s, 1e-9), targets)
 
 
-class ModelLoad:
-    """The load of one model, or of all with the name "", out of the frontends' metrics."""
-
-    def __init__(self, namespace: str, model: str = "") -> None:
-        prefix, is_one_of_several = metrics_prefix(), bool(model)
-        self._read = Exposition(
-            prefix, namespace, model, buckets=(TTFT, ITL), is_one_of_several=is_one_of_several
-        ).read
-        self._window = LoadWindow()
-        self.figures = self._window.figures
-
-    def add(self, at_s: float, texts: Iterable[bytes]) -> None:
-        """Add a reading of all frontends' metrics; none where no frontend answered."""
-        counts: Counts = {}
-        for text in texts:
-            for key, value in self._read(text).items():
-                counts[key] = counts.get(key, 0.0) + value
-        if counts:
-            self._window.add(at_s, counts)
-
-
 def summarize_load(
     seen: Mapping[Key, float], window_s: float, targets: Mapping[str, Any] = NO_TARGETS
 ) -> LoadSummary:
     """Return the load by the counters' increase in that time, TTFT and ITL at the targets' percentiles."""
-    # Each token but the first of a stream is one observation of ITL, each first one of TTFT.
-    tokens = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
+    # Each token but the first of a stream is one observation of ITL, each first one of TTFT. An answer
+    # without a stream has neither: its tokens are counted at its end, as those of streams are once more.
+    streamed = seen.get((f"{TTFT}_count", ""), 0.0) + seen.get((f"{ITL}_count", ""), 0.0)
     return LoadSummary(
         window_s,
         seen.get((REQUESTS, ""), 0.0) / window_s,
-        tokens / window_s,
+        max(streamed, seen.get((f"{OSL}_sum", ""), 0.0)) / window_s,
         _mean_ms(seen, TTFT),
         percentile_ms(seen, TTFT, targets.get("ttft_percentile", PERCENTILE)),
         _mean_ms(seen, ITL),

@@ -178,7 +178,8 @@ def _times(name: str, figures: Mapping[str, Any], targets: Mapping[str, Any]) ->
     """Return ``TTFT 182 ms, p95 430 ms (target 500)``."""
     mean_ms, high_ms = figures[f"{name}_mean_ms"], figures[f"{name}_percentile_ms"]
     if mean_ms is None or high_ms is None:
-        return f"{name.upper()} -"
+        unstreamed = " (no answer was streamed)" if name == "ttft" and figures["requests_per_s"] else ""
+        return f"{name.upper()} -{unstreamed}"
     percentile = targets.get(f"{name}_percentile", 95)
     target = f" (target {targets[f'{name}_ms']:g})" if targets else ""
     return f"{name.upper()} {_ms(mean_ms)}, p{percentile:g} {_ms(high_ms)}{target}"
@@ -229,7 +230,7 @@ def _gpu_cells(row: Row) -> tuple[str, ...]:
 
 def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     """Return a paragraph for everything that is wrong, held, or waits."""
-    notes = list(document["troubles"])
+    notes = [*document["troubles"], *models_view.memory_lines(document.get("model_memory", ()))]
     if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
         notes.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
     notes += hold_lines(document, now_s)

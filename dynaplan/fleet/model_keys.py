@@ -24,6 +24,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
+from dynaplan.models.model import Device
 from dynaplan.store.instances import InstanceKeys
 from dynaplan.util.documents import (
     number_field,
@@ -256,6 +257,47 @@ def model_events_in(fleet: Mapping[str, Any]) -> tuple[ModelEvent, ...]:
             known = each if isinstance(each, dict) else {}
             at_unix_s = number_field(known, "at_unix_s")
             found.append(ModelEvent(at_unix_s, text_field(known, "model"), text_field(known, "sentence")))
+        except ValueError:
+            continue
+    return tuple(found)
+
+
+MODEL_MEMORY = "model_memory"
+"""The field of the published fleet with the memory that models share, a report for each device."""
+
+FOREIGN_STEP_BYTES = 10**8
+"""What others hold is published in these steps: it changes all the time."""
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """The memory of one GPU, or of the machine (``index`` is that of ``models.model.HOST``), for models.
+
+    ``total_bytes`` is what models may have together; of it ``foreign_bytes`` are held by other programs.
+    """
+
+    index: int
+    total_bytes: int
+    foreign_bytes: int = 0
+
+    @classmethod
+    def of(cls, device: Device) -> DeviceReport:
+        foreign_bytes = device.foreign_bytes // FOREIGN_STEP_BYTES * FOREIGN_STEP_BYTES
+        return cls(device.index, device.total_bytes, foreign_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def devices_in(fleet: Mapping[str, Any]) -> tuple[DeviceReport, ...]:
+    """Read the memory that models share in a published fleet; what cannot be read is left out."""
+    found = []
+    listed = fleet.get(MODEL_MEMORY)
+    for each in listed if isinstance(listed, list) else ():
+        try:
+            known = each if isinstance(each, dict) else {}
+            memory = (whole_field(known, name) for name in ("total_bytes", "foreign_bytes"))
+            found.append(DeviceReport(int(number_field(known, "index")), *memory))
         except ValueError:
             continue
     return tuple(found)

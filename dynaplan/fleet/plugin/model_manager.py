@@ -55,6 +55,7 @@ from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.models.model import (
     HOST,
+    Device,
     Load,
     ModelPolicies,
     ModelPolicy,
@@ -146,6 +147,7 @@ class ModelManager:
         self.sleepers = Sleepers()
         self.learnt = dict(learnt or {})
         self.events: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
+        self.devices: tuple[Device, ...] = ()
         self._launch = launch
         self._models: tuple[ServedModel, ...] = ()
         self._settings = ModelPolicies({})
@@ -202,7 +204,7 @@ class ModelManager:
         self._moment, self._fleet = moment, tuple(fleet)
         self._follow_planner(fleet)
         components = set(self.components.values())
-        memory = self._memory.follow(
+        self.devices = memory = self._memory.follow(
             (each for each in fleet if each.component in components),
             devices,
             has_host=any(

@@ -31,9 +31,11 @@ from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.model_keys import (
     MODEL_EVENTS,
+    MODEL_MEMORY,
     MODEL_ORDERS,
     MODEL_WORKERS,
     MODELS_FIELD,
+    DeviceReport,
     ModelEvent,
     ModelOrders,
     planned_workers_in,
@@ -423,6 +425,7 @@ class Reconciler:
         if reports := self._models.reports():
             document |= {MODELS_FIELD: {name: each.to_json() for name, each in reports.items()}}
             document |= {MODEL_EVENTS: [asdict(each) for each in self._models.events]}
+            document |= {MODEL_MEMORY: [DeviceReport.of(each).to_json() for each in self._models.devices]}
             self._record_learnt()
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)

@@ -114,6 +114,18 @@ class Exposition:
                 counts[key] = counts.get(key, 0.0) + number
         return counts
 
+    def read_by_model(self, text: bytes) -> dict[str, Counts]:
+        """Return the counts of each model that has any, by its name; under "" those without a model."""
+        found: dict[str, Counts] = {}
+        for name, labels, value in self._sample.findall(text):
+            key, number = _key(name.decode(), labels), float(value)
+            if not key or not math.isfinite(number) or not self._is_own(labels):
+                continue
+            model = _MODEL.search(labels)
+            counts = found.setdefault(_unescaped(model[1]) if model else "", {})
+            counts[key] = counts.get(key, 0.0) + number
+        return found
+
     def _is_own(self, labels: bytes) -> bool:
         if b"dynamo_namespace=" in labels and not self._own.search(labels):
             return False
@@ -161,7 +173,7 @@ class ServedNames:
 MAX_NAMED_MODELS = 5
 """Other models that are named."""
 
-_MODEL = re.compile(rb'[{,]model="((?:[^"\\\\]|\\\\.)*)"')
+_MODEL = re.compile(rb'[{,]model="((?:[^"\\]|\\.)*)"')
 _LE = re.compile(rb'[{,](?:le|target_ms)="([^"]*)"')
 _REFUSED = [f'{name}="{value}"'.encode() for name, value in REFUSED_LABELS.items()]
 
@@ -192,6 +204,12 @@ def _is_refused(labels: bytes) -> bool:
 
 def _escaped(value: str) -> bytes:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").encode()
+
+
+def _unescaped(label: bytes) -> str:
+    """Return the value of a label as it was before ``_escaped``."""
+    text = label.decode(errors="replace")
+    return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
 def has_restarted(before: Counts, now: Counts) -> bool:

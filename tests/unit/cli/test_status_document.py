@@ -12,6 +12,7 @@ import pytest
 
 from dynaplan.cli import status_document
 from dynaplan.cli.status_document import (
+    DeploymentState,
     is_lost,
     read_draining,
     routing_lines,
@@ -22,8 +23,10 @@ from dynaplan.cli.status_document import (
 )
 from dynaplan.cli.status_view import COLUMNS, render_worker_table, table_rows
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.heartbeats import Heartbeat
-from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.fleet.model_keys import MODEL_MEMORY, ModelReport
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.process import process_table
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
@@ -213,3 +216,18 @@ def test_workers_that_tell_are_named_together_and_others_with_the_reason() -> No
 
 def test_other_modes_say_nothing() -> None:
     assert routing_lines({}) == []
+
+
+def test_the_memory_that_models_share_is_divided_by_model_and_only_where_models_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status_document, "gpus_of", lambda found: (Gpu(1, "GPU-1"),))
+    shared = [{"index": index, "total_bytes": 24, "foreign_bytes": 3} for index in (-1, 0, 1)]
+    on_gpu = replace(worker("VllmWorker", gpus=(1,)), memory_bytes=7)
+    on_host = replace(worker("VllmWorker_1"), component="bee", memory_bytes=5)
+    gone = replace(on_gpu, state=WorkerState.FAILED)
+    found: Any = SimpleNamespace(workers=[on_gpu, on_gpu, on_host, gone])
+    reports = {"ant": ModelReport("VllmWorker", "ready"), "bee/1": ModelReport("bee", "ready")}
+    answers = DeploymentState(fleet={MODEL_MEMORY: [*shared, {"index": "x"}, 7]})
+    divided = status_document._model_memory(found, answers, reports)
+    assert [(row["index"], row["by_model"]) for row in divided] == [(-1, {"bee/1": 5}), (1, {"ant": 14})]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from dynaplan.cli import status_poller
 from dynaplan.cli.status_document import DeploymentState
-from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, ModelLoad, StatusPoller, percentile_ms
+from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, StatusPoller, percentile_ms
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet.deployments import RunningDeployment
@@ -61,7 +63,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[fl
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: found)
     monkeypatch.setattr(status_poller, "StatusReader", OneWorker)
     monkeypatch.setattr(status_poller.time, "monotonic", lambda: now[0])
-    use = GpuUse(2**30, (GpuProcess(os.getpid(), "python"), GpuProcess(0)))
+    use = GpuUse(2**30, (GpuProcess(os.getpid(), "python", os.getuid()), GpuProcess(0)))
     monkeypatch.setattr(gpu_devices, "uses_reader", lambda gpus: lambda: {0: use})
     monkeypatch.setattr(gpu_devices, "activity_reader", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
     yield now
@@ -77,7 +79,9 @@ async def test_two_looks_tell_the_tokens_and_one_the_gpus(seconds: list[float]) 
     assert (second["free_gpus"], second["models"], second["load"]) == ([1], ["llama"], None)
     shown: dict[str, Any] = second["gpus"][0]
     assert (shown["used_bytes"], shown["utilisation"], shown["watts"]) == (2**30, 0.5, 300.0)
-    assert shown["others"] == [f"python ({os.getpid()})"]
+    [other] = shown["others"]
+    assert other.startswith(f"{pwd.getpwuid(os.getuid()).pw_name}: {sys.executable} ")
+    assert other.endswith(f" ({os.getpid()})")
     assert shown["workers"] == [WORKER.name]
 
 
@@ -88,6 +92,41 @@ async def test_the_store_is_asked_every_other_second_only(seconds: list[float]) 
         seconds[0] += 1.0
     reader: Any = live._reader
     assert reader.lists == 2
+    await live.close()
+
+
+async def test_each_model_has_a_load_and_all_together_have_one(
+    seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "\n".join(
+        f'dynamo_frontend_{{name}}{{{{dynamo_namespace="dynamo",model="{model}"}}}} {{{model}}}'
+        for model in ("ant", "bee")
+    )
+    live = StatusPoller(None)
+    assert live._load("") is None, "one reading is no rate"
+    for at_s, counts in enumerate(({"ant": 0, "bee": 0}, {"ant": 1, "bee": 4})):
+        said = text.format(name="requests_started_total", **counts).encode()
+        for model, read in live._counts([said, said]).items():  # of two frontends
+            live._loads.setdefault(model, LoadWindow()).add(2.0 * at_s, read)
+    rates = {name: load["requests_per_s"] for name in ("", "ant", "bee") if (load := live._load(name))}
+    assert rates == {"": 5.0, "ant": 1.0, "bee": 4.0}
+    await live.close()
+
+
+async def test_the_first_seconds_of_a_look_have_no_rate_of_requests(
+    seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = b'dynamo_frontend_requests_started_total{dynamo_namespace="dynamo",model="ant"} 5'
+
+    async def get(self: StatusPoller, url: str) -> bytes:
+        return said
+
+    monkeypatch.setattr(StatusPoller, "_get", get)
+    monkeypatch.setattr(status_poller, "public_urls", lambda registered: ["http://y"])
+    live = StatusPoller(None)
+    assert (await live.poll())["load"] is None
+    seconds[0] += status_poller.SLOW_POLL_S
+    assert (await live.poll())["load"]["requests_per_s"] == 0.0
     await live.close()
 
 
@@ -138,17 +177,13 @@ def test_the_times_are_at_the_percentiles_that_the_targets_name() -> None:
     assert figures.ttft_percentile_ms == pytest.approx(137.5)
 
 
-def test_a_models_load_is_that_of_its_own_requests() -> None:
-    ant, everything = ModelLoad("ns", "ant"), ModelLoad("ns")
-    for at_s, requests in ((0.0, 0), (10.0, 5)):
-        text = "\n".join(
-            f'dynamo_frontend_requests_started_total{{dynamo_namespace="ns",model="{model}"}} {count}'
-            for model, count in (("ant", requests), ("bee", 10 * requests))
-        )
-        for load in (ant, everything):
-            load.add(at_s, [text.encode()])
-    rates = [figures.requests_per_s for load in (ant, everything) if (figures := load.figures())]
-    assert rates == [0.5, 5.5]
+def test_tokens_of_answers_without_a_stream_are_counted_too() -> None:
+    window = LoadWindow()
+    window.add(0.0, {("requests", ""): 1, ("output_sequence_tokens_sum", ""): 100.0})
+    window.add(10.0, {("requests", ""): 2, ("output_sequence_tokens_sum", ""): 400.0})
+    figures = window.figures()
+    assert figures
+    assert (figures.tokens_per_s, figures.ttft_mean_ms) == (30.0, None)
 
 
 def test_an_idle_minute_has_no_times() -> None:

@@ -52,6 +52,35 @@ def test_without_serve_nothing_is_said_of_planner_and_places() -> None:
     assert view_of(document(policy=None), 0.0).service.startswith("model llama  no planner")
 
 
+def test_clients_that_do_not_stream_have_a_rate_and_the_reason_why_there_is_no_ttft() -> None:
+    unstreamed = {**FIGURES, "ttft_mean_ms": None, "itl_mean_ms": None}
+    assert view_of(document(load=unstreamed), 0.0).load == (
+        "7.2 requests/s  432 tokens/s  TTFT - (no answer was streamed)  ITL -",
+    )
+    idle = {**unstreamed, "requests_per_s": 0.0, "tokens_per_s": 0.0}
+    assert view_of(document(load=idle), 0.0).load == ("0.0 requests/s  0 tokens/s  TTFT -  ITL -",)
+
+
+def test_each_model_has_its_rates_and_those_who_wait_are_told_for_what() -> None:
+    busy = model_document(waiting=3, oldest_unix_s=90.0, in_flight=4, load=FIGURES)
+    view = view_of(document(on_request={"ant": busy, "bee": model_document(load=None)}), 100.0)
+    assert [row[-2:] for row in view.models] == [("REQ/S", "TOK/S"), ("7.2", "432"), ("-", "-")]
+    assert view.notes == ("ant: 3 wait until one of the 4 that it answers has ended",)
+    assert [row[-1] for row in view_of(document(on_request={"ant": model_document()}), 0.0).models] == [
+        "LEAVES",
+        "-",
+    ]
+
+
+def test_the_memory_that_models_share_says_who_has_how_much_of_it() -> None:
+    gpu = {"index": 1, "total_bytes": 24 * 10**9, "foreign_bytes": 5 * 10**9, "by_model": {"ant": 12 * 10**9}}
+    host = {"index": -1, "total_bytes": 7 * 10**8, "foreign_bytes": 0, "by_model": {}}
+    assert view_of(document(model_memory=[gpu, host]), 0.0).notes == (
+        "ant 12.0, other programs 5.0, free 7.0 of 24.0 GB of GPU 1 for models",
+        "free 0.7 of 0.7 GB of the machine's memory for models",
+    )
+
+
 def test_what_was_decided_last_is_told_whoever_decided_it() -> None:
     planner = {"decided_unix_s": 100.0, "last_decision": "16:37:24  no change"}
     event = {"at_unix_s": 200.0, "model": "ant", "sentence": "load: asked for"}

@@ -257,3 +257,16 @@ def test_a_model_with_a_promise_of_its_own_has_its_misses_counted_by_that() -> N
     of_a, of_b = (Exposition(DEFAULT_PREFIX, "ns", each, is_one_of_several=True) for each in ("a", "b"))
     assert traffic_of(30.0, of_a.read(metrics.render())).over_ttft == ((500.0, 1.0),)
     assert traffic_of(30.0, of_b.read(metrics.render())).over_ttft == ()
+
+
+def test_the_counts_of_each_model_are_read_in_one_pass_whatever_its_name() -> None:
+    name = "dynamo_frontend_requests_started_total"
+    text = "\n".join(
+        [
+            f'{name}{{dynamo_namespace="ns",model="ant"}} 2',
+            f'{name}{{dynamo_namespace="ns",model="a\\"b\\\\c"}} 3',
+            f'{name}{{dynamo_namespace="other",model="ant"}} 50',
+        ]
+    )
+    read = Exposition("dynamo_frontend", "ns").read_by_model(text.encode())
+    assert read == {"ant": {(REQUESTS, ""): 2.0}, 'a"b\\c': {(REQUESTS, ""): 3.0}}
